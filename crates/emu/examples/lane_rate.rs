@@ -31,7 +31,7 @@ fn main() {
     });
 }
 
-/// Prints the best of several rounds.
+/// Prints the shortest time of several rounds.
 fn report(name: &str, mut instruction: impl FnMut()) {
     const REPEATS: u32 = 20_000;
     let round = |_| {

@@ -1,4 +1,4 @@
-//! What is counted while a kernel runs.
+//! Counters of a run.
 
 use ptx::{BinaryOp, MmaShape, Op, Precision, TernaryOp, Type, UnaryOp};
 
@@ -15,29 +15,31 @@ pub struct Counter {
     pub lanes: u64,
     /// Warp accesses to shared memory.
     pub shared_accesses: u64,
-    /// Wavefronts they took: passes over the 32 banks.
+    /// Wavefronts of these accesses: passes over the 32 banks.
     pub shared_passes: u64,
-    /// Wavefronts they would have taken without conflicts.
+    /// Wavefronts that these accesses would need without bank conflicts.
     pub shared_ideal: u64,
     /// Bytes moved to or from shared memory.
     pub shared_bytes: u64,
     /// Warp accesses to global memory.
     pub global_accesses: u64,
-    /// 32-byte sectors they touched.
+    /// 32-byte sectors that these accesses touched.
     pub global_sectors: u64,
-    /// Bytes asked of global memory.
+    /// Bytes that the lanes requested from global memory.
     pub global_bytes: u64,
-    /// Bulk copies (TMA) issued, one for each thread that does, and the bytes that each moves to or from shared memory of one CTA.
+    /// Bulk copies (TMA) issued. A copy counts once for each thread that issues it.
     pub bulk_copies: u64,
-    /// See [`Counter::bulk_copies`].
+    /// Bytes that these copies move to or from the shared memory of one CTA, summed over the copies.
     pub bulk_bytes: u64,
     /// Bytes moved to or from local memory.
     pub local_bytes: u64,
-    /// Floating-point (or, of s8 products, integer) operations of the tensor cores; a multiply-add counts two.
+    /// Floating-point operations of the tensor cores, or integer operations for s8 products. A multiply-add
+    /// counts as two.
     pub tensor_flop: u64,
-    /// Floating-point operations of the lanes; a multiply-add counts two, a packed pair twice.
+    /// Floating-point operations of the lanes. A multiply-add counts as two, and so does an operation on a
+    /// packed pair.
     pub flop: u64,
-    /// Operations of the special-function unit: `.approx` functions, and those of packed pairs twice.
+    /// Operations of the special-function unit (`.approx` functions). A packed pair counts as two.
     pub special: u64,
 }
 
@@ -61,7 +63,7 @@ impl Counter {
         self.special += other.special;
     }
 
-    /// Sets what follows from the operation and how often it was executed.
+    /// Sets the counts that follow from the operation and the number of executions.
     pub(crate) fn set_work(&mut self, op: &Op) {
         let pair = |ty| if matches!(ty, Type::F16x2 | Type::Bf16x2 | Type::F32x2) { 2 } else { 1 };
         match *op {
@@ -69,7 +71,7 @@ impl Counter {
                 let MmaShape { m, n, k } = shape;
                 self.tensor_flop = self.issues * 2 * u64::from(m) * u64::from(n) * u64::from(k);
             }
-            // Each of the four warps that issue it does a quarter.
+            // Each of the four warps that issue a `wgmma` computes a quarter of the product.
             Op::Wgmma(ptx::Wgmma { shape: MmaShape { m, n, k }, .. }) => {
                 self.tensor_flop = self.issues * 2 * u64::from(m / 4) * u64::from(n) * u64::from(k);
             }
@@ -92,7 +94,8 @@ impl Counter {
         }
     }
 
-    /// Times more wavefronts than without bank conflicts; 1 where shared memory is not accessed.
+    /// The number of wavefronts divided by the number without bank conflicts; 1 where shared memory is not
+    /// accessed.
     pub fn conflict_degree(&self) -> f64 {
         if self.shared_ideal == 0 { 1.0 } else { self.shared_passes as f64 / self.shared_ideal as f64 }
     }
@@ -123,8 +126,8 @@ fn is_special(op: UnaryOp) -> bool {
     matches!(op, Rcp | Sqrt | Rsqrt | Sin | Cos | Lg2 | Ex2 | Tanh)
 }
 
-/// [`shared_passes`] without allocation, for what the lanes of real kernels do: aligned units of 4, 8 or 16 bytes. Such a
-/// unit occupies whole banks, so that units conflict where they differ and their banks do not.
+/// [`shared_passes`] without allocation for the common case of aligned units of 4, 8 or 16 bytes. Such a unit
+/// occupies whole banks. Two units conflict when their addresses differ and their banks are equal.
 fn passes(lanes: u32, addresses: &[u64; 32], bytes: u32) -> u32 {
     let unit = u64::from(bytes.max(4));
     if !matches!(unit, 4 | 8 | 16) || lanes == 0 {
@@ -137,11 +140,11 @@ fn passes(lanes: u32, addresses: &[u64; 32], bytes: u32) -> u32 {
         let units = group.clone().map(|lane| addresses[lane] / unit);
         let (least, most) = units.fold((u64::MAX, 0), |(least, most), at| (least.min(at), most.max(at)));
         if most.saturating_sub(least) < per_pass as u64 {
-            // Distinct units in a row lie in distinct banks.
+            // Distinct consecutive units lie in distinct banks.
             total += u32::from(least <= most);
             continue;
         }
-        // Distinct units of each set of banks, chained through the lanes that asked for them.
+        // For each set of banks, a linked list of the lanes that request distinct units in it.
         let mut head = [u8::MAX; 32];
         let mut next = [u8::MAX; 32];
         let mut load = [0u8; 32];
@@ -165,14 +168,14 @@ fn passes(lanes: u32, addresses: &[u64; 32], bytes: u32) -> u32 {
     total
 }
 
-/// Passes without conflicts: one for each group of lanes that moves up to 128 bytes together.
+/// Passes without conflicts: one for each group of lanes that together move up to 128 bytes.
 fn ideal_passes(lanes: u32, bytes: u32) -> u64 {
     let group = (128 / bytes.max(4)).clamp(1, 32);
     let first = u32::MAX >> (32 - group);
     (0..32).step_by(group as usize).filter(|at| lanes >> at & first != 0).count() as u64
 }
 
-/// Distinct 32-byte sectors.
+/// The number of distinct 32-byte sectors.
 fn sectors(lanes: u32, addresses: &[u64; 32], bytes: u32) -> u64 {
     let mut list = [0; 64];
     let mut count = 0;
@@ -189,10 +192,11 @@ fn sectors(lanes: u32, addresses: &[u64; 32], bytes: u32) -> u64 {
     u64::from(count > 0) + list.windows(2).filter(|w| w[0] != w[1]).count() as u64
 }
 
-/// Counts of a whole run.
+/// The counters of a whole run.
 #[derive(Clone, Debug, Default, PartialEq, Eq, serde::Serialize)]
 pub struct Counters {
-    /// One for each instruction of the module, indexed as [`trace::Event::pc`](crate::trace::Event::pc).
+    /// One counter for each instruction of the module, indexed like
+    /// [`trace::Event::pc`](crate::trace::Event::pc).
     pub instructions: Vec<Counter>,
     /// Static and dynamic shared memory of a CTA in bytes.
     pub shared_bytes: u32,
@@ -200,12 +204,12 @@ pub struct Counters {
     pub warps: u32,
     /// CTA barriers that a warp passed, summed over warps.
     pub barriers: u64,
-    /// Arrivals of warps at the barrier of their cluster.
+    /// Arrivals of warps at the cluster barrier.
     pub cluster_barriers: u64,
     /// Warp instructions issued with at most one active lane.
     pub single_lane_issues: u64,
-    /// Warp instructions issued by one warp beyond the second busiest of its CTA, between one barrier of all its warps and
-    /// the next: while they run, the others wait.
+    /// Warp instructions that the busiest warp of a CTA issued beyond the second busiest, between two
+    /// barriers of all warps of the CTA. The other warps wait during these instructions.
     pub lone_warp_issues: u64,
     /// Warp instructions of the busiest warp, summed over the intervals between barriers: the critical path.
     pub critical_issues: u64,

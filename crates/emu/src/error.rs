@@ -1,4 +1,4 @@
-/// Why a kernel could not be run. A kernel that runs and misbehaves is no error: it gives a
+/// Why a kernel could not be run. A kernel that runs and misbehaves is not an error: the run returns a
 /// [`Report`](crate::Report) with hazards.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum EmuError {
@@ -7,29 +7,29 @@ pub enum EmuError {
     NoEntry {
         /// The name asked for.
         name: String,
-        /// The entries there are.
+        /// The entries of the module.
         available: Vec<String>,
     },
-    /// The launch contract has another number of arguments than the entry has parameters.
+    /// The number of arguments in the launch contract differs from the number of parameters of the entry.
     #[error("entry `{entry}` takes {expected} arguments, the launch contract gives {given}")]
     ArgumentCount {
         /// The entry.
         entry: String,
-        /// Parameters of the entry.
+        /// Number of parameters of the entry.
         expected: usize,
-        /// Arguments given.
+        /// Number of arguments in the launch contract.
         given: usize,
     },
-    /// An argument does not fit its parameter.
+    /// The size of an argument differs from the size of its parameter.
     #[error("argument {index} has {given} bytes, parameter `{name}` takes {expected}")]
     ArgumentSize {
         /// Position of the argument, from 0.
         index: usize,
         /// The parameter's name.
         name: String,
-        /// Bytes the parameter takes.
+        /// Size of the parameter in bytes.
         expected: u32,
-        /// Bytes the argument has.
+        /// Size of the argument in bytes.
         given: u32,
     },
     /// An argument names a buffer that the contract does not list.
@@ -37,48 +37,49 @@ pub enum EmuError {
     NoSuchBuffer {
         /// Position of the argument, from 0.
         index: usize,
-        /// The buffer it names.
+        /// The buffer index that the argument names.
         buffer: usize,
-        /// Buffers there are.
+        /// Number of buffers in the contract.
         buffers: usize,
     },
-    /// The caller gave another number of buffers than the contract lists.
+    /// The number of buffers given by the caller differs from the number in the contract.
     #[error("the launch contract lists {expected} buffers, {given} were given")]
     BufferCount {
-        /// Buffers of the contract.
+        /// Number of buffers in the contract.
         expected: usize,
-        /// Buffers given.
+        /// Number of buffers given.
         given: usize,
     },
-    /// A buffer is smaller than the contract says, or a transfer larger than its buffer.
+    /// A buffer is smaller than the contract says, or a transfer is larger than its buffer.
     #[error("buffer `{name}` has {given} bytes, {expected} are needed")]
     BufferSize {
-        /// The buffer.
+        /// The name of the buffer.
         name: String,
         /// Bytes needed.
         expected: usize,
-        /// Bytes it has.
+        /// Size of the buffer in bytes.
         given: usize,
     },
-    /// Grid, block or shared memory out of range, or against the entry's launch bounds.
+    /// The grid, block, cluster, shared memory or a tensor map is out of range, or contradicts the entry's
+    /// launch bounds.
     #[error("{what} is {given}; accepted: {accepted}")]
     Launch {
-        /// What is wrong.
+        /// The quantity that is out of range.
         what: &'static str,
-        /// Its value.
+        /// The value given.
         given: String,
-        /// What would be accepted.
+        /// The accepted values.
         accepted: String,
     },
-    /// A tensor map that no machine would accept.
+    /// A tensor map that no GPU would accept.
     #[error("tensor map {index}: {error}")]
     TensorMap {
-        /// Which one of the launch contract.
+        /// Index of the tensor map in the launch contract.
         index: usize,
         /// What is wrong.
         error: ptx::TensorMapError,
     },
-    /// The kernel needs something that the emulator does not have: nothing was run.
+    /// The kernel uses an instruction or operand that the emulator does not implement. Nothing was run.
     #[error("line {line}: the emulator does not implement {what}")]
     Unsupported {
         /// Line of the PTX text; 0 when unknown.
@@ -86,7 +87,7 @@ pub enum EmuError {
         /// The instruction or operand.
         what: String,
     },
-    /// The module contradicts itself (the verifier says so too): nothing was run.
+    /// The module is inconsistent. The verifier reports such modules too. Nothing was run.
     #[error("line {line}: {what}")]
     Malformed {
         /// Line of the PTX text; 0 when unknown.
@@ -94,17 +95,17 @@ pub enum EmuError {
         /// What is wrong.
         what: String,
     },
-    /// The kernel did not end within the budget: no verdict.
-    #[error("CTA {cta} issued {steps} warp instructions without an end, last at line {line}")]
+    /// A CTA did not end within its instruction budget. There is no verdict.
+    #[error("CTA {cta} issued {steps} warp instructions without ending; the last one is at line {line}")]
     StepLimit {
         /// The CTA.
         cta: u64,
-        /// Warp instructions it had issued.
+        /// Warp instructions that the CTA had issued.
         steps: u64,
-        /// Line of the last one.
+        /// Line of the last instruction.
         line: u32,
     },
-    /// All CTAs together issued more than the budget: no verdict.
+    /// All CTAs together issued more than the budget of the grid. There is no verdict.
     #[error(
         "{done} of {ctas} CTAs issued {steps} warp instructions, beyond the budget of {limit} for a grid; \
          launch a smaller grid, or a smaller problem of the same kind"
@@ -114,33 +115,34 @@ pub enum EmuError {
         done: u64,
         /// CTAs of the grid.
         ctas: u64,
-        /// Warp instructions issued, each CTA's start counted as some.
+        /// Warp instructions issued, including a fixed cost for the start of each CTA.
         steps: u64,
-        /// What they may issue.
+        /// The budget in warp instructions.
         limit: u64,
     },
-    /// The start of all CTAs alone is beyond the budget: nothing was run.
+    /// The fixed cost of starting all CTAs alone exceeds the budget. Nothing was run.
     #[error(
-        "the grid has {ctas} CTAs, and to start them counts as {least} warp instructions, beyond the budget of {limit} \
+        "the grid has {ctas} CTAs; starting them costs {least} warp instructions, beyond the budget of {limit} \
          for a grid; launch a smaller grid, or a smaller problem of the same kind"
     )]
     GridSize {
         /// CTAs of the grid.
         ctas: u64,
-        /// Warp instructions that starting them counts as.
+        /// Cost of starting all CTAs, in warp instructions.
         least: u64,
-        /// What the grid may issue.
+        /// The budget in warp instructions.
         limit: u64,
     },
-    /// The time limit of [`Options::stopwatch`](crate::Options::stopwatch) is over: no verdict.
+    /// The time limit of [`Options::stopwatch`](crate::Options::stopwatch) is over. There is no verdict.
     #[error("the time limit of {} s is over; give more time, or launch a smaller grid", limit.as_secs_f64())]
     TimeLimit {
         /// The limit.
         limit: std::time::Duration,
     },
-    /// CTAs that communicate read the same places too often to remember it all: no verdict.
+    /// In a grid whose CTAs communicate, the race check needs more memory for the record of reads than its
+    /// limit. There is no verdict.
     #[error(
-        "after {done} of {ctas} CTAs, to remember which of them read what takes more than {limit} bytes; \
+        "after {done} of {ctas} CTAs, the race check needs more than {limit} bytes for its records of reads; \
          launch a smaller grid, or a smaller problem of the same kind"
     )]
     MemoryLimit {
@@ -148,15 +150,15 @@ pub enum EmuError {
         done: u64,
         /// CTAs of the grid.
         ctas: u64,
-        /// Bytes they may take.
+        /// The limit in bytes.
         limit: u64,
     },
-    /// [`Machine::launch`](ptx::Machine::launch) only: the kernel ran and had hazards.
+    /// Only from [`Machine::launch`](ptx::Machine::launch): the kernel ran and had hazards.
     #[error("the kernel is not correct: {first} ({count} findings)")]
     Hazards {
         /// The first finding.
         first: String,
-        /// How many there are.
+        /// Number of findings.
         count: usize,
     },
 }

@@ -1,5 +1,5 @@
-//! A launch: the contract checked, buffers mapped, clusters of CTAs run apart and in parallel, or together where they
-//! communicate.
+//! Runs a launch: checks the contract, maps the buffers and runs the clusters of CTAs. Clusters that do not
+//! communicate run independently and in parallel. Clusters that communicate run in turns.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
@@ -18,19 +18,19 @@ use crate::report::{Fidelity, Findings, HazardKind, Options, Place, Report, Thre
 use crate::stopwatch::Stopwatch;
 use crate::trace::CtaTrace;
 
-/// CTAs that may run at a time where they communicate: more than any GPU holds.
+/// The most CTAs that are resident at a time when CTAs communicate. This is more than any GPU holds.
 const RESIDENT: usize = 4096;
 
-/// What starting a CTA costs, in warp instructions: a huge grid of empty CTAs takes its time too.
+/// Cost of starting a CTA, in warp instructions. The cost bounds the time for a huge grid of empty CTAs.
 const START_STEPS: u64 = 64;
 
-/// Memory for who read what, where CTAs communicate.
+/// Bytes that the race check may use for records of reads when CTAs communicate.
 const READS_LIMIT: u64 = 1 << 30;
 
-/// Memory for who accessed what of a cluster's shared memory.
+/// Bytes that the race check may use for the shadow of a cluster's shared memory.
 const SHADOW_LIMIT: u64 = 4 << 30;
 
-/// What the CTAs of a grid have issued, against what they may.
+/// The warp instructions that the CTAs of a grid have issued, and the limit for them.
 struct Budget<'a> {
     ctas: u64,
     limit: u64,
@@ -52,13 +52,13 @@ impl<'a> Budget<'a> {
         Ok(Budget { ctas, limit, stopwatch, done: AtomicU64::new(0), steps: AtomicU64::new(0) })
     }
 
-    /// Before CTAs start.
+    /// Charges the start of CTAs and checks the time limit.
     fn start(&self, ctas: u64) -> Result<(), EmuError> {
         self.stopwatch.map_or(Ok(()), Stopwatch::check)?;
         self.spend(START_STEPS * ctas)
     }
 
-    /// After CTAs ended.
+    /// Notes that CTAs have ended.
     fn finish(&self, ctas: u64) {
         self.done.fetch_add(ctas, Ordering::Relaxed);
         if let Some(stopwatch) = self.stopwatch {
@@ -84,12 +84,13 @@ impl<'a> Budget<'a> {
     }
 }
 
-/// Runs a kernel with one buffer for each of its contract, and says what it found. Buffers of [`Access::Write`] count as
-/// uninitialised, whatever they hold.
+/// Runs a kernel with one buffer for each buffer of its contract, and returns the findings. Buffers of
+/// [`Access::Write`] count as uninitialised, whatever they hold.
 ///
 /// # Errors
-/// When the contract does not fit, when the kernel has an instruction that is not implemented (nothing is run then), or
-/// when it does not end within [`Options::step_limit`], [`Options::grid_limit`] and the limit of [`Options::stopwatch`].
+/// The buffers or arguments do not match the contract, the kernel has an instruction that is not implemented
+/// (nothing is run then), or the kernel does not end within [`Options::step_limit`], [`Options::grid_limit`]
+/// and the limit of [`Options::stopwatch`].
 pub fn run(kernel: &Kernel, buffers: &mut [&mut Buffer], options: &Options) -> Result<Report, EmuError> {
     let entry = check_contract(kernel, buffers)?;
     let mut program = decode(kernel, kernel.buffers.len())?;
@@ -175,7 +176,7 @@ impl Clusters {
     }
 }
 
-/// What was found so far.
+/// The results collected so far.
 #[derive(Default)]
 struct Total {
     findings: Findings,
@@ -200,7 +201,7 @@ impl Total {
         self
     }
 
-    /// Counts by the module's numbering, without the returns that decoding adds.
+    /// Renumbers the counters by the instructions of the module. The returns that decoding adds are left out.
     fn report(mut self, program: &Program, kernel: &Kernel) -> Report {
         let count =
             program.functions.iter().map(|f| f.end - f.start - u32::from(f.end > f.start)).sum::<u32>();
@@ -228,7 +229,7 @@ impl Total {
     }
 }
 
-/// Names of the module's variables that do not hold what they held at first.
+/// Names of the module's variables whose contents differ from their initial contents.
 fn changed(program: &Program, variables: &[Vec<AtomicU32>]) -> Vec<String> {
     let same = |before: &[u8], after: &[AtomicU32]| {
         words(before).iter().zip(after).all(|(a, b)| a.load(Ordering::Relaxed) == b.load(Ordering::Relaxed))
@@ -311,7 +312,7 @@ fn check_launch(kernel: &Kernel, entry: &Function) -> Result<(), EmuError> {
     Ok(())
 }
 
-/// Tensor maps that arguments name, and that a machine would accept.
+/// Checks that arguments name existing tensor maps, and that a GPU would accept the maps.
 fn check_maps(kernel: &Kernel) -> Result<(), EmuError> {
     for arg in &kernel.args {
         if let Arg::TensorMap { index } = *arg
@@ -335,7 +336,8 @@ fn check_maps(kernel: &Kernel) -> Result<(), EmuError> {
     Ok(())
 }
 
-/// PTX ISA, "Cluster Dimension Directives"; CUDA C++ Programming Guide, "Thread Block Clusters" (16 CTAs where the launch
+/// Limits from PTX ISA, "Cluster Dimension Directives", and CUDA C++ Programming Guide, "Thread Block
+/// Clusters" (16 CTAs where the launch allows non-portable sizes).
 /// allows non-portable sizes).
 fn check_cluster(kernel: &Kernel, entry: &Function) -> Result<(), EmuError> {
     let (cluster, grid, sm) = (kernel.launch.cluster, kernel.launch.grid, kernel.module.target.sm);
@@ -361,7 +363,7 @@ fn check_cluster(kernel: &Kernel, entry: &Function) -> Result<(), EmuError> {
     }
 }
 
-/// Accesses are told apart by 32-bit numbers of who made them.
+/// The race check numbers the agents that access memory with 32 bits.
 fn check_agents(context: &Context) -> Result<(), EmuError> {
     let grid = context.launch.grid;
     let agents = (grid.count() / context.ranks()).saturating_mul(context.actors.total() as u64);
@@ -372,7 +374,7 @@ fn check_agents(context: &Context) -> Result<(), EmuError> {
     Err(EmuError::Launch { what: "the grid", given: grid.to_string(), accepted })
 }
 
-/// How much knowing who accessed what takes.
+/// Checks that the shadow of a cluster's shared memory fits its limit.
 fn check_shadow(context: &Context) -> Result<(), EmuError> {
     if shadow_bytes(context) <= SHADOW_LIMIT {
         return Ok(());
@@ -389,13 +391,13 @@ fn check_shadow(context: &Context) -> Result<(), EmuError> {
     })
 }
 
-/// Bytes of the shadow of a cluster's shared memory, at most.
+/// The maximum size in bytes of the shadow of a cluster's shared memory.
 fn shadow_bytes(context: &Context) -> u64 {
     let bytes = context.actors.ctas * context.program.layout.shared_extent as usize;
     DenseShadow::most_bytes(bytes, context.program.granules[0], context.actors)
 }
 
-/// Shared memory that a CTA may have (CUDA C++ Programming Guide, table of technical specifications).
+/// Limit of shared memory per CTA (CUDA C++ Programming Guide, table of technical specifications).
 fn check_shared(bytes: u32, sm: u32) -> Result<(), EmuError> {
     let limit = match sm {
         80 | 87 => 163 * 1024,
@@ -413,7 +415,7 @@ fn check_shared(bytes: u32, sm: u32) -> Result<(), EmuError> {
     Ok(())
 }
 
-/// The bytes of all parameters, and where among them tensor maps lie.
+/// The bytes of all parameters, and the byte ranges of the tensor maps among them.
 fn parameters(kernel: &Kernel, entry: &Function) -> (Vec<u8>, Vec<std::ops::Range<usize>>) {
     let (mut bytes, mut maps) = (Vec::new(), Vec::new());
     for (param, arg) in entry.params.iter().zip(&kernel.args) {
@@ -470,7 +472,7 @@ fn map_buffers<'a>(
     GlobalMemory { regions }
 }
 
-/// Clusters that cannot see each other: in parallel, in any order.
+/// Runs clusters that do not communicate: in parallel, in any order.
 fn run_apart(context: &Context, clusters: &Clusters, total: &mut Total) -> Result<(), EmuError> {
     let granule = context.program.granules[1];
     let budget = Budget::new(context, clusters.count() * context.ranks())?;
@@ -490,7 +492,7 @@ fn run_apart(context: &Context, clusters: &Clusters, total: &mut Total) -> Resul
     Ok(())
 }
 
-/// Clusters that communicate: turn by turn, so that one that waits for another sees it arrive.
+/// Runs clusters that communicate in turns, so that a cluster that waits for another one sees it arrive.
 fn run_together(context: &Context, clusters: &Clusters, total: &mut Total) -> Result<(), EmuError> {
     let mut order = GlobalOrder::new(context.program.granules[1]);
     let mut next = 0;
@@ -516,7 +518,8 @@ fn run_together(context: &Context, clusters: &Clusters, total: &mut Total) -> Re
             spinning = if cluster.is_spinning() { spinning + 1 } else { 0 };
             resident.push_back(cluster);
             if spinning > resident.len() {
-                // Each of them waits for one that will not come, or for one that finds no room.
+                // Every resident cluster waits for an arrival that does not happen, or for a cluster that
+                // finds no room.
                 for mut cluster in resident.drain(..) {
                     cluster.report_deadlock();
                     total.add(cluster.finish().0);
@@ -535,18 +538,20 @@ fn run_together(context: &Context, clusters: &Clusters, total: &mut Total) -> Re
     Ok(())
 }
 
-/// As many as fit in about a gigabyte.
+/// The number of clusters whose state fits in about a gigabyte, at most `RESIDENT`.
 fn resident_clusters(context: &Context) -> usize {
     let warps = context.actors.threads();
     let [w32, w64, _] = context.program.sizes;
-    // A word of each lane, and for each byte who has written it; calls stack their frames.
+    // Local memory takes a word for each lane, and for each byte a mask of the lanes that have written it.
+    // The frames of nested calls add up.
     let frames: usize = context.program.functions.iter().map(|f| f.frame as usize).sum();
     let local = context.actors.ctas * context.actors.warps * frames / 4 * 144;
     let bytes = warps * (128 * w32 + 256 * w64) + shadow_bytes(context) as usize + local;
     ((1 << 30) / bytes.max(1)).clamp(1, RESIDENT)
 }
 
-/// What only shows when all CTAs have run: races between CTAs that ran one after the other, and outputs not written.
+/// Checks that need the end of all CTAs: races between CTAs that ran one after the other, and outputs that
+/// were not written.
 fn after_checks(context: &Context, kernel: &Kernel, options: &Options, findings: &mut Findings) {
     let line = |pc: u32| context.program.code[pc as usize].line;
     for region in &context.global.regions {
@@ -561,7 +566,7 @@ fn after_checks(context: &Context, kernel: &Kernel, options: &Options, findings:
         findings.report(HazardKind::Race, line(writer.pc), Some(line(reader.pc)), || {
             let place = Place { space: ptx::Space::Global, name: region.name.clone(), offset };
             let threads = [thread(writer.cta), thread(reader.cta)].into_iter().flatten().collect();
-            (threads, Some(place), "writes what another CTA reads, and nothing orders CTAs".into())
+            (threads, Some(place), "writes memory that another CTA reads; the CTAs are not ordered".into())
         });
     }
     if options.checks.unwritten && options.only.is_none() {
@@ -596,7 +601,7 @@ fn check_written(
     }
 }
 
-/// What the kernel wrote is initialised from now on.
+/// Marks what the kernel wrote as initialised for later launches.
 fn keep_written(kernel: &Kernel, buffers: &mut [&mut Buffer], fresh: Vec<Bitmap>) {
     for ((spec, buffer), fresh) in kernel.buffers.iter().zip(buffers).zip(fresh) {
         if spec.access == Access::Write {

@@ -1,15 +1,16 @@
-//! The machine on a CPU: runs any PTX module on a grid, bit for bit, and finds what a GPU would let pass.
+//! A CPU emulator of PTX. It runs any PTX module on a grid, bit for bit, and reports hazards that a GPU does
+//! not report.
 //!
 //! - [`numerics`]: the arithmetic, exact where the hardware is specified or known.
 //! - `decode`: PTX to a flat list of instructions on register slots.
-//! - `memory`: address spaces, with gaps between buffers so that no access out of bounds goes unseen.
-//! - `order`: happens-before by vector clocks, and the last accesses of every place.
-//! - `exec`: warps of 32 lanes that part and meet, barriers, asynchronous copies, atomics.
-//! - [`trace`]: what a CTA issued, for the time model to replay.
-//! - [`model`]: predicted time on a described machine, and what bounds it.
+//! - `memory`: address spaces. Gaps between buffers make every access out of bounds visible.
+//! - `order`: happens-before by vector clocks, and the last accesses of every memory location.
+//! - `exec`: warps of 32 lanes that diverge and reconverge, barriers, asynchronous copies, atomics.
+//! - [`trace`]: the instructions that a CTA issued, which the time model replays.
+//! - [`model`]: the predicted time on a described GPU, and the resource that bounds it.
 //! - [`resources`]: registers, spills and occupancy.
 //!
-//! [`run`] runs a kernel and says everything it found; [`Emulator`] is the same as a [`ptx::Machine`].
+//! [`run`] runs a kernel and returns a report with all findings. [`Emulator`] does so as a [`ptx::Machine`].
 
 mod counters;
 mod decode;

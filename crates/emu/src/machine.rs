@@ -3,7 +3,7 @@ use ptx::{Kernel, Machine};
 use crate::report::{Options, Report};
 use crate::{Buffer, EmuError, run};
 
-/// The emulator as a [`Machine`]. A launch with hazards is an error; its report is kept.
+/// The emulator as a [`Machine`]. A launch with hazards returns an error; its report is kept.
 #[derive(Clone, Debug, Default)]
 pub struct Emulator {
     options: Options,
@@ -11,12 +11,12 @@ pub struct Emulator {
 }
 
 impl Emulator {
-    /// Runs with these options.
+    /// An emulator that runs with these options.
     pub fn new(options: Options) -> Emulator {
         Emulator { options, last: None }
     }
 
-    /// What the last launch that ran said.
+    /// The report of the last launch that ran.
     pub fn last_report(&self) -> Option<&Report> {
         self.last.as_ref()
     }

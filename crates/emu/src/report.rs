@@ -1,4 +1,4 @@
-//! What a run is asked for and what it says.
+//! Options and report of a run.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -10,74 +10,79 @@ use crate::counters::Counters;
 use crate::stopwatch::Stopwatch;
 use crate::trace::CtaTrace;
 
-/// In which order things happen that the machine may order as it likes.
+/// The order of events where the machine leaves the order open.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Schedule {
-    /// Warps in order, each until it waits; asynchronous copies land when they are waited for, the last legal moment.
+    /// Warps run in index order, each until it waits. Asynchronous copies complete when they are waited for,
+    /// which is the last legal moment.
     #[default]
     Late,
-    /// Warps permuted and switched at random; asynchronous copies land at once.
+    /// Warps are permuted and switched at random. Asynchronous copies complete at once.
     Early,
-    /// Warps permuted and switched at random; each asynchronous copy lands early or late by the toss of a coin.
+    /// Warps are permuted and switched at random. Each asynchronous copy completes early or late, chosen at
+    /// random.
     Random,
-    /// The same, and some lag behind, going a few steps only when all the others wait: warp `seed / 2`, or of an odd seed the
-    /// warpgroup of that number, counted around.
+    /// Like `Random`, but some warps lag: they advance a few steps only when all other warps wait. For an
+    /// even seed, warp `seed / 2` lags. For an odd seed, the warpgroup `seed / 2` lags. The index wraps
+    /// around.
     Lagging,
 }
 
-/// Which findings are looked for. Addresses and barriers are always checked.
+/// The kinds of findings to look for. Addresses and barriers are always checked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Checks {
-    /// Races and asynchronous copies not waited for.
+    /// Races, and asynchronous copies that are not waited for.
     pub races: bool,
-    /// Reads of memory and registers that nothing was written to.
+    /// Reads of memory and registers that were never written.
     pub uninitialised: bool,
     /// `Write` buffers that were not written completely.
     pub unwritten: bool,
 }
 
 impl Checks {
-    /// Everything.
+    /// All checks.
     pub const ALL: Checks = Checks { races: true, uninitialised: true, unwritten: true };
 }
 
-/// How true a run is to the machine.
+/// How closely a run follows the machine.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Fidelity {
-    /// Bit by bit.
+    /// Results are exact, bit for bit.
     #[default]
     Exact,
-    /// Only what a trace needs: products of matrices add nothing to their sums, and what a CTA adds to an integer in global
-    /// memory is added for the CTAs that do not run, too, so that one that takes its work from a counter gets its share. Results
-    /// mean nothing.
+    /// Only what a trace needs. Matrix products add nothing to their accumulators. When a CTA adds to an
+    /// integer in global memory, the emulator also adds the share of the CTAs that do not run, so that a CTA
+    /// which takes its work from a counter gets its own share. Results have no meaning.
     Sketch,
 }
 
-/// How to run.
+/// Options of a run.
 #[derive(Clone, Debug)]
 pub struct Options {
     /// Seed of the schedule.
     pub seed: u64,
-    /// Order of what is not ordered.
+    /// The order of events where the machine leaves the order open.
     pub schedule: Schedule,
-    /// What is looked for.
+    /// Which findings to look for.
     pub checks: Checks,
-    /// Whether results are wanted, or a trace alone.
+    /// Whether results are needed or only a trace.
     pub fidelity: Fidelity,
-    /// Architecture whose tensor-core rules and limits hold, as in `sm_NN`; the module's target when `None`.
+    /// Architecture, as in `sm_NN`, whose tensor-core rules and limits apply. `None`: the target of the
+    /// module.
     pub sm: Option<u32>,
     /// Linear indices of the CTAs to record.
     pub traced_ctas: Vec<u64>,
-    /// Linear indices of the CTAs to run, each once; all when `None`. Outputs of the others are then not missed: such a run
-    /// records, it does not prove.
+    /// Linear indices of the CTAs to run, each once; `None`: all. With a subset of CTAs, unwritten outputs
+    /// are not reported. Use such a run for tracing, not for a check.
     pub only: Option<Vec<u64>>,
-    /// Warp instructions a CTA may issue.
+    /// Warp instructions that one CTA may issue.
     pub step_limit: u64,
-    /// Warp instructions that all CTAs may issue together; the start of a CTA counts as some.
+    /// Warp instructions that all CTAs together may issue, including a fixed cost for the start of each CTA.
     pub grid_limit: u64,
     /// The time limit and the progress of the run, where the caller wants them.
     pub stopwatch: Option<Arc<Stopwatch>>,
-    /// Byte ranges per buffer of the contract that must be written; `Write` buffers not named must be written whole.
+    /// Byte ranges, per index of a buffer in the contract, that the kernel must write. A `Write` buffer that
+    /// is not listed must be written completely.
     pub must_write: HashMap<usize, Vec<std::ops::Range<usize>>>,
 }
 
@@ -99,7 +104,7 @@ impl Default for Options {
     }
 }
 
-/// What is wrong.
+/// The kind of a finding.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum HazardKind {
@@ -119,7 +124,7 @@ pub enum HazardKind {
 }
 
 impl HazardKind {
-    /// The name in filetests and JSON.
+    /// The name that filetests and JSON use.
     pub const fn name(self) -> &'static str {
         match self {
             HazardKind::Race => "race",
@@ -144,9 +149,9 @@ impl HazardKind {
 pub struct ThreadId {
     /// Linear index of the CTA.
     pub cta: u64,
-    /// Warp in the CTA.
+    /// Index of the warp in its CTA.
     pub warp: u32,
-    /// Lane in the warp.
+    /// Index of the lane in its warp.
     pub lane: u32,
 }
 
@@ -156,14 +161,14 @@ impl fmt::Display for ThreadId {
     }
 }
 
-/// Where in memory.
+/// A memory location.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Place {
     /// State space.
     pub space: Space,
-    /// The buffer or variable; empty when there is none.
+    /// The buffer or variable; empty when the address belongs to none.
     pub name: String,
-    /// Bytes from its start; negative or beyond its end when out of bounds.
+    /// Byte offset from the start of the buffer or variable; negative or beyond the end when out of bounds.
     pub offset: i64,
 }
 
@@ -183,17 +188,18 @@ impl fmt::Display for Place {
 pub struct Hazard {
     /// What is wrong.
     pub kind: HazardKind,
-    /// Line of the PTX text where it was noticed; 0 when the module was built and never printed, or for the whole kernel.
+    /// Line of the PTX text where the hazard was detected. 0 when the module was built and never printed, or
+    /// when the hazard concerns the whole kernel.
     pub line: u32,
-    /// Line of the other access, where there is one.
+    /// Line of the other access, if there is one.
     pub other_line: Option<u32>,
-    /// The thread that did it, and the other one where there is one.
+    /// The thread of the access, and the thread of the other access if there is one.
     pub threads: Vec<ThreadId>,
-    /// The address, where there is one.
+    /// The memory location, if there is one.
     pub place: Option<Place>,
-    /// What happened, in words.
+    /// A description of the hazard.
     pub message: String,
-    /// How often, over all threads.
+    /// Number of occurrences over all threads.
     pub count: u64,
 }
 
@@ -217,7 +223,7 @@ impl fmt::Display for Hazard {
     }
 }
 
-/// Findings, one for each (kind, line, other line).
+/// The findings of a run, one for each (kind, line, other line).
 #[derive(Debug, Default)]
 pub(crate) struct Findings {
     list: Vec<Hazard>,
@@ -225,7 +231,7 @@ pub(crate) struct Findings {
 }
 
 impl Findings {
-    /// Counts a finding; `describe` makes it when it is the first of its key.
+    /// Counts a finding. `describe` is called for the first finding of a key only.
     pub fn report(
         &mut self,
         kind: HazardKind,
@@ -256,24 +262,25 @@ impl Findings {
         other.list.into_iter().for_each(|h| self.add(h));
     }
 
-    /// By line, then kind.
+    /// The findings, sorted by line, then by kind.
     pub fn into_sorted(mut self) -> Vec<Hazard> {
         self.list.sort_by_key(|h| (h.line, h.kind, h.other_line));
         self.list
     }
 }
 
-/// What a run says.
+/// The result of a run.
 #[derive(Clone, Debug, Default)]
 pub struct Report {
-    /// Everything wrong, one for each (kind, line, other line), by line.
+    /// All findings, one for each (kind, line, other line), sorted by line.
     pub hazards: Vec<Hazard>,
     /// What was counted.
     pub counters: Counters,
-    /// The CTAs recorded, in the order of their indices.
+    /// The traces of the recorded CTAs, in the order of their indices.
     pub traces: Vec<CtaTrace>,
     /// Warp instructions issued.
     pub steps: u64,
-    /// The module's `.global` variables that the launch left other than it found them: what a next launch would see.
+    /// Names of the module's `.global` variables that the launch changed. The next launch would see the
+    /// changed values.
     pub changed: Vec<String>,
 }

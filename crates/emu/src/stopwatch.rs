@@ -1,11 +1,11 @@
-//! A time limit that several runs share, and how far the present run is.
+//! A time limit that several runs share, and the progress of the present run.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use crate::EmuError;
 
-/// A wall-clock limit for runs, and the progress of the present run, which other threads may read.
+/// A wall-clock limit for runs, and the progress of the present run. Other threads may read the progress.
 #[derive(Debug, Default)]
 pub struct Stopwatch {
     limit: Option<(Duration, Instant)>,
@@ -16,17 +16,17 @@ pub struct Stopwatch {
 impl Stopwatch {
     /// Starts now. Runs that have not ended after `limit` stop with [`EmuError::TimeLimit`].
     pub fn start(limit: Duration) -> Stopwatch {
-        // A limit beyond what the clock can express is no limit.
+        // A limit beyond the range of the clock is no limit.
         let limit = Instant::now().checked_add(limit).map(|end| (limit, end));
         Stopwatch { limit, ..Stopwatch::default() }
     }
 
-    /// CTAs of the present run that have ended, and CTAs that it runs in all.
+    /// The number of CTAs of the present run that have ended, and the number of CTAs that the run has in all.
     pub fn progress(&self) -> (u64, u64) {
         (self.done.load(Ordering::Relaxed), self.ctas.load(Ordering::Relaxed))
     }
 
-    /// An error once the limit is over.
+    /// Returns an error once the limit is over.
     pub(crate) fn check(&self) -> Result<(), EmuError> {
         match self.limit {
             Some((limit, end)) if Instant::now() >= end => Err(EmuError::TimeLimit { limit }),

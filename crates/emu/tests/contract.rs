@@ -1,4 +1,4 @@
-//! What is refused before anything runs, and what is counted while it does.
+//! What is rejected before anything runs, and what is counted during a run.
 
 use flashcore_emu::{Buffer, EmuError, Emulator, Options, Report, run};
 use ptx::{Access, Arg, BufferSpec, Dim3, Kernel, Launch, Machine};
@@ -95,7 +95,7 @@ fn accesses_and_lanes_are_counted_by_line() {
     let report = launch(&kernel, &options).expect("a run");
     assert!(report.hazards.is_empty(), "{}", report.hazards[0]);
     let at = |line: u32| *report.counters.instructions.iter().find(|c| c.line == line).expect("a line");
-    // 32 bytes apart: 8 lanes a bank.
+    // 32 bytes apart: 8 lanes per bank.
     let shared = at(16);
     assert_eq!((shared.issues, shared.lanes, shared.shared_passes, shared.shared_ideal), (2, 64, 16, 2));
     assert_eq!(shared.conflict_degree(), 8.0);
@@ -104,7 +104,7 @@ fn accesses_and_lanes_are_counted_by_line() {
     assert_eq!((at(24).lanes, at(24).special), (1, 1));
     assert_eq!((at(25).issues, at(25).flop), (1, 2));
     assert_eq!(report.counters.barriers, 2);
-    // Warp 0 alone runs the two lines behind the branch, one lane wide.
+    // Warp 0 alone runs the two lines after the branch, with one lane.
     assert_eq!((report.counters.single_lane_issues, report.counters.lone_warp_issues), (2, 2));
     let trace = &report.traces[0];
     assert_eq!((trace.cta, trace.issues()), (0, report.steps));
@@ -112,7 +112,7 @@ fn accesses_and_lanes_are_counted_by_line() {
     assert_eq!(issues, report.steps);
 }
 
-/// Only the ranges asked for must be written.
+/// Only the named ranges must be written.
 #[test]
 fn rows_that_must_be_written_can_be_named() {
     let mut kernel = kernel("ld.param.u64 %rd0, [out];\nst.global.u32 [%rd0], 1;");

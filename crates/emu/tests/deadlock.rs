@@ -1,9 +1,10 @@
-//! What is said of kernels that nobody can bring to an end: who waits for what, and for whom.
+//! The reports of kernels that cannot end: what each warp waits for, and which warps could end the wait.
 
 use flashcore_emu::{Buffer, HazardKind, Options, run};
 use ptx::{Access, Arg, BufferSpec, Dim3, Kernel, Launch};
 
-/// The message for a kernel of so many warps; `%r0` is the thread, `%r1` the warp, `%r2` an mbarrier. The body begins at line 12.
+/// The message for a kernel of `warps` warps. `%r0` is the thread, `%r1` the warp, `%r2` an mbarrier. The
+/// body begins at line 12.
 fn deadlock(warps: u32, body: &str) -> String {
     let text = format!(
         ".version 8.0\n.target sm_90a\n.address_size 64\n.visible .entry k(.param .u64 out)\n{{\n\
@@ -48,11 +49,12 @@ fn barriers_in_opposite_order_are_a_circle() {
         message,
         "warp 0 waits at line 18 for barrier 2, where 32 of 64 threads have arrived; \
          warp 1 waits at line 14 for barrier 1, where 32 of 64 threads have arrived; \
-         the circle: warp 0 (line 18, barrier 2) → warp 1 (line 14, barrier 1) → warp 0"
+         the cycle: warp 0 (line 18, barrier 2) → warp 1 (line 14, barrier 1) → warp 0"
     );
 }
 
-/// Barriers in registers, as ptxas and people have them, and a bystander who waits for one of the circle.
+/// Barrier numbers in registers, as in code of ptxas and of programmers, and a further warp that waits for
+/// one of the cycle.
 #[test]
 fn a_circle_of_three_leaves_the_bystander_out() {
     let message = deadlock(
@@ -73,7 +75,7 @@ fn a_circle_of_three_leaves_the_bystander_out() {
     assert!(message.starts_with("warp 0 waits at line 18 for barrier 1, where 32 of 64"), "{message}");
     assert!(
         message.ends_with(
-            "; warp 3 waits at line 23 for barrier 8, where 32 of 64 threads have arrived; the circle: \
+            "; warp 3 waits at line 23 for barrier 8, where 32 of 64 threads have arrived; the cycle: \
              warp 0 (line 18, barrier 1) → warp 2 (line 18, barrier 3) → warp 1 (line 18, barrier 2) → warp 0"
         ),
         "{message}"
@@ -91,11 +93,11 @@ fn warps_that_have_exited_are_named() {
     assert_eq!(
         message,
         "warps 0 and 1 wait at line 14 for barrier 1, where 64 of 128 threads have arrived, \
-         and nobody is left to come: warps 2 and 3 have exited"
+         and no running warp can end the wait: warps 2 and 3 have exited"
     );
 }
 
-/// The producer waits for a free stage, the consumer for a full one, and each would arrive only then.
+/// The producer waits for a free stage and the consumer for a full one. Each arrives only after its own wait.
 #[test]
 fn a_pipeline_that_nobody_primes_is_a_circle_of_mbarriers() {
     let message = deadlock(
@@ -119,7 +121,7 @@ fn a_pipeline_that_nobody_primes_is_a_circle_of_mbarriers() {
         message,
         "warp 0 waits at line 23 for the mbarrier bars[0x8], phase 0: 32 of 32 arrivals and 0 bytes are missing, \
          0 copies are on their way; warp 1 waits at line 18 for the mbarrier bars[0x0], phase 0: 32 of 32 arrivals \
-         and 0 bytes are missing, 0 copies are on their way; the circle: warp 0 (line 23, mbarrier bars[0x8]) → \
+         and 0 bytes are missing, 0 copies are on their way; the cycle: warp 0 (line 23, mbarrier bars[0x8]) → \
          warp 1 (line 18, mbarrier bars[0x0]) → warp 0"
     );
 }
@@ -140,6 +142,6 @@ fn bytes_that_never_come_are_counted() {
     assert_eq!(
         message,
         "warp 1 waits at line 18 for the mbarrier bars[0x0], phase 0: 0 of 1 arrivals and 4096 bytes are missing, \
-         0 copies are on their way, and nobody is left to come: warp 0 has exited"
+         0 copies are on their way, and no running warp can end the wait: warp 0 has exited"
     );
 }

@@ -1,18 +1,20 @@
-//! Runs `filetests/run` and `filetests/hazard`, see `flashcore_filetest`: PTX with the launch and the expected results in
-//! comments.
+//! Runs `filetests/run` and `filetests/hazard` (see `flashcore_filetest`): PTX with the launch and the
+//! expected results in comments.
 //!
 //! ```text
 //! // launch: grid=2 block=64 shared=1024        (shared: dynamic, 0 unless given; cluster=2, overlapping=1)
 //! // buffer: out 256 write                      (name, bytes, read|write|readwrite, and for the latter two
 //! // buffer: in 256 read iota                    zeros|iota|uninitialised: words counting from 0)
 //! // map: m in f16 64,32 128 64,16 128          (name, buffer, element, extents, strides or -, box, swizzle)
-//! // arg: out                                   (a buffer, `buffer+bytes`, `map` and its name, or u32/i32/f32 and a value)
+//! // arg: out                                   (a buffer, `buffer+bytes`, `map` and its name, or
+//! //                                             u32/i32/f32 and a value)
 //! // expect: out u32 0 1 2                      (first words after the run; f32 too)
 //! st.shared.u32 [%r1], %r2;  // hazard: race    (on the line of either access)
 //! // hazard: unwritten_output                   (on a line of its own: for the whole kernel)
 //! ```
 //!
-//! No schedule may find a hazard that is not announced, and some schedule must find each announced hazard.
+//! No schedule may report a hazard that is not announced, and each announced hazard must be reported by some
+//! schedule.
 
 use std::collections::BTreeSet;
 
@@ -24,7 +26,7 @@ struct Case {
     maps: Vec<String>,
     contents: Vec<Option<Vec<u8>>>,
     expected: Vec<(usize, Vec<u32>)>,
-    /// Kind and line; line 0 for the whole kernel.
+    /// Kind and line. Line 0 stands for the whole kernel.
     hazards: BTreeSet<(String, u32)>,
     error: Option<String>,
     step_limit: Option<u64>,
@@ -197,7 +199,7 @@ impl Case {
         Ok((report, buffers))
     }
 
-    /// Runs every schedule. What is wrong, in words.
+    /// Runs every schedule. Returns a description of what is wrong.
     fn judge(&self) -> Result<(), String> {
         let mut missing = self.hazards.clone();
         let schedules = [
@@ -207,7 +209,8 @@ impl Case {
             (Schedule::Random, 3),
             (Schedule::Random, 4),
         ];
-        // Where something is wrong, who lags behind decides which of its consequences is seen first.
+        // In a kernel with hazards, the lagging warp decides which consequence is seen first, so only correct
+        // kernels run with these schedules.
         let lagging = [(Schedule::Lagging, 0), (Schedule::Lagging, 1)];
         let lagging = lagging.into_iter().filter(|_| self.hazards.is_empty());
         for (schedule, seed) in schedules.into_iter().chain(lagging) {

@@ -1,4 +1,4 @@
-//! Registers cost what a kernel uses of them, not what it declares.
+//! The cost of registers depends on the registers that a kernel uses, not on those that it declares.
 
 use std::fmt::Write;
 
@@ -27,7 +27,7 @@ fn execute(text: &str, grid_limit: u64) -> Result<Report, EmuError> {
     run(&kernel(text), no_buffers, &Options { grid_limit, ..Options::default() })
 }
 
-/// A function that calls itself 100 deep, with 2000 registers declared; `body` names some of them.
+/// A function with 2000 declared registers that calls itself 100 deep. `body` uses some of the registers.
 fn recursion(body: &str) -> String {
     format!(
         ".version 7.0\n.target sm_80\n.address_size 64\n\
@@ -43,7 +43,7 @@ fn recursion(body: &str) -> String {
 fn a_recursion_pays_for_the_registers_that_it_keeps() {
     let unused = execute(&recursion(""), 2000).unwrap();
     assert!(unused.hazards.is_empty() && unused.steps < 1500, "{:?}", unused.hazards);
-    // 200 000 instructions, and 2000 registers kept 99 times.
+    // 200 000 instructions, and 2000 registers that are saved 99 times.
     let used: String = (1..2000).map(|i| format!("mov.u32 %r{i}, {i};\n")).collect();
     let limited = execute(&recursion(&used), 300_000).unwrap_err();
     assert!(matches!(limited, EmuError::GridLimit { .. }), "{limited}");

@@ -1,41 +1,41 @@
-//! Products of a warpgroup against plain sums of small integers, which every type holds exactly: operands in every layout that
-//! descriptors tell, A from registers too.
+//! Compares warpgroup products with plain sums of small integers, which every type represents exactly:
+//! operands in every layout that descriptors describe, and A from registers.
 
 use flashcore_emu::{Buffer, Options, run};
 use ptx::{Access, Arg, BufferSpec, Dim3, Kernel, Launch};
 
-/// Bytes of a row of the swizzle pattern; 16 without one.
+/// Swizzle mode of the descriptor, and bytes per row of the swizzle pattern; 16 without a swizzle.
 const PATTERNS: [(u64, usize); 4] = [(0, 16), (3, 32), (2, 64), (1, 128)];
 const A_AT: usize = 0;
 const B_AT: usize = 16384;
 const A_BYTES: usize = B_AT - A_AT;
 const B_BYTES: usize = 32768;
 
-/// An operand of `major` rows (of A) or columns (of B) and K of 32 bytes.
+/// An operand with `major` rows (of A) or columns (of B), and 32 bytes along K.
 #[derive(Clone, Copy)]
 struct Layout {
-    /// Swizzle mode of the descriptor, and bytes of a row of its pattern.
+    /// Swizzle mode of the descriptor, and bytes per row of its pattern.
     pattern: (u64, usize),
     transposed: bool,
     major: usize,
 }
 
 impl Layout {
-    /// Leading and stride byte offsets: patterns lie one behind the other, along K first where K has two of them.
+    /// Leading and stride byte offsets. Patterns are contiguous, first along K where K spans two of them.
     fn offsets(self) -> (usize, usize) {
         let (_, row) = self.pattern;
         match (self.transposed, row) {
-            // Eight rows of 16 bytes; the two chunks of K side by side.
+            // Eight rows of 16 bytes. The two chunks along K are adjacent.
             (false, 16) => (128, 256),
             (false, _) => (16, 8 * row),
-            // Eight k of 16 bytes; the two groups of k side by side.
+            // Eight k of 16 bytes. The two groups along k are adjacent.
             (true, 16) => (128, 256),
-            // Patterns of 8 k; both of them for a row's worth of columns, then the next.
+            // Patterns of 8 k: both patterns for one row's worth of columns, then the next columns.
             (true, _) => (16 * row, 8 * row),
         }
     }
 
-    /// Byte of an element.
+    /// Byte offset of an element.
     fn place(self, major: usize, k: usize, size: usize) -> usize {
         let (_, row) = self.pattern;
         let (leading, stride) = self.offsets();
@@ -104,7 +104,8 @@ impl Case {
         bytes
     }
 
-    /// A thread's four registers of A, from the layout of the PTX ISA's figure: rows g and g + 8, 16 bytes of K and then the others.
+    /// A thread's four registers of A in the layout of the PTX ISA's figure: rows g and g + 8, first the
+    /// lower 16 bytes along K, then the upper.
     fn fragments(&self) -> Vec<u8> {
         let mut bytes = Vec::new();
         let per_register = self.k / 8;
@@ -169,7 +170,7 @@ impl Case {
         )
     }
 
-    /// Twice the product: the first does not add to D, the second does.
+    /// Checks twice the product: the first wgmma does not add to D, the second does.
     fn check(&self) {
         let module = ptx::parse(&self.source()).unwrap_or_else(|e| panic!("{e}\n{}", self.source()));
         let (operands, fragments) = (self.shared(), self.fragments());
@@ -241,7 +242,7 @@ fn f32(x: i32) -> u32 {
     (x as f32).to_bits()
 }
 
-/// Integers to 3 in a format with that many bits of fraction and that bias.
+/// The bits of an integer up to 3 in a format with `fraction` fraction bits and bias `bias`.
 fn small(x: i32, fraction: u32, bias: u32) -> u32 {
     let sign = if x < 0 { 0x80 } else { 0 };
     match x.unsigned_abs() {
@@ -283,7 +284,7 @@ fn every_layout_of_both_operands() {
                 a_in_registers: false,
                 negated: a != b,
             };
-            // A row of an MN-major pattern spans that many columns.
+            // A row of an MN-major pattern spans this many columns.
             let whole = !b || columns % (pattern.1 / 2) == 0;
             if whole && case.b.major * 32 <= B_BYTES {
                 case.check();

@@ -7,8 +7,9 @@ use super::{Class, Decoder, Inst, Slot};
 use crate::memory::window;
 
 impl Decoder<'_> {
-    /// The side in shared memory goes to the base, that in global memory or the tensor map to the source; the size to source
-    /// 0, the mask of a multicast to source 1, coordinates or values to the list.
+    /// The address in shared memory goes to `base`, the address in global memory or of the tensor map to
+    /// `source`. The size goes to source 0, the mask of a multicast to source 1. Coordinates or values go to
+    /// the list.
     pub(super) fn bulk(&mut self, out: &mut Inst, o: &Operands) -> Result<()> {
         self.asynchronous = true;
         self.communicates |= matches!(out.op, Op::CpReduceAsyncBulk(r) if !r.route.has_mbarrier())
@@ -86,13 +87,14 @@ impl Decoder<'_> {
         Ok((base, offset))
     }
 
-    /// An address as a generic one, where it is a symbol; registers hold what the instruction takes.
+    /// Resolves an operand to a generic address where it is a symbol. A register already holds the address
+    /// that the instruction takes.
     fn generic(&mut self, operand: &Operand, space: Space) -> Result<(Slot, i64)> {
         let (base, offset, found) = self.resolve(operand, space)?;
         Ok((base, if found == Space::Param { offset + window(Space::Param) as i64 } else { offset }))
     }
 
-    /// Tensor map and coordinates.
+    /// Decodes the tensor map and the coordinates.
     fn map(&mut self, out: &mut Inst, o: &Operands, position: usize) -> Result<()> {
         out.source = self.generic(o.get(position)?, Space::Generic)?;
         self.elements_typed(out, o.get(position + 1)?, Type::S32)?;

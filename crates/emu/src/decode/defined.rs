@@ -1,8 +1,9 @@
-//! Which registers are surely defined where they are read. Nearly all are, in nearly all kernels; only the others are
-//! watched while the kernel runs, lane by lane.
+//! Finds the registers that may be undefined where they are read. In most kernels there are few such
+//! registers. Only they are tracked while the kernel runs, lane by lane.
 //!
-//! An undefined value does no harm until something depends on it: a copy, a sum, or the unused side of a `selp` passes it
-//! on; an address, a branch, a store, a barrier or a matrix product is where it is reported.
+//! An undefined value is harmless until something depends on it. A copy, a sum, or the unused side of a
+//! `selp` passes it on. An address, a branch, a store, a barrier or a matrix product acts on it, and the
+//! finding is reported there.
 
 use std::collections::{HashMap, HashSet};
 
@@ -11,26 +12,27 @@ use ptx::Op;
 use super::flow::{Block, blocks};
 use super::{Class, Inst, Program, Slot};
 
-/// The suspects that an instruction touches, by their index in [`Program::suspects`].
+/// The suspects (registers that may be undefined) that an instruction touches, by their index in
+/// [`Program::suspects`].
 #[derive(Debug)]
 pub(crate) struct Watch {
     pub guard: Option<u32>,
-    /// Those whose value it passes on.
+    /// Suspects whose value the instruction passes on.
     pub data: Vec<u32>,
-    /// Those that it acts on.
+    /// Suspects that the instruction acts on.
     pub effect: Vec<u32>,
     pub defines: Vec<u32>,
     /// `a`, `b` and the predicate of a `selp`, where they are suspects.
     pub choice: Option<[Option<u32>; 3]>,
 }
 
-/// Slots that an instruction reads: those whose value it passes on, and those that it acts on.
+/// The slots that an instruction reads: those whose value it passes on, and those that it acts on.
 struct Uses {
     data: Vec<Slot>,
     effect: Vec<Slot>,
 }
 
-/// What an instruction reads, its guard apart.
+/// The slots that an instruction reads, without its guard.
 fn uses(inst: &Inst, list: &[Slot]) -> Uses {
     let sources = || inst.s.iter().copied().filter(|s| s.is_some());
     let mut uses = Uses { data: Vec::new(), effect: Vec::new() };
@@ -53,7 +55,7 @@ fn uses(inst: &Inst, list: &[Slot]) -> Uses {
             let [_, _, _, results] = w.registers();
             uses.effect.extend(&list[results..]);
         }
-        // Whether D is read is the predicate's to say.
+        // Whether D is read depends on the predicate.
         Op::Wgmma(w) => {
             uses.effect.extend(sources());
             uses.effect.extend(&list[w.d_registers()..]);
@@ -80,7 +82,7 @@ fn uses(inst: &Inst, list: &[Slot]) -> Uses {
     uses
 }
 
-/// What an instruction writes.
+/// The slots that an instruction writes.
 fn defines(inst: &Inst, list: &[Slot]) -> Vec<Slot> {
     let mut slots: Vec<Slot> = inst.d.to_vec();
     match inst.op {
@@ -101,7 +103,7 @@ fn defines(inst: &Inst, list: &[Slot]) -> Vec<Slot> {
     slots
 }
 
-/// Lane-wise operations: an undefined operand makes an undefined result.
+/// Whether an operation is lane-wise: an undefined operand makes its result undefined.
 fn passes_on(op: &Op) -> bool {
     matches!(
         op,
@@ -132,7 +134,8 @@ fn passes_on(op: &Op) -> bool {
     )
 }
 
-/// Finds the registers that may be undefined where they are read, and the instructions that read or write them.
+/// Finds the registers that may be undefined where they are read, and the instructions that read or write
+/// them.
 pub(super) fn watch(program: &mut Program) {
     let constant: HashSet<Slot> = program
         .constants
@@ -159,8 +162,8 @@ pub(super) fn watch(program: &mut Program) {
     }
 }
 
-/// Finds the instructions that touch registers of wgmma: they must not while it works on them (PTX ISA,
-/// "wgmma.mma_async").
+/// Finds the instructions that touch registers of a wgmma. An instruction must not touch them while the wgmma
+/// is in flight (PTX ISA, "wgmma.mma_async").
 pub(super) fn touch(program: &mut Program) {
     let of_wgmma = |inst: &&Inst| matches!(inst.op, Op::Wgmma(_));
     let registers: HashSet<Slot> = program
@@ -211,7 +214,7 @@ fn watch_of(program: &Program, inst: &Inst, index: &HashMap<Slot, u32>) -> Optio
     touches.then_some(watch)
 }
 
-/// Slots in the pool of an instruction that has any.
+/// The pool slots of an instruction; empty for `brx.idx`, whose list holds branch targets.
 fn operand_list<'p>(program: &'p Program, inst: &Inst) -> &'p [Slot] {
     if matches!(inst.op, Op::BrxIdx { .. }) { &[] } else { program.slots(inst) }
 }
@@ -222,7 +225,7 @@ struct Analysis<'p> {
     passed: &'p HashSet<Slot>,
 }
 
-/// Registers that are defined, for every lane that gets here; `None` before any path was found.
+/// Registers that are defined for every lane that gets to a point; `None` before any path to it was found.
 type Defined = Option<HashSet<Slot>>;
 
 impl Analysis<'_> {
@@ -263,7 +266,8 @@ impl Analysis<'_> {
         }
     }
 
-    /// What is defined after an instruction; `undefined` is told of what it reads and is not.
+    /// Updates `defined` for an instruction. Calls `undefined` for each slot that it reads and that may be
+    /// undefined.
     fn step(&self, pc: u32, defined: &mut HashSet<Slot>, undefined: &mut impl FnMut(Slot)) {
         let inst = &self.program.code[pc as usize];
         let list = operand_list(self.program, inst);

@@ -1,11 +1,11 @@
-//! Immediate post-dominators: where lanes that part at a branch meet again (Cooper, Harvey & Kennedy, "A Simple, Fast
-//! Dominance Algorithm", on the reversed graph).
+//! Immediate post-dominators: the points where lanes that diverge at a branch reconverge (Cooper, Harvey &
+//! Kennedy, "A Simple, Fast Dominance Algorithm", on the reversed graph).
 
 use ptx::Op;
 
 use super::{Inst, NOWHERE};
 
-/// Sets `reconverge` of every instruction in `start..end` at which lanes can part.
+/// Sets `reconverge` of every instruction in `start..end` at which lanes can diverge.
 pub(super) fn reconvergence(code: &mut [Inst], targets: &[u32], start: u32, end: u32) {
     let blocks = blocks(code, targets, start, end);
     let exit = blocks.len();
@@ -16,16 +16,16 @@ pub(super) fn reconvergence(code: &mut [Inst], targets: &[u32], start: u32, end:
     }
 }
 
-/// Instructions that are executed one after the other.
+/// A basic block.
 #[derive(Debug)]
 pub(super) struct Block {
     pub start: u32,
     pub end: u32,
-    /// Indices of blocks; the number of blocks stands for the exit.
+    /// Indices of the successor blocks. The number of blocks stands for the exit.
     pub successors: Vec<usize>,
 }
 
-/// The blocks of a function, in order.
+/// The basic blocks of a function, in order.
 pub(super) fn blocks(code: &[Inst], targets: &[u32], start: u32, end: u32) -> Vec<Block> {
     if start == end {
         return Vec::new();
@@ -80,7 +80,7 @@ fn successors_of(inst: &Inst, pc: u32, targets: &[u32]) -> Vec<u32> {
     next
 }
 
-/// Immediate post-dominator of each block; `None` where no path leads to the exit.
+/// The immediate post-dominator of each block; `None` where no path leads to the exit.
 fn post_dominators(successors: &[Vec<usize>], exit: usize) -> Vec<Option<usize>> {
     let mut predecessors = vec![Vec::new(); exit + 1];
     for (b, next) in successors.iter().enumerate() {
@@ -103,7 +103,8 @@ fn post_dominators(successors: &[Vec<usize>], exit: usize) -> Vec<Option<usize>>
                     (Some(mut x), Some(_)) => {
                         let mut y = s;
                         while x != y {
-                            // A processed block's chain ends at the exit, so these are never None.
+                            // The chain of a processed block ends at the exit, so `ipdom` is never `None`
+                            // here.
                             while rank[x] < rank[y] {
                                 x = ipdom[x].unwrap_or(exit);
                             }
@@ -153,7 +154,7 @@ mod tests {
         // 0 → 1, 2; 1 → 3; 2 → 3; 3 → 0 or exit (4).
         let graph = [vec![1, 2], vec![3], vec![3], vec![0, 4]];
         assert_eq!(post_dominators(&graph, 4), [Some(3), Some(3), Some(3), Some(4), None]);
-        // A loop without a way out has none.
+        // A loop without an exit has no post-dominator.
         assert_eq!(post_dominators(&[vec![1, 2], vec![1]], 2), [Some(2), None, None]);
     }
 }

@@ -13,7 +13,7 @@ impl Decoder<'_> {
         };
         match target {
             Some(pc) if pc != super::NOWHERE => Ok(pc),
-            _ => self.malformed("a branch goes to a label that does not stand in the function"),
+            _ => self.malformed("a branch names a label that is not in the function"),
         }
     }
 

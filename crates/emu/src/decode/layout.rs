@@ -12,7 +12,7 @@ pub(crate) struct VariableRegion {
     pub contents: Vec<u8>,
 }
 
-/// A variable of shared memory, for findings.
+/// A variable of shared memory. Findings name it.
 #[derive(Clone, Debug)]
 pub(crate) struct SharedVariable {
     pub name: String,
@@ -21,7 +21,7 @@ pub(crate) struct SharedVariable {
     pub bytes: u32,
 }
 
-/// Local variables and call parameters of a function, from its frame pointer.
+/// Offsets of the local variables and call parameters of a function from its frame pointer.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Frame {
     offsets: HashMap<Name, u32>,
@@ -40,15 +40,15 @@ impl Frame {
     }
 }
 
-/// Where every variable lies.
+/// The addresses of all variables.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Layout {
-    /// Addresses in their own space; local variables are in `frames`.
+    /// Addresses in the variable's own space. Local variables are in `frames`.
     symbols: HashMap<Name, (Space, u64)>,
     pub shared: Vec<SharedVariable>,
-    /// Static and dynamic shared memory in bytes, packed as closely as alignment allows: what a CTA takes.
+    /// Static and dynamic shared memory of a CTA in bytes, packed as closely as alignment allows.
     pub shared_bytes: u32,
-    /// Where its first variable begins, and where the last ends, with the gaps of [`exactly_aligned`].
+    /// The start of the first variable and the end of the last one, with the gaps of [`exactly_aligned`].
     pub shared_start: u32,
     pub shared_extent: u32,
     pub constants: Vec<u8>,
@@ -115,14 +115,15 @@ impl Layout {
         Ok(())
     }
 
-    /// All `extern .shared` arrays begin where static shared memory ends.
+    /// Places all `extern .shared` arrays at the end of static shared memory.
     fn place_dynamic(&mut self, module: &Module, dynamic: u32) {
         let is_dynamic = |v: &&Variable| v.space == Space::Shared && v.bytes() == 0;
         let align = module.variables().filter(is_dynamic).map(|v| v.align).max().unwrap_or(16).max(16);
         if module.variables().filter(is_dynamic).count() == 0 && dynamic == 0 {
             return;
         }
-        // Where there is nothing else, code for sm_90 relies on the base: a multiple of 1024, behind what the system reserves.
+        // Without static shared memory, code for sm_90 relies on the base address: a multiple of 1024, after
+        // the area that the system reserves.
         let alone = self.shared_extent == 0 && module.target.sm >= 90;
         let start = if alone { 0 } else { exactly_aligned(self.shared_extent, align) };
         for variable in module.variables().filter(is_dynamic) {
@@ -201,7 +202,8 @@ impl Layout {
         Ok(bytes)
     }
 
-    /// Name and offset of a place in shared memory, from the start of shared memory.
+    /// The name of the variable at an offset from the start of shared memory, or nearest to it, and the
+    /// offset from the variable's start.
     pub fn shared_place(&self, offset: i64) -> (String, i64) {
         let inside =
             |v: &&SharedVariable| (i64::from(v.start)..i64::from(v.start + v.bytes)).contains(&offset);
@@ -217,16 +219,17 @@ impl Layout {
     }
 }
 
-/// The next place in shared memory that has this alignment and no more. A kernel may rely on what its arrays declare alone:
-/// ptxas puts arrays of 16 bytes and more at multiples of 16 when it assembles a whole program, but not when its code is to be
-/// linked, which is what the driver's linker asks of it.
+/// The next offset in shared memory that has this alignment and no larger one, so that a kernel cannot rely
+/// on more alignment than its arrays declare. ptxas places arrays of 16 bytes and more at multiples of 16
+/// when it assembles a whole program. It does not when it assembles relocatable code, as the driver's linker
+/// requests.
 fn exactly_aligned(at: u32, align: u32) -> u32 {
     let start = align_up(at, align);
     let more = (SHARED_BASE + u64::from(start)).is_multiple_of(2 * u64::from(align.max(1)));
     if more { start.saturating_add(align) } else { start }
 }
 
-/// The next multiple of an alignment; the largest number, which no limit admits, where there is none.
+/// The next multiple of an alignment. On overflow it is the largest number, which no limit admits.
 fn align_up(at: u32, align: u32) -> u32 {
     at.checked_next_multiple_of(align.max(1)).unwrap_or(u32::MAX)
 }
@@ -236,7 +239,7 @@ const LOCAL_LIMIT: u64 = 512 << 10;
 const GLOBAL_LIMIT: u64 = 1 << 30;
 const ALIGN_LIMIT: u32 = 1 << 16;
 
-/// All variables of a space together.
+/// Checks the total size of all variables of a space.
 fn check_total(what: &'static str, bytes: u64, limit: u64) -> Result<(), EmuError> {
     if bytes <= limit {
         return Ok(());
@@ -248,8 +251,8 @@ fn check_total(what: &'static str, bytes: u64, limit: u64) -> Result<(), EmuErro
     })
 }
 
-/// What the hardware has of each space (CUDA C++ Programming Guide, "Compute Capabilities"), and no more global memory
-/// than a test can want.
+/// Checks a variable against the hardware's size of its space (CUDA C++ Programming Guide, "Compute
+/// Capabilities"), and for global memory against a limit that suffices for tests.
 fn check_size(variable: &Variable) -> Result<(), EmuError> {
     let limit: u64 = match variable.space {
         Space::Const => CONST_LIMIT,
@@ -277,13 +280,13 @@ fn check_size(variable: &Variable) -> Result<(), EmuError> {
     }
 }
 
-/// The size of a variable in words.
+/// Text for the size of a variable.
 fn size_of(bytes: Option<u64>, align: u32) -> String {
     let bytes = bytes.map_or_else(|| "2^64 bytes or more".to_owned(), |bytes| format!("{bytes} bytes"));
     format!("{bytes}, aligned to {align}")
 }
 
-/// Parameters of different entries may share a name.
+/// A key for a parameter that includes the entry, because parameters of different entries may share a name.
 fn param_key(entry: &str, name: &str) -> Name {
     format!("{entry}({name})").into()
 }

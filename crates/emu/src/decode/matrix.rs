@@ -49,7 +49,8 @@ impl Decoder<'_> {
         Ok(())
     }
 
-    /// D and A in registers go to the list, the descriptors of A and B to sources 0 and 1, the predicate to source 2.
+    /// The registers of D and A go to the list, the descriptors of A and B to sources 0 and 1, the predicate
+    /// to source 2.
     pub(super) fn warpgroup_matrix(&mut self, out: &mut Inst, o: &Operands, w: &Wgmma) -> Result<()> {
         if !crate::exec::wgmma_supported(w) {
             return self.unsupported(out.op.to_string());
@@ -92,7 +93,7 @@ impl Decoder<'_> {
         Ok(())
     }
 
-    /// Registers of a fragment, to the pool.
+    /// Appends the registers of a fragment to the pool.
     pub(super) fn fragment(&mut self, operand: &Operand, count: usize, ty: Type) -> Result<()> {
         let single = std::slice::from_ref(operand);
         let parts = if let Operand::Vector(parts) = operand { parts } else { single };

@@ -1,5 +1,6 @@
-//! From PTX to a flat list of instructions whose operands are slots of the register files, whose targets are indices, and
-//! whose branches know where they reconverge. All that could fail for want of an implementation fails here.
+//! Decodes PTX to a flat list of instructions. Operands are slots of the register files, targets are indices,
+//! and each branch has its point of reconvergence. An instruction that is not implemented is rejected here,
+//! before anything runs.
 
 mod bulk;
 mod defined;
@@ -26,17 +27,17 @@ pub(crate) use wmma::Fragment;
 
 use crate::EmuError;
 
-/// No instruction: there is no point of reconvergence.
+/// Stands for a missing instruction index: there is no point of reconvergence.
 pub(crate) const NOWHERE: u32 = u32::MAX;
 
-/// Which register file.
+/// A register file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Class {
     /// 8, 16 and 32 bits.
     W32,
     W64,
     Pred,
-    /// Nothing: a result not wanted, an operand not there.
+    /// No register: an unused result or an absent operand.
     Sink,
 }
 
@@ -50,7 +51,7 @@ impl Class {
     }
 }
 
-/// A register, constant or special register: constants are registers that are never written.
+/// A register, constant or special register. A constant is a register that is never written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Slot {
     pub class: Class,
@@ -77,49 +78,53 @@ pub(crate) struct Inst {
     pub line: u32,
     /// Index in [`Program::code`].
     pub pc: u32,
-    /// Index among the module's instructions, as events of traces and counters have it.
+    /// Index among the module's instructions. Trace events and counters use this index.
     pub number: u32,
     /// Predicate and whether it is negated.
     pub guard: Option<(u16, bool)>,
-    /// Results; the second is the predicate of a pair.
+    /// Results. The second one is the predicate of a pair.
     pub d: [Slot; 2],
-    /// Sources.
     pub s: [Slot; 4],
-    /// Bit i: predicate source i is negated.
+    /// Bit i is set when predicate source i is negated.
     pub negated: u8,
     /// Address: base and offset in `space`.
     pub base: Slot,
     pub offset: i64,
     pub space: Space,
-    /// Branch target, index of a call, of a fragment, or [`CLOCK`].
+    /// Branch target, index of a call, index of a fragment, or [`CLOCK`].
     pub target: u32,
-    /// Where lanes that part here meet again.
+    /// The instruction where lanes that diverge here reconverge.
     pub reconverge: u32,
     /// Elements of vectors, fragments of matrices, or branch targets, in [`Program::pool`].
     pub list: (u32, u16),
-    /// Start of the source address of cp.async, the side in global memory or the tensor map of a bulk copy.
+    /// For cp.async the source address; for a bulk copy the address in global memory or of the tensor map.
     pub source: (Slot, i64),
     /// Address of the mbarrier that an asynchronous copy completes on.
     pub signal: (Slot, i64),
-    /// Index in [`Program::touches`], when it reads or writes registers that a wgmma works on.
+    /// Index in [`Program::touches`], when the instruction reads or writes registers of a wgmma.
     pub touches: Option<u32>,
-    /// Index in [`Program::watches`], when it reads or writes a register that may be undefined.
+    /// Index in [`Program::watches`], when the instruction reads or writes a register that may be undefined.
     pub watched: Option<u32>,
 }
 
 /// `target` of a `mov` from a clock.
 pub(crate) const CLOCK: u32 = 1;
 
-/// How bytes or a register get from caller to callee or back.
+/// How a parameter or result is passed between caller and callee.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Transfer {
-    /// Registers.
-    Register { from: Slot, to: Slot },
-    /// Bytes of local memory; offsets from the caller's and the callee's frame.
-    Bytes { caller: u32, callee: u32, bytes: u32 },
+    Register {
+        from: Slot,
+        to: Slot,
+    },
+    /// Bytes of local memory. The offsets count from the caller's and the callee's frame.
+    Bytes {
+        caller: u32,
+        callee: u32,
+        bytes: u32,
+    },
 }
 
-/// A call.
 #[derive(Clone, Debug)]
 pub(crate) struct Call {
     pub callee: usize,
@@ -128,7 +133,7 @@ pub(crate) struct Call {
 }
 
 impl Call {
-    /// Registers that the call itself writes: they are defined.
+    /// The registers that the call itself writes. They are defined in the callee or after the call.
     fn passed_slots(&self) -> impl Iterator<Item = Slot> {
         self.arguments.iter().chain(&self.results).filter_map(|t| match t {
             Transfer::Register { to, .. } => Some(*to),
@@ -137,14 +142,14 @@ impl Call {
     }
 }
 
-/// What execution needs to know of a function.
+/// What the executor needs to know about a function.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct FunctionInfo {
     pub name: String,
-    /// First instruction, and one past the last.
+    /// First instruction, and one past the last instruction.
     pub start: u32,
     pub end: u32,
-    /// Registers per class: first and count.
+    /// Per class, the first register and the number of registers.
     pub w32: (u16, u16),
     pub w64: (u16, u16),
     pub pred: (u16, u16),
@@ -159,7 +164,7 @@ pub(crate) struct Program {
     pub pool: Vec<Slot>,
     pub targets: Vec<u32>,
     pub calls: Vec<Call>,
-    /// Of loads and stores of `wmma`.
+    /// Of the `wmma` loads and stores.
     pub fragments: Vec<Fragment>,
     pub functions: Vec<FunctionInfo>,
     pub entry: usize,
@@ -167,29 +172,29 @@ pub(crate) struct Program {
     pub sizes: [usize; 3],
     pub constants: Vec<(Slot, u64)>,
     pub specials: Vec<(Slot, SpecialReg)>,
-    /// Addresses in shared memory, but for the rank of the CTA in its cluster.
+    /// Addresses in shared memory, without the rank of the CTA in its cluster.
     pub shared_addresses: Vec<(Slot, u64)>,
     /// Frame pointer into local memory.
     pub frame_pointer: Slot,
     pub layout: Layout,
     /// Bytes of parameters of the entry.
     pub params: Vec<u8>,
-    /// Where tensor maps lie among them.
+    /// The byte ranges of the tensor maps in `params`.
     pub maps: Vec<std::ops::Range<usize>>,
-    /// Narrowest access to shared and to global memory.
+    /// Width in bytes of the narrowest access to shared memory and to global memory.
     pub granules: [u32; 2],
     /// Registers that may be undefined where they are read.
     pub suspects: Vec<Slot>,
     pub watches: Vec<Watch>,
-    /// Registers of wgmma that an instruction of another kind reads or writes.
+    /// Registers of a wgmma that an instruction of another kind reads or writes.
     pub touches: Vec<Vec<u16>>,
-    /// CTAs may communicate: atomics, or strong accesses to global memory.
+    /// Whether CTAs may communicate: the kernel has atomics, or strong accesses to global memory.
     pub communicates: bool,
-    /// There are accesses by the asynchronous proxy, or mbarriers.
+    /// Whether the kernel has accesses by the asynchronous proxy, or mbarriers.
     pub asynchronous: bool,
 }
 
-/// Decodes the kernel's entry and what it calls.
+/// Decodes the kernel's entry and the functions that it calls.
 pub(crate) fn decode(kernel: &Kernel, buffers: usize) -> Result<Program, EmuError> {
     let module = &kernel.module;
     let functions: Vec<&Function> = module.functions().collect();
@@ -277,7 +282,7 @@ pub(crate) fn decode(kernel: &Kernel, buffers: usize) -> Result<Program, EmuErro
     Ok(program)
 }
 
-/// The functions that the entry may run.
+/// Whether the entry may run each function.
 fn reachable(functions: &[&Function], entry: usize) -> Vec<bool> {
     let mut reached = vec![false; functions.len()];
     let mut work = vec![entry];
@@ -302,7 +307,7 @@ fn reachable(functions: &[&Function], entry: usize) -> Vec<bool> {
 struct Decoder<'m> {
     functions: &'m [&'m Function],
     layout: &'m Layout,
-    /// The function being decoded, and the line.
+    /// Index of the function being decoded, and the line.
     current: usize,
     line: u32,
     number: u32,
@@ -327,7 +332,7 @@ struct Decoder<'m> {
     asynchronous: bool,
 }
 
-/// Which of a body's registers are parameters or named by its instructions.
+/// Which registers of a body are parameters or appear in its instructions.
 fn mentioned(function: &Function, body: &Body) -> Vec<bool> {
     let mut mentioned = vec![false; body.registers.len()];
     mentioned.iter_mut().take(function.register_params()).for_each(|parameter| *parameter = true);
@@ -352,7 +357,8 @@ impl Decoder<'_> {
             let before = self.next.map(|n| n as u16);
             let mut slots = Vec::new();
             for body in function.body.iter().filter(|_| reached[index]) {
-                // Compilers declare more than they use, and a recursion keeps a copy of each.
+                // Only these get a slot: compilers declare more registers than they use, and each recursive
+                // call saves a copy of all registers.
                 for (register, mentioned) in body.registers.iter().zip(mentioned(function, body)) {
                     slots.push(if register.ty == Type::B128 || !mentioned {
                         Slot::NONE
@@ -396,7 +402,7 @@ impl Decoder<'_> {
         Ok(slot)
     }
 
-    /// An address in the shared memory of the CTA that runs.
+    /// A slot with an address in the shared memory of the CTA that runs.
     pub(super) fn shared_address(&mut self, class: Class, address: u64) -> Result<Slot, EmuError> {
         let slot = match self.shared_addresses.get(&(class, address)) {
             Some(slot) => return Ok(*slot),
@@ -430,7 +436,7 @@ impl Decoder<'_> {
                 self.code.push(decoded);
             }
         }
-        // A body may end without `ret`, and a label may stand behind the last instruction.
+        // A body may end without `ret`, and a label may follow the last instruction.
         let pc = self.code.len() as u32;
         let end = Inst { pc, number: self.number, ..Inst::new(Op::Ret { uni: false }, self.line) };
         self.code.push(end);
@@ -471,7 +477,7 @@ impl Decoder<'_> {
         Ok(self.calls.len() as u32 - 1)
     }
 
-    /// From what the caller gives to what the callee takes.
+    /// How an argument or result of the caller reaches a parameter of the callee.
     fn transfer(&mut self, callee: usize, param: &Param, given: &Operand) -> Result<Transfer, EmuError> {
         match (param.space, given) {
             (ParamSpace::Param, Operand::Symbol(name, offset)) => {
@@ -529,7 +535,7 @@ impl Inst {
 }
 
 impl Program {
-    /// Slots of an instruction's vector, fragments or the like.
+    /// The pool slots of an instruction: its vector, fragments or other list.
     #[inline(always)]
     pub fn slots(&self, inst: &Inst) -> &[Slot] {
         &self.pool[inst.list.0 as usize..][..usize::from(inst.list.1)]

@@ -30,14 +30,15 @@ impl Decoder<'_> {
         }
     }
 
-    /// Parts of a packed register, `bits` each, to the pool.
+    /// Appends the parts of a packed register, `bits` bits each, to the pool.
     fn vector(&mut self, out: &mut Inst, parts: &[Operand], bits: u32) -> Result<()> {
         let ty = match bits {
             8 | 16 => Type::B16,
             32 => Type::B32,
             64 => Type::B64,
             _ => {
-                return self.malformed("a register is packed from a number of parts that does not divide it");
+                return self
+                    .malformed("the number of packed parts does not divide the width of the register");
             }
         };
         let start = self.pool.len() as u32;
@@ -49,7 +50,7 @@ impl Decoder<'_> {
         Ok(())
     }
 
-    /// `mov d, symbol`: a constant, but for local variables, which count from the frame pointer.
+    /// `mov d, symbol`: a constant, except for local variables, whose addresses count from the frame pointer.
     fn symbol_address(&mut self, out: &mut Inst, name: &str, offset: i64) -> Result<()> {
         if let Some(at) = self.layout.frames[self.current].offset_of(name) {
             if out.d[0].class == Class::W32 {

@@ -10,7 +10,7 @@ use crate::EmuError;
 
 pub(super) type Result<T> = std::result::Result<T, EmuError>;
 
-/// Twice the width of an integer type.
+/// The integer type with twice the width.
 fn wide(ty: Type) -> Type {
     match ty.bits() {
         8 | 16 => Type::B32,
@@ -150,7 +150,7 @@ impl Decoder<'_> {
         }
     }
 
-    /// `d, sources…`.
+    /// Operands in the form `d, sources…`.
     pub(super) fn lanewise(
         &mut self,
         out: &mut Inst,
@@ -179,7 +179,7 @@ impl Decoder<'_> {
         Ok(())
     }
 
-    /// `lop3` with a predicate: its table goes to the offset, for it has five sources.
+    /// `lop3` with a predicate result. It has five sources, so its truth table goes to `offset`.
     fn combined_logic(&mut self, out: &mut Inst, o: &Operands) -> Result<()> {
         out.d = self.pair(o.get(0)?, Type::B32, Type::Pred)?;
         self.sources(out, o, 1, &[Type::B32; 3])?;
@@ -197,12 +197,14 @@ impl Decoder<'_> {
         match self.registers[self.current].get(reg.0 as usize) {
             Some(slot) if slot.class == class => Ok(*slot),
             Some(slot) if !slot.is_some() => self.unsupported("128-bit registers"),
-            Some(_) => self.malformed("an operand's register has another width than the instruction"),
+            Some(_) => {
+                self.malformed("the width of an operand's register differs from that of the instruction")
+            }
             None => self.malformed("an operand is a register that the function does not declare"),
         }
     }
 
-    /// The register whatever its width.
+    /// The slot of a register of any width.
     fn any_register(&self, reg: ptx::Reg) -> Result<Slot> {
         match self.registers[self.current].get(reg.0 as usize) {
             Some(slot) if slot.is_some() => Ok(*slot),
@@ -219,7 +221,7 @@ impl Decoder<'_> {
         }
     }
 
-    /// `a|b` or `a`.
+    /// An operand in the form `a|b` or `a`.
     fn pair(&self, operand: &Operand, first: Type, second: Type) -> Result<[Slot; 2]> {
         match operand {
             Operand::Pair(a, b) => {
@@ -256,9 +258,10 @@ impl Decoder<'_> {
     }
 
     fn special(&mut self, special: SpecialReg, class: Class) -> Result<Slot> {
-        // Thread and CTA indices may be read at 16 bits (PTX ISA 1.x code); at 64 only what is that wide.
+        // Thread and CTA indices may be read with 16 bits (PTX ISA 1.x code). 64-bit reads are allowed only
+        // for 64-bit special registers.
         if Class::of(special.ty()) != class {
-            return self.malformed(format!("{} is read at another width", special.name()));
+            return self.malformed(format!("{} is read with a width that it does not have", special.name()));
         }
         if let Some(slot) = self.specials.get(&special) {
             return Ok(*slot);
@@ -385,7 +388,7 @@ impl Decoder<'_> {
         }
     }
 
-    /// Narrowest access to each space: the grain of the shadows.
+    /// Updates the width of the narrowest access to each space: the granule of the shadows.
     pub(super) fn note_access(&mut self, space: Space, bytes: u32) {
         if !matches!(space, Space::Global | Space::Const | Space::Param | Space::Local) {
             self.granules[0] = self.granules[0].min(bytes);
@@ -395,7 +398,7 @@ impl Decoder<'_> {
         }
     }
 
-    /// Registers that a load fills; they may be wider than the type.
+    /// Appends the registers that a load fills. They may be wider than the type.
     fn elements(&mut self, out: &mut Inst, operand: &Operand) -> Result<()> {
         let single = std::slice::from_ref(operand);
         let parts = if let Operand::Vector(parts) = operand { parts } else { single };
@@ -428,7 +431,7 @@ impl Decoder<'_> {
     }
 }
 
-/// Operands with an error for those that are missing.
+/// The operands of an instruction. A missing one is an error.
 pub(super) struct Operands<'a> {
     pub(super) list: &'a [Operand],
     line: u32,
@@ -443,7 +446,7 @@ impl Operands<'_> {
     }
 }
 
-/// Operations that are evaluated lane by lane.
+/// Whether an operation is evaluated lane by lane.
 fn is_arithmetic(op: &Op) -> bool {
     matches!(
         op,
@@ -474,7 +477,7 @@ pub(super) fn is_clock(special: SpecialReg) -> bool {
     matches!(special, Clock | ClockHi | Clock64 | GlobalTimer | GlobalTimerLo | GlobalTimerHi)
 }
 
-/// The bits of an immediate at the width of the operand.
+/// The bits of an immediate at the width of the operand's type.
 fn immediate(imm: Imm, ty: Type) -> u64 {
     match (imm, ty) {
         (Imm::Int(v), Type::F32) => u64::from((v as f32).to_bits()),
@@ -489,7 +492,7 @@ fn immediate(imm: Imm, ty: Type) -> u64 {
     }
 }
 
-/// Whether an access with these modifiers is strong, and how far.
+/// The strength of an access with these modifiers.
 pub(crate) fn strength(sem: MemSem, scope: Option<Scope>) -> crate::order::Strength {
     use crate::order::Strength;
     match sem {
@@ -499,7 +502,6 @@ pub(crate) fn strength(sem: MemSem, scope: Option<Scope>) -> crate::order::Stren
     }
 }
 
-/// A scope as a strength.
 pub(crate) fn scope_strength(scope: Scope) -> crate::order::Strength {
     use crate::order::Strength;
     match scope {

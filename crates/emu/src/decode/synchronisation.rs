@@ -23,7 +23,7 @@ impl Decoder<'_> {
                 self.note_access(Space::Global, bytes);
                 let least = 3 + usize::from(c.cache_hint);
                 let Some(rest) = o.list.len().checked_sub(least) else {
-                    return self.malformed("cp.async lacks an operand that its modifiers announce");
+                    return self.malformed("cp.async lacks an operand that its modifiers require");
                 };
                 if rest == 0 {
                     Ok(())
@@ -45,7 +45,7 @@ impl Decoder<'_> {
                 }
                 self.address(out, o.get(result)?, m.space)?;
                 let by_state = m.op.waits() && !m.op.by_parity();
-                // The time that a wait may take is no matter.
+                // The time limit of a wait has no effect in the emulator.
                 if o.list.len() > result + 1 {
                     self.sources(out, o, result + 1, &[if by_state { B64 } else { U32 }])
                 } else {

@@ -7,18 +7,18 @@ use super::{Class, Decoder, Inst};
 use crate::numerics::tensor::Shape;
 use crate::numerics::tensor::wmma::{FragmentAccess, FragmentLayout, Matrix};
 
-/// What a `wmma.load` or `wmma.store` does.
+/// The memory accesses of a `wmma.load` or `wmma.store`.
 #[derive(Clone, Debug)]
 pub(crate) struct Fragment {
     pub access: WmmaAccess,
     pub layout: FragmentLayout,
-    /// Whether neighbours in a line are neighbours in memory.
+    /// Whether consecutive elements of a line are consecutive in memory.
     pub along: bool,
     pub accesses: Vec<FragmentAccess>,
 }
 
 impl Fragment {
-    /// None for elements smaller than a byte, and for what PTX does not have.
+    /// `None` for elements smaller than a byte, and for shapes that PTX does not have.
     pub fn new(access: WmmaAccess) -> Option<Fragment> {
         let ptx::MmaShape { m, n, k } = access.shape;
         let exists = matches!((m, n, k), (16, 16, 8 | 16) | (32, 8, 16) | (8, 32, 16) | (8, 8, 4));
@@ -37,17 +37,18 @@ impl Fragment {
         Some(Fragment { access, layout, along, accesses })
     }
 
-    /// Transpositions of 8×8 halves in registers that go with the accesses.
+    /// The number of 8×8 transpositions in registers that accompany the accesses.
     pub fn transposes(&self) -> usize {
         self.layout.transposes(self.along, by_rows(&self.access))
     }
 
-    /// Bytes that a lane moves in an access.
+    /// Bytes that a lane moves in one access.
     pub fn bytes(&self, access: &FragmentAccess) -> u32 {
         access.elements as u32 * self.access.ty.bytes()
     }
 
-    /// Bytes from the base to element `place` of `line`, where rows or columns are `stride` elements apart.
+    /// Bytes from the base to element `place` of `line`, where consecutive rows or columns are `stride`
+    /// elements apart.
     pub fn offset(&self, (line, place): (usize, usize), stride: u64) -> u64 {
         let (major, minor) = if self.along { (line, place) } else { (place, line) };
         (major as u64)
@@ -57,7 +58,7 @@ impl Fragment {
     }
 }
 
-/// Whether LDSM loads it.
+/// Whether the load is an LDSM in machine code.
 fn by_rows(access: &WmmaAccess) -> bool {
     access.space == Space::Shared && access.matrix != WmmaMatrix::Accumulator
 }
@@ -107,7 +108,7 @@ impl Decoder<'_> {
     }
 }
 
-/// The class of a fragment's registers.
+/// The type of a fragment's registers.
 fn element(ty: Type) -> Type {
     if ty == Type::F64 { Type::F64 } else { Type::B32 }
 }

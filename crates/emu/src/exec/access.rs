@@ -15,7 +15,7 @@ use crate::memory::{
 use crate::order::{Access, Actors, Conflict, Strength, Touch, Verdict};
 use crate::report::{HazardKind, ThreadId};
 
-/// What is the same for all lanes of one access.
+/// The properties that all lanes of one access share.
 #[derive(Clone, Copy)]
 pub(super) struct Site<'i> {
     pub inst: &'i Inst,
@@ -25,7 +25,7 @@ pub(super) struct Site<'i> {
     pub strength: Strength,
 }
 
-/// Base plus offset of each lane.
+/// Base plus offset, for each lane.
 #[inline(always)]
 pub(super) fn addresses(registers: &Registers, inst: &Inst) -> [u64; 32] {
     based(registers, inst.base, inst.offset)
@@ -40,8 +40,8 @@ pub(super) fn based(registers: &Registers, base: Slot, offset: i64) -> [u64; 32]
     }
 }
 
-/// The lanes of `mask` whose address is in the space of the first of them, and that space. Their addresses become
-/// addresses in it.
+/// The space of the first lane's address, and the lanes of `mask` whose addresses are in that space. Converts
+/// their addresses to addresses in the space.
 pub(super) fn same_space(space: Space, mask: u32, addresses: &mut [u64; 32]) -> (Space, u32) {
     match space {
         Space::Generic => {}
@@ -104,8 +104,8 @@ impl<'a> Env<'a> {
         Flow::Next
     }
 
-    /// After a strong read that found `found`. Where it finds the same again and again, the lanes go ahead that wait for
-    /// these, and other warps run: it is for them to change it.
+    /// Called after a strong read that returned `found`. When the same value is found repeatedly, lanes that
+    /// wait for these lanes continue and other warps run, so that one of them may change the value.
     pub(super) fn poll(&mut self, warp: &mut Warp, split: &mut Split, found: u64) -> Flow {
         if std::mem::replace(&mut split.found, found) != found {
             split.polls = 0;
@@ -190,7 +190,7 @@ impl<'a> Env<'a> {
                 let program = self.context.program;
                 if space == Space::Param && program.maps.iter().any(|map| map.contains(&offset)) {
                     self.report(HazardKind::OutOfBounds, site.inst, warp.index, lane, None, || {
-                        "reads a tensor map: what it holds is not defined".into()
+                        "reads the bytes of a tensor map, whose contents are not defined".into()
                     });
                 }
                 let memory = if space == Space::Const { &program.layout.constants } else { &program.params };
@@ -222,7 +222,7 @@ impl<'a> Env<'a> {
         }
     }
 
-    /// Global memory by one lane.
+    /// A load from global memory by one lane.
     fn load_global(&mut self, warp: &Warp, site: &Site, lane: usize, address: u64) -> Option<Chunk> {
         let place = self.global_region(warp, site, lane, address)?;
         if self.context.options.checks.races && place.0.writable() {
@@ -231,7 +231,7 @@ impl<'a> Env<'a> {
         Some(self.load_region(warp, site, lane, address, place))
     }
 
-    /// A read of global memory that the kernel may write.
+    /// Records a read of global memory that the kernel may write.
     pub(super) fn note_global_read(&mut self, site: &Site, access: &Access, address: u64, bytes: u32) {
         if let Some(c) = self.order.shadow.read(address, u64::from(bytes), access) {
             let lane = access.lanes.trailing_zeros() as usize;
@@ -239,7 +239,7 @@ impl<'a> Env<'a> {
         }
     }
 
-    /// What is in a place of global memory. How the read is ordered with others of the CTA has been seen to.
+    /// Loads from a region. The caller has checked the order of the read against other accesses of the CTA.
     pub(super) fn load_region(
         &mut self,
         warp: &Warp,
@@ -254,7 +254,7 @@ impl<'a> Env<'a> {
         let place = (Space::Global, address);
         if context.options.checks.uninitialised && region.written.is_some_and(|w| !w.all(offset, bytes)) {
             self.report(HazardKind::UninitialisedRead, inst, warp.index, lane, Some(place), || {
-                "reads global memory that nothing was written to".into()
+                "reads global memory that was never written".into()
             });
         }
         if context.apart && context.options.checks.races && region.writable() {
@@ -284,7 +284,7 @@ impl<'a> Env<'a> {
         }));
         let place = self.place(Space::Global, address);
         self.findings.report(HazardKind::Race, inst.line, other_line, || {
-            let message = format!("{verb} what another CTA accesses, and nothing orders CTAs");
+            let message = format!("{verb} memory that another CTA accesses; the CTAs are not ordered");
             (threads, Some(place), message)
         });
     }
@@ -365,11 +365,11 @@ impl<'a> Env<'a> {
 
     pub(super) fn report_read_only(&mut self, inst: &Inst, warp: usize, lane: usize, address: u64) {
         self.report(HazardKind::OutOfBounds, inst, warp, lane, Some((Space::Global, address)), || {
-            "stores to a buffer that the launch contract only lets it read".into()
+            "stores to a buffer that is read-only in the launch contract".into()
         });
     }
 
-    /// Offset of a good access from the start of shared memory.
+    /// Checks an access and returns its offset from the start of shared memory.
     #[inline(always)]
     pub(super) fn shared_offset(
         &mut self,
@@ -395,7 +395,7 @@ impl<'a> Env<'a> {
         Some(rank * self.span + start + offset)
     }
 
-    /// Offset of a good access from the start of local, constant or parameter memory.
+    /// Checks an access and returns its offset from the start of local, constant or parameter memory.
     fn flat_offset(&mut self, warp: &Warp, site: &Site, lane: usize, address: u64) -> Option<usize> {
         let program = self.context.program;
         let extent = match site.space {
@@ -428,7 +428,7 @@ impl<'a> Env<'a> {
         Some(offset as usize)
     }
 
-    /// Buffer and offset of a good access.
+    /// Checks an access and returns its buffer and the offset in it.
     #[inline(always)]
     pub(super) fn global_region(
         &mut self,
@@ -460,9 +460,9 @@ impl<'a> Env<'a> {
         let (rank, ctas, own) = (address >> RANK_SHIFT, self.ctas.len(), self.rank(warp));
         self.report(HazardKind::OutOfBounds, site.inst, warp.index, lane, Some((Space::Shared, address)), || {
             if rank < ctas as u64 {
-                format!("an address of the CTA of rank {rank} in that of rank {own}: only .shared::cluster reaches it")
+                format!("the CTA of rank {own} uses a shared address of the CTA of rank {rank}: that needs .shared::cluster")
             } else {
-                format!("accesses {} bytes outside of shared memory, at {address:#x}", site.bytes)
+                format!("accesses {} bytes outside shared memory, at {address:#x}", site.bytes)
             }
         });
     }
@@ -473,9 +473,9 @@ impl<'a> Env<'a> {
         let bytes = site.bytes;
         self.report(HazardKind::OutOfBounds, site.inst, warp.index, lane, place, || {
             if size == 0 {
-                format!("accesses {bytes} bytes at {address:#x}, where nothing is")
+                format!("accesses {bytes} bytes at {address:#x}, where no buffer or variable is")
             } else {
-                format!("accesses {bytes} bytes outside of {size}")
+                format!("accesses {bytes} bytes beyond the bounds of {size} bytes")
             }
         });
     }
@@ -485,17 +485,17 @@ impl<'a> Env<'a> {
         let place = Some((site.space, address));
         let bytes = site.bytes;
         self.report(HazardKind::Misaligned, site.inst, warp.index, lane, place, || {
-            format!("accesses {bytes} bytes at address {address:#x}, which is no multiple of {bytes}")
+            format!("accesses {bytes} bytes at address {address:#x}, which is not a multiple of {bytes}")
         });
     }
 }
 
-/// Tells one poll from another (the multiplier is that of FxHash).
+/// Hashes the values of a poll to detect a change (the multiplier is that of FxHash).
 pub(super) fn mix(hash: u64, value: u64) -> u64 {
     (hash.rotate_left(5) ^ value).wrapping_mul(0x517c_c1b7_2722_0a95)
 }
 
-/// A plain access of one lane.
+/// A plain access by one lane.
 #[inline(always)]
 pub(super) fn plain<'w>(warp: &'w Warp, site: &Site, lane: usize) -> Access<'w> {
     Access {
@@ -510,9 +510,9 @@ pub(super) fn plain<'w>(warp: &'w Warp, site: &Site, lane: usize) -> Access<'w> 
     }
 }
 
-/// Whether the conflicting write is the same instruction's, by another lane in the same step or by another warp of the
-/// CTA: where the value is the same, too, it does not matter who comes last. Compilers rely on it (Triton, where a layout
-/// gives several threads the same element).
+/// Whether the conflicting write is by the same instruction: of another lane in the same step, or of another
+/// warp of the same CTA. If the value is the same too, the order does not matter. Compilers rely on this
+/// (Triton, when a layout gives the same element to several threads).
 fn same_store(c: &Conflict, a: &Access) -> bool {
     let Actors { warps, ctas, .. } = a.view.actors();
     let warp = c.agent.wrapping_sub(a.view.home()) as usize;
@@ -521,7 +521,7 @@ fn same_store(c: &Conflict, a: &Access) -> bool {
     c.wrote && c.touch == Touch::Plain && c.pc == a.pc && same_cta && together
 }
 
-/// Element `element` of what each lane loaded, to a register that may be wider.
+/// Writes element `element` of each lane's loaded data to a register, which may be wider.
 #[inline(always)]
 fn scatter(registers: &mut Registers, slot: Slot, mask: u32, chunks: &[Chunk; 32], element: usize, ty: Type) {
     let bits = ty.bits();
@@ -539,14 +539,15 @@ fn scatter(registers: &mut Registers, slot: Slot, mask: u32, chunks: &[Chunk; 32
             let value = std::array::from_fn(|l| {
                 if ty.is_signed() { ((raw(l) << (64 - bits)) as i64 >> (64 - bits)) as u64 } else { raw(l) }
             });
-            // Signed bytes in 16-bit registers keep their upper half clear, as all 16-bit values do.
+            // A signed byte in a 16-bit register keeps the upper half of its slot clear, as all 16-bit values
+            // do.
             let narrow = |v: u64| if slot.class == Class::W32 && bits < 16 { v & 0xffff_ffff } else { v };
             registers.set_any(slot, mask, &value.map(narrow));
         }
     }
 }
 
-/// Element `element` of what each lane stores, from a register that may be wider.
+/// Reads element `element` of each lane's data to store from a register, which may be wider.
 #[inline(always)]
 pub(super) fn gather(registers: &Registers, slot: Slot, chunks: &mut [Chunk; 32], element: usize, ty: Type) {
     match ty.bits() {

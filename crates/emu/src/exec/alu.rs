@@ -1,5 +1,6 @@
-//! Lane-wise arithmetic. What attention kernels spend their time in runs on whole registers; all else goes lane by lane
-//! through [`scalar`](super::scalar), which has every operation and is the reference for the rest.
+//! Lane-wise arithmetic. The operations that dominate attention kernels run on whole registers. All other
+//! operations run lane by lane through [`scalar`], which implements every operation and is the
+//! reference for the fast paths.
 
 use ptx::{AtomicOp, BinaryOp, CmpOp, FloatMods, Op, Precision, Rounding, TernaryOp, Type, UnaryOp};
 
@@ -10,7 +11,6 @@ use crate::numerics::approx::{self, DivApprox, Function};
 use crate::numerics::float::lanes::{F32Op, Packed, PackedOp, f32_op, pack, packed_op, unpack};
 use crate::numerics::{Lanes32, Lanes64};
 
-/// Executes a lane-wise operation.
 #[inline(always)]
 pub(super) fn execute(r: &mut Registers, carry: &mut u32, inst: &Inst, mask: u32) {
     let done = match inst.op {
@@ -76,7 +76,7 @@ fn map2_wide(r: &mut Registers, inst: &Inst, mask: u32, f: impl Fn(u64, u64) -> 
     r.set64(inst.d[0], mask, &d);
 }
 
-/// A register operation of the numerics, on copies of the sources.
+/// Applies a register-wide operation to copies of the sources.
 #[inline(always)]
 fn into32(r: &mut Registers, inst: &Inst, f: impl FnOnce(&mut Lanes32, [&Lanes32; 3])) {
     if inst.d[0].class != Class::W32 {
@@ -87,7 +87,7 @@ fn into32(r: &mut Registers, inst: &Inst, f: impl FnOnce(&mut Lanes32, [&Lanes32
     f(&mut r.w32[inst.d[0].at()], [&a, &b, &c]);
 }
 
-/// Round to nearest, nothing else asked for but perhaps `.ftz`.
+/// Whether the modifiers are plain: round to nearest, and no other modifier except `.ftz`.
 fn is_plain(mods: FloatMods) -> bool {
     matches!(mods.precision, Precision::Unspecified | Precision::Rounded(Rounding::Rn))
         && !(mods.sat || mods.relu || mods.nan || mods.xorsign_abs)
@@ -215,7 +215,7 @@ fn ternary(r: &mut Registers, inst: &Inst, op: TernaryOp, ty: Type, mods: FloatM
             into32(r, inst, |d, sources| f32_op(F32Op::Fma, mods.ftz, mask, d, sources));
             true
         }
-        // The two by which nvcc's `expf` splits its argument.
+        // The two fma forms by which nvcc's `expf` splits its argument.
         (TernaryOp::Fma, Type::F32) if is_plain(FloatMods { sat: false, ..mods }) => {
             into32(r, inst, |d, sources| f32_op(F32Op::FmaSat, mods.ftz, mask, d, sources));
             true
@@ -284,7 +284,7 @@ fn bits(condition: impl Fn(usize) -> bool) -> u32 {
     (0..32).fold(0, |set, l| set | u32::from(condition(l)) << l)
 }
 
-/// `lop3` whose result, whether it is not 0, joins a predicate.
+/// `lop3` with a predicate: whether the result is not 0 is combined with a predicate.
 fn combined_logic(r: &mut Registers, inst: &Inst, with: ptx::BoolOp, mask: u32) {
     let [a, b, c] = [0, 1, 2].map(|i| *r.get32(inst.s[i]));
     let table = inst.offset as u8;
@@ -386,7 +386,7 @@ fn selp(r: &mut Registers, inst: &Inst, mask: u32) {
     }
 }
 
-/// The conversions that address arithmetic and attention use; the others go lane by lane.
+/// Fast paths for the conversions that address arithmetic and attention use. The others run lane by lane.
 fn convert(r: &mut Registers, inst: &Inst, cvt: &ptx::Cvt, mask: u32) -> bool {
     use Type::{B32, B64, Bf16, Bf16x2, F16, F16x2, F32, S32, S64, U32, U64};
     const NEAREST: Option<ptx::CvtRounding> = Some(ptx::CvtRounding::Float(Rounding::Rn));
@@ -445,12 +445,12 @@ fn carrying(r: &mut Registers, carry: &mut u32, inst: &Inst, op: ptx::CarryOp, t
     r.set_any(inst.d[0], mask, &d);
 }
 
-/// Everything that is not worth a loop of its own.
+/// Executes an operation that has no loop of its own.
 #[inline(never)]
 fn lane_by_lane(r: &mut Registers, inst: &Inst, mask: u32) {
     let mut d: Lanes64 = [0; 32];
     for_lanes(mask, |lane| {
-        // A loop, and no closure that the compiler may choose to call.
+        // A plain loop, because the compiler may leave a closure as a call.
         let mut operands = [0; 4];
         for (i, operand) in operands.iter_mut().enumerate() {
             *operand = r.lane(inst.s[i], lane) ^ u64::from(inst.negated >> i & 1);
@@ -464,7 +464,7 @@ fn lane_by_lane(r: &mut Registers, inst: &Inst, mask: u32) {
             && cvt.to.is_signed()
             && cvt.to.bits() < 64
         {
-            // A wider destination register takes the sign along.
+            // A wider destination register is sign-extended.
             let unused = 64 - cvt.to.bits();
             let keep = if inst.d[0].class == Class::W32 && cvt.to.bits() == 16 { 0xffff } else { u64::MAX };
             d = d.map(|v| ((v << unused) as i64 >> unused) as u64 & keep);
@@ -473,7 +473,7 @@ fn lane_by_lane(r: &mut Registers, inst: &Inst, mask: u32) {
     }
 }
 
-/// The new value of an atomic: `b` is the operand, `c` the second one of `cas`.
+/// The new value of an atomic. `b` is the operand, `c` the second operand of `cas`.
 pub(super) fn atomic(op: AtomicOp, ty: Type, old: u64, b: u64, c: u64) -> u64 {
     let plain = FloatMods::NONE;
     let two = |op| scalar::evaluate(&Op::Binary(op, ty, plain), [old, b, 0, 0]).unwrap_or(0);

@@ -13,7 +13,7 @@ use crate::memory::{Chunk, Region, load_bytes, resolve, store_bytes};
 use crate::order::{Access, Touch};
 use crate::report::HazardKind;
 
-/// Where an atomic acts.
+/// The memory that an atomic acts on.
 #[derive(Clone, Copy)]
 enum Target<'a> {
     Shared,
@@ -35,9 +35,9 @@ impl<'a> Env<'a> {
             space => (space, address),
         });
         self.count_atomic(warp, inst, mask, &places, a.ty.bytes());
-        // Each lane is ordered by itself, which takes about as long as an instruction of a warp.
+        // The order of each lane is checked separately, which takes about as long as a warp instruction.
         self.toll += u64::from(mask.count_ones());
-        // Atomics are relaxed and of gpu scope where nothing is written.
+        // Atomics without modifiers are relaxed and of gpu scope.
         let sem = if a.sem == MemSem::Default { MemSem::Relaxed } else { a.sem };
         let mut old = [0u64; 32];
         let mut changed = false;
@@ -76,7 +76,7 @@ impl<'a> Env<'a> {
         }
     }
 
-    /// One lane's read-modify-write: the value before and after.
+    /// The read-modify-write of one lane. Returns the value before and after.
     fn atomic_lane(
         &mut self,
         warp: &mut Warp,
@@ -99,7 +99,7 @@ impl<'a> Env<'a> {
         let releases = matches!(a.sem, MemSem::Release | MemSem::AcqRel);
         let observation = if acquires { Observation::Acquire } else { Observation::Relaxed };
         let publication = if releases { Publication::UpdateRelease } else { Publication::Update };
-        // `red` reads, but observes nothing (PTX ISA, "Release and Acquire Patterns").
+        // `red` reads memory, but observes nothing (PTX ISA, "Release and Acquire Patterns").
         if matches!(site.inst.op, Op::Atom(_)) {
             self.observe(warp, site, lane, address, observation);
         }
@@ -114,7 +114,7 @@ impl<'a> Env<'a> {
         Some((before, after))
     }
 
-    /// What is added in all: of a sketch, for the clusters that this one stands for, too.
+    /// The value to add. In a sketch, it includes the additions of the clusters that this one stands for.
     fn joint_operand(&self, a: &Atomic, target: Target, own: u64) -> u64 {
         let counts = matches!(target, Target::Global(_)) && a.op == AtomicOp::Add && !a.ty.is_float();
         if counts { own.wrapping_mul(self.context.stands_for) } else { own }
@@ -170,7 +170,7 @@ impl<'a> Env<'a> {
         if checks.uninitialised && !written {
             let place = Some((site.space, address));
             self.report(HazardKind::UninitialisedRead, site.inst, warp.index, lane, place, || {
-                "an atomic on memory that nothing was written to".into()
+                "an atomic on memory that was never written".into()
             });
         }
         if let Some((c, at)) = conflict.filter(|_| checks.races) {

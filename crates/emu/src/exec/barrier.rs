@@ -1,4 +1,4 @@
-//! CTA barriers (PTX ISA, "bar, barrier"): sixteen of them in each CTA, counted in warps.
+//! CTA barriers (PTX ISA, "bar, barrier"). Each CTA has sixteen of them. Arrivals are counted in warps.
 
 use std::rc::Rc;
 
@@ -12,19 +12,19 @@ use crate::decode::Inst;
 use crate::order::Clock;
 use crate::report::HazardKind;
 
-/// What a reducing barrier adds up.
+/// The counts of a reducing barrier.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Tally {
     count: u32,
     threads: u32,
 }
 
-/// A barrier between two completions.
+/// The state of a barrier between two completions.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Barrier {
-    /// Threads it waits for; `None` for all of the CTA.
+    /// Number of threads that the barrier waits for; `None` for all threads of the CTA.
     expected: Option<u32>,
-    /// Warps that arrived, with the number of times.
+    /// The warps that arrived, once for each arrival.
     arrived: Vec<usize>,
     waiting: Vec<usize>,
     clock: Option<Clock>,
@@ -33,17 +33,17 @@ pub(crate) struct Barrier {
     line: u32,
 }
 
-/// What a warp that a barrier lets go takes with it.
+/// What a warp receives when a barrier releases it.
 #[derive(Clone, Debug)]
 pub(crate) struct Wake {
     pub warp: usize,
-    /// Counted over the cluster.
+    /// Index of the barrier in the cluster.
     pub barrier: u8,
     release: Rc<(Clock, Sequential)>,
     tally: Tally,
 }
 
-/// Number and count of threads that a lane gives.
+/// The barrier's number and thread count as a lane gives them.
 pub(super) fn named(warp: &Warp, inst: &Inst, lane: usize) -> (u32, Option<u32>) {
     let count = inst.s[1].is_some().then(|| warp.registers.lane(inst.s[1], lane) as u32);
     (warp.registers.lane(inst.s[0], lane) as u32, count)
@@ -58,7 +58,8 @@ impl Env<'_> {
         self.meet_barrier(warp, &[Part { inst, lanes: split.mask }])
     }
 
-    /// The warp arrives. It does so once, also where its lanes come by several instructions that are not `.aligned`.
+    /// A warp arrives. It arrives once, even where its lanes arrive by several instructions without
+    /// `.aligned`.
     pub(super) fn meet_barrier(&mut self, warp: &mut Warp, parts: &[Part]) -> Flow {
         let Part { inst, lanes } = parts[0];
         let Op::Bar { kind, .. } = inst.op else { return Flow::Next };
@@ -66,7 +67,7 @@ impl Env<'_> {
         let (id, count) = named(warp, inst, lane);
         if id >= 16 {
             self.report(HazardKind::BarrierDivergence, inst, warp.index, lane, None, || {
-                format!("barrier {id}: there are 16, 0 to 15")
+                format!("barrier {id} does not exist: a CTA has barriers 0 to 15")
             });
             return Flow::Next;
         }
@@ -99,8 +100,11 @@ impl Env<'_> {
             let thread = self.thread(warp, lane);
             let all = |n: Option<u32>| n.map_or("all".into(), |n: u32| n.to_string());
             self.findings.report(HazardKind::BarrierDivergence, inst.line, Some(line), || {
-                let message =
-                    format!("barrier {id} is waited for with {} threads and with {}", all(count), all(first));
+                let message = format!(
+                    "warps use barrier {id} with different thread counts: {} and {}",
+                    all(count),
+                    all(first)
+                );
                 (vec![thread], None, message)
             });
         }
@@ -133,7 +137,7 @@ impl Env<'_> {
         self.complete(id);
     }
 
-    /// Lets the waiting warps go when all have arrived.
+    /// Releases the waiting warps when all have arrived.
     fn complete(&mut self, id: usize) {
         let barrier = &self.barriers[id];
         let rank = id / 16;
@@ -157,7 +161,7 @@ impl Env<'_> {
         }
     }
 
-    /// Threads that have exited are not waited for by barriers that all threads of the CTA take part in.
+    /// Completes the barriers of all threads of a CTA: they do not wait for threads that have exited.
     pub(super) fn complete_barriers_after_exit(&mut self) {
         (0..self.barriers.len())
             .filter(|id| self.barriers[*id].expected.is_none())
@@ -170,23 +174,23 @@ impl Env<'_> {
             });
     }
 
-    /// Threads that have arrived at a barrier, and that it waits for.
+    /// The number of threads that have arrived at a barrier, and the number that it waits for.
     pub(super) fn attendance(&self, barrier: u8) -> (usize, u32) {
         let barrier = &self.barriers[usize::from(barrier)];
         (32 * barrier.arrived.len(), barrier.expected.unwrap_or(32 * self.actors.warps as u32))
     }
 
-    /// Whether a warp has arrived at a barrier since that last let go.
+    /// Whether a warp has arrived at a barrier since the barrier last completed.
     pub(super) fn has_arrived(&self, barrier: u8, warp: usize) -> bool {
         self.barriers[usize::from(barrier)].arrived.contains(&warp)
     }
 
-    /// Whether a barrier waits for a number of threads, rather than for all that run.
+    /// Whether a barrier waits for a given number of threads, rather than for all threads of the CTA.
     pub(super) fn is_counted(&self, barrier: u8) -> bool {
         self.barriers[usize::from(barrier)].expected.is_some()
     }
 
-    /// A waiting split goes on behind its barrier.
+    /// A waiting split continues after its barrier.
     pub(super) fn leave_barrier(&mut self, warp: &mut Warp, at: usize, wake: &Wake) {
         let ((clock, carried), tally) = (&*wake.release, wake.tally);
         let split = &mut warp.splits[at];

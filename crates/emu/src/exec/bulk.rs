@@ -1,6 +1,7 @@
-//! Copies to shared memory that complete on an mbarrier: `cp.async.bulk`, `cp.async.bulk.tensor`, `st.async`, `red.async`
-//! (PTX ISA, "Asynchronous operations"). They land some time between their issue and the first wait in vain on their
-//! mbarrier; until its phase has completed, and a thread has seen that, nobody may touch what they write.
+//! Copies to shared memory that complete on an mbarrier: `cp.async.bulk`, `cp.async.bulk.tensor`, `st.async`,
+//! `red.async` (PTX ISA, "Asynchronous operations"). A copy completes at some time between its issue and the
+//! first unsuccessful wait on its mbarrier. Until the phase has completed and a thread has observed the
+//! completion, no thread may touch the memory that the copy writes.
 
 use std::rc::Rc;
 
@@ -18,42 +19,42 @@ use crate::order::{Access, Epoch, FLIGHT, Strength, Touch};
 use crate::report::{HazardKind, Schedule};
 use crate::trace::{Detail, MbarrierPlace};
 
-/// What a copy brings.
+/// The data of a copy.
 #[derive(Clone, Debug)]
 enum Payload {
     /// Pieces of a buffer.
     Global(usize, Rc<Vec<Piece>>),
-    /// Shared memory of the cluster from this offset on.
+    /// Shared memory of the cluster, from this offset on.
     Shared(usize),
-    /// Values from registers.
+    /// Values that came from registers.
     Values(Chunk),
 }
 
-/// A copy on its way to shared memory.
+/// A copy to shared memory that is in flight.
 #[derive(Debug)]
 pub(crate) struct Flight {
     pc: u32,
     warp: usize,
     lane: usize,
-    /// The object that it completes on, and the actor it is an access of.
+    /// The mbarrier that the copy completes on, and the actor that makes the copy's accesses.
     mbarrier: u64,
     actor: usize,
-    /// Offset in the shared memory of the cluster, and bytes.
+    /// Offset in the shared memory of the cluster, and size in bytes.
     offset: usize,
     bytes: u32,
     payload: Payload,
-    /// How it is combined with what is there.
+    /// The operation that combines the data with the contents of memory.
     reduce: Option<(AtomicOp, Type)>,
 }
 
-/// A tensor map and a place in it.
+/// A tensor map and coordinates in it.
 pub(super) struct Box<'a> {
     pub spec: &'a TensorMapSpec,
     pub coordinates: Vec<i32>,
 }
 
 impl<'a> Env<'a> {
-    /// `cp.async.bulk` and its kin.
+    /// `cp.async.bulk` and the related copies to shared memory.
     pub(super) fn bulk(&mut self, warp: &mut Warp, inst: &Inst, mask: u32) {
         for_lanes(mask, |lane| match inst.op {
             Op::CpAsyncBulk(copy) if copy.route.has_mbarrier() => {
@@ -75,14 +76,14 @@ impl<'a> Env<'a> {
         });
     }
 
-    /// The CTAs of a multicast; `None` for the one that the address names.
+    /// The CTAs of a multicast; `None` for a copy to the CTA that the address names.
     fn ctas_of(&mut self, warp: &Warp, inst: &Inst, lane: usize, multicast: bool) -> Option<u32> {
         let mask = multicast.then(|| warp.registers.lane(inst.s[1], lane) as u32 & 0xffff)?;
         let present = (1u32 << self.ctas.len()) - 1;
         if mask == 0 || mask & !present != 0 {
             let ctas = self.ctas.len();
             self.report(HazardKind::OutOfBounds, inst, warp.index, lane, None, || {
-                format!("a multicast to the CTAs of {mask:#06x}, of a cluster of {ctas}")
+                format!("the multicast mask {mask:#06x} does not fit a cluster of {ctas} CTAs")
             });
         }
         Some(mask & present)
@@ -118,7 +119,7 @@ impl<'a> Env<'a> {
         self.depart_to(warp, inst, lane, ctas, (bytes, 16), &payload, reduce);
     }
 
-    /// `bytes` of a buffer in pieces of 16.
+    /// Splits `bytes` bytes of a buffer into pieces of 16.
     pub(super) fn global_pieces(
         &mut self,
         warp: &Warp,
@@ -140,12 +141,13 @@ impl<'a> Env<'a> {
             return bytes > 0;
         }
         self.report(HazardKind::Misaligned, inst, warp.index, lane, None, || {
-            format!("a bulk copy of {bytes} bytes, which is no multiple of 16")
+            format!("a bulk copy of {bytes} bytes, which is not a multiple of 16")
         });
         false
     }
 
-    /// Offset in the shared memory of the cluster of a range that a bulk copy may read or write.
+    /// Checks a range that a bulk copy reads or writes, and returns its offset in the shared memory of the
+    /// cluster.
     pub(super) fn bulk_range(
         &mut self,
         warp: &Warp,
@@ -163,24 +165,24 @@ impl<'a> Env<'a> {
                 warp.index,
                 lane,
                 Some((Space::Shared, address)),
-                || format!("a bulk copy to or from address {address:#x}, which is no multiple of {align}"),
+                || format!("a bulk copy to or from address {address:#x}, which is not a multiple of {align}"),
             );
             return None;
         }
         let offset = self.shared_offset(warp, &site, lane, address)?;
-        // A range lies in one CTA: what follows it in the cluster is another's.
+        // A range must lie in one CTA, because the memory after it in the cluster belongs to another CTA.
         let size = self.context.program.layout.shared_extent as usize;
         if offset % self.span + bytes as usize > size {
             let place = Some((Space::Shared, address));
             self.report(HazardKind::OutOfBounds, inst, warp.index, lane, place, || {
-                format!("a bulk copy of {bytes} bytes to or from {address:#x}, outside of {size}")
+                format!("a bulk copy of {bytes} bytes to or from {address:#x}, beyond the {size} bytes of shared memory")
             });
             return None;
         }
         Some(offset)
     }
 
-    /// The tensor map that the instruction names, and its coordinates.
+    /// The tensor map that the instruction names, and the coordinates.
     pub(super) fn tensor_box(&mut self, warp: &Warp, inst: &Inst, lane: usize) -> Option<Box<'a>> {
         let context = self.context;
         let address = based(&warp.registers, inst.source.0, inst.source.1)[lane];
@@ -210,8 +212,8 @@ impl<'a> Env<'a> {
     fn tensor_load(&mut self, warp: &Warp, inst: &Inst, lane: usize, ctas: Option<u32>) {
         let Some(Box { spec, coordinates }) = self.tensor_box(warp, inst, lane) else { return };
         let to = resolve(addresses(&warp.registers, inst)[lane]).1;
-        // A box lies at a multiple of 128 bytes (PTX ISA, "cp.async.bulk.tensor"). One that shared memory does not hold can
-        // have more pieces than any memory does.
+        // A box must lie at a multiple of 128 bytes (PTX ISA, "cp.async.bulk.tensor"). The range is checked
+        // first, because a box larger than shared memory can have more pieces than host memory holds.
         let (bytes, align) = (spec.box_bytes(), 128);
         if self.bulk_range(warp, inst, lane, to, bytes, align).is_none() {
             return;
@@ -221,7 +223,7 @@ impl<'a> Env<'a> {
         self.depart_to(warp, inst, lane, ctas, (bytes, align), &payload, None);
     }
 
-    /// Sends a copy to the CTA that the address names, or to each of `ctas`.
+    /// Starts a copy to the CTA that the address names, or to each of `ctas`.
     #[allow(clippy::too_many_arguments, reason = "what a copy is")]
     fn depart_to(
         &mut self,
@@ -257,7 +259,7 @@ impl<'a> Env<'a> {
         }
     }
 
-    /// `st.async` and `red.async`.
+    /// Executes `st.async` and `red.async`.
     pub(super) fn store_async(&mut self, warp: &mut Warp, inst: &Inst, mask: u32) {
         let (ty, vector, reduce) = match inst.op {
             Op::StAsync(st) => (st.ty, st.vector, None),
@@ -292,7 +294,7 @@ impl<'a> Env<'a> {
         });
     }
 
-    /// A copy sets out for one CTA.
+    /// Starts a copy to one CTA.
     #[allow(clippy::too_many_arguments, reason = "what a copy is")]
     fn depart(
         &mut self,
@@ -316,7 +318,8 @@ impl<'a> Env<'a> {
             if proxy && !self.knows_initialisation(warp, lane, mbarrier) {
                 let cause = Cause { inst, warp: warp.index, lane };
                 self.report_at(HazardKind::MissingProxyFence, cause, mbarrier, || {
-                    "a bulk copy completes on an mbarrier that no fence.mbarrier_init or fence.proxy.async has shown to the asynchronous proxy".into()
+                    "a bulk copy completes on an mbarrier whose initialisation the asynchronous proxy may not see: \
+                     no fence.mbarrier_init or fence.proxy.async follows it".into()
                 });
             }
             self.check_source(warp, inst, lane, (actor, phase), &payload, bytes);
@@ -339,8 +342,8 @@ impl<'a> Env<'a> {
         if now { self.land_flight(&flight) } else { self.flights.push(flight) }
     }
 
-    /// What is read: whether the asynchronous proxy may see it. The phase cannot complete before, so that who has seen it
-    /// complete may write there.
+    /// Checks that the asynchronous proxy may see the data that the copy reads. The phase cannot complete
+    /// before the read, so that a thread that has observed its completion may overwrite the source.
     fn check_source(
         &mut self,
         warp: &Warp,
@@ -371,7 +374,7 @@ impl<'a> Env<'a> {
         }
     }
 
-    /// The copies that complete on an object land.
+    /// Completes the copies on an mbarrier.
     pub(super) fn land_on(&mut self, mbarrier: u64) {
         if self.flights.iter().all(|f| f.mbarrier != mbarrier) {
             return;
@@ -383,7 +386,7 @@ impl<'a> Env<'a> {
         landing.iter().for_each(|flight| self.land_flight(flight));
     }
 
-    /// Lines of the copies on their way to an object.
+    /// The lines of the copies in flight to an mbarrier.
     pub(super) fn lines_of_flights(&self, mbarrier: u64) -> String {
         let mut lines: Vec<u32> =
             self.flights.iter().filter(|f| f.mbarrier == mbarrier).map(|f| self.line(f.pc)).collect();
@@ -429,7 +432,7 @@ impl<'a> Env<'a> {
         }
     }
 
-    /// 16 bytes of a buffer; what lies outside the tensor is zero.
+    /// Loads 16 bytes of a buffer. Bytes outside the tensor are zero.
     fn fetch(&mut self, cause: Cause, index: usize, piece: &Piece) -> Chunk {
         let region = &self.context.global.regions[index];
         let (from, to) = piece.inside;
@@ -452,7 +455,7 @@ impl<'a> Env<'a> {
         if context.options.checks.uninitialised && region.written.is_some_and(|w| !w.all(offset, bytes)) {
             let place = Some((Space::Global, GlobalMemory::base(index) + offset as u64));
             self.report(HazardKind::UninitialisedRead, cause.inst, cause.warp, cause.lane, place, || {
-                "copies global memory that nothing was written to".into()
+                "copies global memory that was never written".into()
             });
         }
         if context.apart && context.options.checks.races && region.writable() {
@@ -463,7 +466,7 @@ impl<'a> Env<'a> {
         }
     }
 
-    /// A CTA exits: what is on its way to its shared memory has nowhere to go.
+    /// When a CTA exits, copies in flight to its shared memory are a finding.
     pub(super) fn check_flights_to(&mut self, rank: usize) {
         let range = rank * self.span..(rank + 1) * self.span;
         let late: Vec<(u32, usize, usize, u64)> = self
@@ -475,12 +478,12 @@ impl<'a> Env<'a> {
         for (pc, warp, lane, address) in late {
             let inst = &self.context.program.code[pc as usize];
             self.report(HazardKind::AsyncNotWaited, inst, warp, lane, Some((Space::Shared, address)), || {
-                format!("the CTA of rank {rank} exits while a copy still writes to its shared memory: nobody waited for it")
+                format!("the CTA of rank {rank} exits while a copy still writes to its shared memory: no thread waited")
             });
         }
     }
 
-    /// At the end everything lands.
+    /// Completes all copies at the end of the run.
     pub(super) fn land_flights(&mut self) {
         while let Some(flight) = self.flights.pop() {
             self.land_flight(&flight);
@@ -489,20 +492,19 @@ impl<'a> Env<'a> {
         for (address, line, bytes) in surplus {
             let place = Some(self.place(Space::Shared, address));
             self.findings.report(HazardKind::TransactionMismatch, line, None, || {
-                let message =
-                    format!("{} bytes more have come to this mbarrier than it was told to expect", -bytes);
+                let message = format!("{} more bytes arrived at this mbarrier than it expected", -bytes);
                 (Vec::new(), place, message)
             });
         }
     }
 }
 
-/// Steps that a bulk copy counts as: it moves, and looks at, sixteen bytes at a time.
+/// Cost of a bulk copy in warp instructions: it moves and checks sixteen bytes at a time.
 pub(super) const fn copy_toll(bytes: u32) -> u64 {
     bytes as u64 / 16
 }
 
-/// Combines elements with those in memory.
+/// Combines elements with the elements in memory.
 pub(super) fn reduce(op: AtomicOp, ty: Type, target: &mut [u8], source: &[u8]) {
     let size = ty.bytes() as usize;
     for (to, from) in target.chunks_exact_mut(size).zip(source.chunks_exact(size)) {
@@ -516,7 +518,6 @@ pub(super) fn reduce(op: AtomicOp, ty: Type, target: &mut [u8], source: &[u8]) {
     }
 }
 
-/// Whether elements of that type can be combined so.
 pub(crate) fn reduce_supported(op: AtomicOp, ty: Type) -> bool {
     super::atomic_supported(op, ty)
 }

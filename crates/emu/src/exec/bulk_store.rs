@@ -1,5 +1,5 @@
-//! Bulk copies from shared to global memory and the groups that tell their end (PTX ISA, "cp.async.bulk.commit_group",
-//! "cp.async.bulk.wait_group").
+//! Bulk copies from shared to global memory, and the groups by which threads wait for their completion (PTX
+//! ISA, "cp.async.bulk.commit_group", "cp.async.bulk.wait_group").
 
 use ptx::{AtomicOp, Element, Space, Type};
 
@@ -15,12 +15,12 @@ use crate::order::{Access, Epoch, Strength, Touch};
 use crate::report::HazardKind;
 use crate::trace::{Detail, MbarrierPlace};
 
-/// A copy on its way to global memory.
+/// A copy to global memory that is in flight.
 #[derive(Debug)]
 struct Departure {
     pc: u32,
     lane: usize,
-    /// The group that it is or will be in.
+    /// The group that the copy is in, or that the next commit puts it in.
     group: u32,
     /// Offset in the shared memory of the cluster.
     offset: usize,
@@ -29,15 +29,15 @@ struct Departure {
     reduce: Option<(AtomicOp, Type)>,
 }
 
-/// Those of a warp.
+/// The bulk copies of a warp to global memory.
 #[derive(Debug, Default)]
 pub(crate) struct BulkQueue {
     departures: Vec<Departure>,
-    /// Groups committed per lane.
+    /// Number of committed groups, per lane.
     committed: [u32; 32],
 }
 
-/// When the copies of a group access memory.
+/// The epoch of the accesses of a group's copies.
 fn epoch(group: u32) -> Epoch {
     group + 1
 }
@@ -77,8 +77,8 @@ impl Env<'_> {
         self.send(warp, inst, lane, (from, bytes), (spec.buffer, pieces), reduce);
     }
 
-    /// The offset of what a lane's copy reads, once it is known to lie in shared memory: a box that does not can have more
-    /// pieces than any memory holds.
+    /// Checks the source of a lane's copy and returns its offset in shared memory. The check comes before the
+    /// pieces are made, because a box larger than shared memory can have more pieces than host memory holds.
     fn bulk_source(
         &mut self,
         warp: &Warp,
@@ -149,7 +149,8 @@ impl Env<'_> {
         }
     }
 
-    /// `cp.async.bulk.wait_group`: all but the last `n` groups have read their sources and, without `.read`, have written.
+    /// `cp.async.bulk.wait_group`: all but the last `n` groups have read their sources. Without `.read` they
+    /// have also written their destinations.
     pub(super) fn bulk_wait(&mut self, warp: &mut Warp, inst: &Inst, read: bool, mask: u32) {
         let keep = warp.registers.lane(inst.s[0], mask.trailing_zeros() as usize) as u32;
         let (reads, writes) = (self.actors.bulk_reads(warp.index), self.actors.bulk_writes(warp.index));
@@ -167,7 +168,7 @@ impl Env<'_> {
         });
     }
 
-    /// Makes the copies that `due` chooses.
+    /// Performs the copies that `due` selects.
     fn carry_out(&mut self, warp: &mut Warp, due: impl Fn(&Departure) -> bool) {
         let (now, later) = std::mem::take(&mut warp.bulk.departures).into_iter().partition(due);
         warp.bulk.departures = later;
@@ -204,7 +205,7 @@ impl Env<'_> {
         }
     }
 
-    /// Lanes exit, and with them who could wait for their copies.
+    /// When lanes exit with copies in flight, no thread can wait for the copies any more: that is a finding.
     pub(super) fn leave_bulk(&mut self, warp: &mut Warp, lanes: u32) {
         let waiting = |d: &Departure| lanes >> d.lane & 1 == 1;
         let unread: Vec<(u32, usize)> =

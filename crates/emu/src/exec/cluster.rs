@@ -1,5 +1,5 @@
-//! Clusters (PTX ISA, "Cluster of Cooperative Thread Arrays"): which CTAs form one, how they address each other's shared
-//! memory, and the barrier between them.
+//! Clusters (PTX ISA, "Cluster of Cooperative Thread Arrays"): the CTAs of a cluster, addresses in each
+//! other's shared memory, and the cluster barrier.
 
 use ptx::{ClusterBarrier, Dim3, Op, Space, SpecialReg};
 
@@ -13,7 +13,7 @@ use crate::order::{Actors, Clock, Epoch};
 use crate::report::HazardKind;
 
 impl Context<'_> {
-    /// CTAs of a cluster.
+    /// The number of CTAs of a cluster.
     pub fn ranks(&self) -> u64 {
         self.launch.cluster.count()
     }
@@ -24,7 +24,7 @@ impl Context<'_> {
         [gx / cx, gy / cy, gz / cz].map(u64::from)
     }
 
-    /// Linear index of the CTA of that rank in a cluster.
+    /// Linear index of the CTA with rank `rank` in a cluster.
     pub fn cta(&self, cluster: u64, rank: u64) -> u64 {
         let (at, within) = (split(cluster, self.clusters()), split(rank, extents(self.launch.cluster)));
         let size = extents(self.launch.cluster);
@@ -53,23 +53,23 @@ fn split(index: u64, [x, y, _]: [u64; 3]) -> [u64; 3] {
 /// The barrier between the CTAs of a cluster.
 #[derive(Debug, Default)]
 pub(crate) struct ClusterRendezvous {
-    /// Times that all threads have arrived.
+    /// Number of completed phases.
     phase: u64,
-    /// Threads that have, and have not exited.
+    /// Number of threads that have arrived in this phase and have not exited.
     arrived: u32,
     clock: Option<Clock>,
-    /// What those of the last phase released.
+    /// What the threads of the last phase released.
     released: Clock,
     line: u32,
 }
 
-/// What a warp does at the barrier.
+/// The state of a warp at the cluster barrier.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Attendance {
-    /// Lanes that have arrived and not waited yet, and the phase in which they did.
+    /// Lanes that have arrived and not waited yet, and the phase in which they arrived.
     lanes: u32,
     phase: u64,
-    /// Those that arrived in an earlier one, before other lanes of the warp had waited and arrived again.
+    /// Lanes that arrived in an earlier phase, before other lanes of the warp waited and arrived again.
     before: u32,
 }
 
@@ -79,18 +79,19 @@ impl Attendance {
         live & !self.lanes != 0
     }
 
-    /// Lanes have waited, or exit.
+    /// Removes lanes that have waited or that exit.
     fn leave(&mut self, lanes: u32) {
         self.lanes &= !lanes;
         self.before &= !lanes;
     }
 }
 
-/// Accesses to the shared memory of another CTA, which must not exit before (PTX ISA, "mapa"; CUDA C++ Programming Guide,
-/// "Distributed Shared Memory").
+/// Accesses to the shared memory of other CTAs. A CTA must not exit before the accesses to its shared memory
+/// (PTX ISA, "mapa"; CUDA C++ Programming Guide, "Distributed Shared Memory").
 #[derive(Debug)]
 pub(crate) struct Visits {
-    /// For each CTA, when each warp of another one was there last, which of its lanes, and at which instruction.
+    /// For each CTA and each warp of the cluster: the epoch, the lanes and the instruction of the warp's last
+    /// access to the CTA's shared memory.
     last: Vec<Vec<(Epoch, u32, u32)>>,
     /// What the warps of each CTA knew when they exited.
     exits: Vec<Clock>,
@@ -107,9 +108,9 @@ impl Visits {
 }
 
 impl Env<'_> {
-    /// A warp accesses the shared memory of the CTA of another rank.
+    /// Records that a warp accesses the shared memory of another CTA.
     pub(super) fn visit(&mut self, warp: &Warp, inst: &Inst, lane: usize, rank: usize, address: u64) {
-        // What an asynchronous store writes is ordered by its mbarrier, not by the thread that sent it.
+        // The write of an asynchronous store is ordered by its mbarrier, not by the thread that issued it.
         let sent = matches!(
             inst.op,
             Op::StAsync(_) | Op::RedAsync(_) | Op::CpAsyncBulk(_) | Op::CpAsyncBulkTensor(_)
@@ -127,7 +128,8 @@ impl Env<'_> {
         }
     }
 
-    /// Lanes exit. When they are the last of their CTA, all that others did in its shared memory must have happened before.
+    /// Handles the exit of lanes. When the last lanes of a CTA exit, all accesses of other CTAs to its shared
+    /// memory must have happened before.
     pub(super) fn leave_cluster(&mut self, warp: &mut Warp, lanes: u32) {
         let (rank, home) = (self.rank(warp), warp.view.home());
         self.withdraw(warp, lanes);
@@ -153,7 +155,7 @@ impl Env<'_> {
                 vec![self.thread(other, lanes.trailing_zeros() as usize), self.thread(warp.index, 0)];
             self.findings.report(HazardKind::Race, self.line(pc), None, || {
                 let message =
-                    "accesses the shared memory of another CTA, and nothing orders that before its exit";
+                    "accesses the shared memory of another CTA, and the access is not ordered before that CTA's exit";
                 (threads, None, message.into())
             });
         }
@@ -164,7 +166,7 @@ impl Env<'_> {
         warp.index / self.actors.warps
     }
 
-    /// The address of a place, given its offset in the shared memory of the whole cluster.
+    /// The address that belongs to an offset in the shared memory of the whole cluster.
     pub(super) fn shared_address(&self, offset: usize) -> u64 {
         let (rank, inside) = ((offset / self.span) as u64, (offset % self.span) as u64);
         (rank << RANK_SHIFT) + SHARED_BASE + inside
@@ -225,7 +227,7 @@ impl Env<'_> {
         u64::from(value)
     }
 
-    /// `mapa`: the same place in the CTA of another rank.
+    /// `mapa`: the corresponding address in the CTA with another rank.
     pub(super) fn mapa(&mut self, warp: &mut Warp, inst: &Inst, space: Space, mask: u32) {
         let ranks = warp.registers.get_any(inst.s[1]);
         let base = if space == Space::Generic { window(Space::Shared) } else { 0 };
@@ -236,14 +238,13 @@ impl Env<'_> {
             if ranks[lane] >= self.ctas.len() as u64 {
                 let (rank, ctas) = (ranks[lane], self.ctas.len());
                 self.report(HazardKind::OutOfBounds, inst, warp.index, lane, None, || {
-                    format!("the address in the CTA of rank {rank}: the cluster has {ctas}")
+                    format!("an address in the CTA of rank {rank}: the cluster has {ctas} CTAs")
                 });
             }
         });
         warp.registers.set_any(inst.d[0], mask, &addresses);
     }
 
-    /// `getctarank`.
     pub(super) fn getctarank(&mut self, warp: &mut Warp, inst: &Inst, mask: u32) {
         let rank = |a: u64| resolve(a).1 >> RANK_SHIFT & 0xff;
         let ranks = warp.registers.get_any(inst.s[0]).map(rank);
@@ -281,7 +282,7 @@ impl Env<'_> {
         if not_waited != 0 {
             let lane = not_waited.trailing_zeros() as usize;
             self.report(HazardKind::BarrierDivergence, inst, warp.index, lane, None, || {
-                "arrives at the cluster's barrier again without having waited for it".into()
+                "arrives at the cluster barrier again without a wait in between".into()
             });
             return;
         }
@@ -303,8 +304,8 @@ impl Env<'_> {
         self.complete_cluster_barrier();
     }
 
-    /// Lanes that exit are waited for no more, and so do not count among those that have arrived. What they released when
-    /// they did, they did.
+    /// Removes lanes that exit from the lanes that have arrived, because the barrier does not wait for exited
+    /// lanes. What the lanes released on arrival stays released.
     fn withdraw(&mut self, warp: &mut Warp, lanes: u32) {
         if warp.attendance.phase == self.rendezvous.phase {
             self.rendezvous.arrived -= (warp.attendance.lanes & lanes).count_ones();
@@ -312,7 +313,7 @@ impl Env<'_> {
         warp.attendance.leave(lanes);
     }
 
-    /// All threads that have not exited are waited for.
+    /// Completes the phase when all threads that have not exited have arrived.
     pub(super) fn complete_cluster_barrier(&mut self) {
         let expected: u32 = self.live.iter().map(|lanes| lanes.count_ones()).sum();
         let rendezvous = &mut self.rendezvous;
@@ -329,7 +330,7 @@ impl Env<'_> {
         if absent != 0 {
             let lane = absent.trailing_zeros() as usize;
             self.report(HazardKind::BarrierDivergence, inst, warp.index, lane, None, || {
-                "waits for the cluster's barrier without having arrived at it".into()
+                "waits at the cluster barrier without an earlier arrival".into()
             });
             return Flow::Next;
         }
@@ -342,12 +343,12 @@ impl Env<'_> {
         Flow::Next
     }
 
-    /// In words, for a deadlock.
+    /// Describes the wait for the report of a deadlock.
     pub(super) fn describe_cluster_wait(&self) -> String {
         let expected: u32 = self.live.iter().map(|lanes| lanes.count_ones()).sum();
         let (arrived, line) = (self.rendezvous.arrived, self.rendezvous.line);
         format!(
-            "for the cluster's barrier, where {arrived} of {expected} threads have arrived, the last at line {line}"
+            "for the cluster barrier, where {arrived} of {expected} threads have arrived, the last at line {line}"
         )
     }
 }

@@ -1,4 +1,5 @@
-//! Instructions that lanes of a warp execute together: `bar.warp.sync`, `shfl`, `vote`, `match`, `redux`, `elect`.
+//! Instructions that lanes of a warp execute together: `bar.warp.sync`, `shfl`, `vote`, `match`, `redux`,
+//! `elect`.
 
 use ptx::{BinaryOp, FloatMods, MatchMode, Op, ReduxOp, ShflMode, Type, VoteMode};
 use smallvec::SmallVec;
@@ -11,7 +12,7 @@ use super::warp::{Split, State, Warp};
 use crate::decode::{Inst, Slot};
 use crate::report::HazardKind;
 
-/// Lanes that take part, and the instruction at which they do.
+/// The participating lanes at one instruction.
 #[derive(Clone, Copy)]
 pub(super) struct Part<'i> {
     pub inst: &'i Inst,
@@ -39,9 +40,10 @@ impl Env<'_> {
         Flow::Next
     }
 
-    /// Lets lanes go on that wait for each other at different instructions. PTX ISA, "shfl.sync", and alike for the others:
-    /// all threads of the member mask execute one "with the same qualifiers and same membermask value", which need not be
-    /// the same instruction; nor need it be for a `barrier` without `.aligned`.
+    /// Executes a collective for lanes that wait for each other at different instructions. PTX ISA,
+    /// "shfl.sync" (and similarly for the others): all threads of the member mask execute one "with the same
+    /// qualifiers and same membermask value". This need not be the same instruction. A `barrier` without
+    /// `.aligned` need not be the same instruction either.
     pub(super) fn meet_apart(&mut self, warp: &mut Warp) {
         for first in 0..warp.splits.len() {
             let Some(met) = self.met_apart(warp, first) else { continue };
@@ -70,7 +72,7 @@ impl Env<'_> {
         }
     }
 
-    /// The splits that wait for the same as `first` does, if they are all that it waits for.
+    /// The splits that wait for the same collective as `first`, if together they are complete.
     fn met_apart(&self, warp: &Warp, first: usize) -> Option<SmallVec<[usize; 4]>> {
         let code = &self.context.program.code;
         let split = &warp.splits[first];
@@ -91,7 +93,7 @@ impl Env<'_> {
         (members & warp.live & !lanes == 0 && !met.is_empty()).then_some(met)
     }
 
-    /// What the instruction does, for lanes that execute it together.
+    /// Executes the collective for lanes that execute it together.
     fn exchange(&mut self, warp: &mut Warp, parts: &[Part]) {
         let lanes = parts.iter().fold(0, |all, part| all | part.lanes);
         match parts[0].inst.op {
@@ -119,7 +121,8 @@ impl Env<'_> {
         }
     }
 
-    /// Whether all lanes that the member mask names are here; otherwise what to do about it.
+    /// Returns `None` when all lanes of the member mask have arrived, and otherwise what the split does
+    /// instead.
     fn gather(&mut self, warp: &mut Warp, split: &mut Split, inst: &Inst, members: Slot) -> Option<Flow> {
         let masks = *warp.registers.get32(members);
         let first = split.mask.trailing_zeros() as usize;
@@ -136,7 +139,7 @@ impl Env<'_> {
         if split.mask & !members != 0 {
             let lane = (split.mask & !members).trailing_zeros() as usize;
             self.report(HazardKind::BarrierDivergence, inst, warp.index, lane, None, || {
-                format!("the lane executes it with a member mask {members:#010x} that does not name it")
+                format!("the lane's member mask {members:#010x} does not include the lane itself")
             });
             return None;
         }
@@ -171,7 +174,8 @@ impl Env<'_> {
         set_pred(warp, parts, 1, valid);
     }
 
-    /// What a lane shuffles from must be there, and defined if anything depends on it.
+    /// Checks that the source lane of each shuffle participates, and that its value is defined if anything
+    /// depends on it.
     fn check_sources(&mut self, warp: &mut Warp, parts: &[Part], lanes: u32, sources: &[usize; 32]) {
         for part in parts {
             let mut absent = 0u32;
@@ -179,7 +183,7 @@ impl Env<'_> {
             if absent != 0 {
                 let lane = absent.trailing_zeros() as usize;
                 self.report(HazardKind::UninitialisedRead, part.inst, warp.index, lane, None, || {
-                    "the lane shuffles from a lane that does not take part: the value is undefined".into()
+                    "the lane shuffles from a lane that does not participate: the value is undefined".into()
                 });
             }
         }
@@ -194,7 +198,7 @@ impl Env<'_> {
     }
 }
 
-/// Source operand `index` of each lane.
+/// The values of source operand `index`, each lane's from its own instruction.
 fn get32(warp: &Warp, parts: &[Part], index: usize) -> [u32; 32] {
     let mut values = *warp.registers.get32(parts[0].inst.s[index]);
     for part in &parts[1..] {
@@ -208,7 +212,6 @@ fn set32(warp: &mut Warp, parts: &[Part], values: &[u32; 32]) {
     parts.iter().for_each(|part| warp.registers.set32(part.inst.d[0], part.lanes, values));
 }
 
-/// Sets destination `index`.
 fn set_pred(warp: &mut Warp, parts: &[Part], index: usize, values: u32) {
     parts.iter().for_each(|part| warp.registers.set_pred(part.inst.d[index], part.lanes, values));
 }
@@ -264,13 +267,13 @@ fn reduce(warp: &mut Warp, op: ReduxOp, ty: Type, parts: &[Part], lanes: u32) {
     set32(warp, parts, &[result; 32]);
 }
 
-/// The least or the greatest, as `min` and `max` find it of two.
+/// The minimum or maximum, as `min` and `max` of two values compute it.
 fn reduce_floats(warp: &mut Warp, op: BinaryOp, (abs, nan): (bool, bool), parts: &[Part], lanes: u32) {
     let op = Op::Binary(op, Type::F32, FloatMods { nan, ..FloatMods::NONE });
     let both = |a, b| super::evaluate(&op, [a, b, 0, 0]).unwrap_or(0);
     let kept = if abs { !(1 << 31) } else { !0 };
     let values = get32(warp, parts, 0).map(|bits| u64::from(bits & kept));
-    // The first counts twice: of NaN alone comes the canonical one.
+    // The first value is combined with itself, so that a NaN alone gives the canonical NaN.
     let first = values[lanes.trailing_zeros() as usize];
     let result = (0..32).filter(|l| lanes >> l & 1 == 1).fold(first, |found, l| both(found, values[l]));
     set32(warp, parts, &[result as u32; 32]);

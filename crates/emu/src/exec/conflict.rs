@@ -1,4 +1,4 @@
-//! Two accesses that nothing orders, in words.
+//! Reports of two accesses that are not ordered.
 
 use super::Env;
 use crate::decode::Inst;
@@ -8,7 +8,7 @@ use crate::report::{HazardKind, ThreadId};
 use ptx::Space;
 
 impl Env<'_> {
-    /// The thread that stands for an agent.
+    /// The thread that a finding names for an agent.
     pub(super) fn thread_of(&self, agent: Agent, lane: u32) -> ThreadId {
         let total = self.actors.total() as u32;
         let cluster = u64::from(agent / total);
@@ -21,7 +21,7 @@ impl Env<'_> {
         ThreadId { cta, warp: (warp % warps) as u32, lane }
     }
 
-    /// Whether an asynchronous read has not been waited for by its own warps.
+    /// Whether the warps that issued an asynchronous read have not waited for it yet.
     fn reads_still(&self, c: &Conflict) -> bool {
         match (c.touch, self.actors.name(c.agent)) {
             (Touch::Wgmma, Actor::Wgmma(warp)) => c.epoch > self.wgmma_waited[self.actors.warpgroup(warp)],
@@ -29,7 +29,7 @@ impl Env<'_> {
         }
     }
 
-    /// An access that an earlier one is not ordered with.
+    /// Reports an access that is not ordered with an earlier one.
     pub(super) fn report_conflict(
         &mut self,
         inst: &Inst,
@@ -72,45 +72,50 @@ fn describe(c: &Conflict, writes: bool, actor: Actor, still: bool) -> String {
     let verb = if writes { "writes" } else { "reads" };
     if c.unfenced {
         return format!(
-            "the asynchronous proxy {verb} what a thread wrote: no fence.proxy.async stands between the two"
+            "the asynchronous proxy {verb} memory that a thread wrote, without a fence.proxy.async in between"
         );
     }
     let copies = matches!(c.touch, Touch::Copy | Touch::CopyArrive);
     match (c.touch, c.in_flight, c.wrote) {
         (Touch::Mbarrier, _, true) => {
-            format!("{verb} where an mbarrier is: only its instructions may, until an mbarrier.inval that comes before")
+            format!("{verb} the memory of an mbarrier: before mbarrier.inval, only mbarrier instructions may")
         }
         (Touch::Mbarrier, _, false) => {
-            format!("{verb} an mbarrier that another thread arrives at or waits for, and nothing orders the two")
+            format!("{verb} an mbarrier that another thread arrives at or waits for, without ordering")
         }
         (Touch::Bulk | Touch::Reduce, true, true) => {
-            format!("{verb} what a bulk copy is still writing: nobody has waited on its mbarrier")
+            format!("{verb} memory that a bulk copy is still writing: no thread has waited on its mbarrier")
         }
         (Touch::Bulk | Touch::Reduce, _, true) => format!(
-            "{verb} what a bulk copy wrote, and has not seen the phase of its mbarrier complete"
+            "{verb} memory that a bulk copy wrote, but has not seen the phase of its mbarrier complete"
         ),
         (Touch::Bulk, _, false) if matches!(actor, Actor::Mbarrier(_)) => {
-            format!("{verb} what a bulk copy reads, and has not seen the phase of its mbarrier complete")
+            format!(
+                "{verb} memory that a bulk copy reads, but has not seen the phase of its mbarrier complete"
+            )
         }
-        (Touch::Bulk, _, false) => format!("{verb} what a bulk copy reads: no cp.async.bulk.wait_group covers it"),
+        (Touch::Bulk, _, false) => {
+            format!("{verb} memory that a bulk copy reads: no cp.async.bulk.wait_group covers it")
+        }
         (Touch::Wgmma, ..) if still => {
-            format!("{verb} what a wgmma in flight reads: no wgmma.wait_group covers it")
+            format!("{verb} memory that a wgmma in flight reads: no wgmma.wait_group covers it")
         }
-        (Touch::Wgmma, ..) => format!("{verb} what a wgmma reads, and nothing orders the two"),
+        (Touch::Wgmma, ..) => format!("{verb} memory that a wgmma reads, without ordering"),
         (_, true, true) if copies => {
-            format!("{verb} what an asynchronous copy is still writing: no wait_group covers it")
+            format!("{verb} memory that an asynchronous copy is still writing: no wait_group covers it")
         }
         (_, true, false) if copies => {
-            format!("{verb} what an asynchronous copy is still reading: no wait_group covers it")
+            format!("{verb} memory that an asynchronous copy is still reading: no wait_group covers it")
         }
         (_, false, true) if copies && !writes => {
-            "reads what another thread's asynchronous copy wrote: that thread waited for it, but no barrier stands between"
+            "reads memory that another thread's asynchronous copy wrote: that thread waited for the copy, \
+             but no barrier orders the read after the wait"
                 .into()
         }
         (_, false, false) if copies => {
-            format!("{verb} what an asynchronous copy reads, and nothing orders the two")
+            format!("{verb} memory that an asynchronous copy reads, without ordering")
         }
-        (_, _, true) => format!("{verb} what another thread wrote, and nothing orders the two"),
-        (_, _, false) => format!("{verb} what another thread reads, and nothing orders the two"),
+        (_, _, true) => format!("{verb} memory that another thread wrote, without ordering"),
+        (_, _, false) => format!("{verb} memory that another thread reads, without ordering"),
     }
 }

@@ -8,10 +8,11 @@ use super::warp::{Frame, SavedRegisters, Split, State, Warp};
 use crate::decode::{Class, Inst, Slot, Transfer};
 use crate::report::HazardKind;
 
-/// Calls may nest this deep.
+/// Limit of nested calls.
 const MAX_DEPTH: usize = 256;
 
-/// Instructions that lanes with a false guard do not just sit out: they go on while the others wait, or are elsewhere.
+/// Whether lanes with a false guard must be split off before the instruction: they continue while the other
+/// lanes wait, or they continue elsewhere.
 pub(super) fn parts(op: &Op) -> bool {
     matches!(
         op,
@@ -53,7 +54,7 @@ impl Env<'_> {
         other.pc = inst.target;
         split.mask &= !taken;
         split.pc += 1;
-        // Which side goes first is the schedule's to choose.
+        // The seed of the schedule chooses which side runs first.
         if self.context.options.seed & 1 == 1 {
             std::mem::swap(split, &mut other);
         }
@@ -77,7 +78,7 @@ impl Env<'_> {
             Some(target) => split.pc = *target,
             None => {
                 self.report(HazardKind::OutOfBounds, inst, warp.index, first, None, || {
-                    format!("branch index {} of a list of {} targets", indices[first], targets.len())
+                    format!("branch index {} is beyond a list of {} targets", indices[first], targets.len())
                 });
                 split.pc += 1;
             }
@@ -107,7 +108,7 @@ impl Env<'_> {
         let active = caller as usize == call.callee
             || split.frames.iter().any(|f| program.functions[f.caller as usize].start == callee.start);
         let saved = active.then(|| Box::new(save(warp, callee)));
-        // To keep a register of 32 lanes and to bring it back takes about as long as an instruction.
+        // Saving and restoring a register of 32 lanes takes about as long as a warp instruction.
         self.toll += saved.as_ref().map_or(0, |s| (s.w32.len() + 2 * s.w64.len()) as u64);
         let given: Vec<_> = call.arguments.iter().map(|t| read_transfer(warp, t)).collect();
         for (transfer, value) in call.arguments.iter().zip(given) {
@@ -128,7 +129,8 @@ impl Env<'_> {
         split.frames.push(Frame { return_pc: split.pc + 1, call: inst.target, caller, saved });
         split.function = call.callee as u32;
         split.pc = callee.start;
-        // Meeting points of the caller do not hold inside the callee: the depth tells them apart.
+        // Points of reconvergence of the caller do not apply inside the callee. The call depth distinguishes
+        // them.
         Flow::Jump
     }
 
@@ -180,7 +182,8 @@ impl Env<'_> {
         self.exit(warp, split, mask)
     }
 
-    /// Nothing in the CTA can run: lanes that wait for others of their warp go on without them, which is a finding.
+    /// Called when nothing in the cluster can run: lanes that wait for other lanes of their warp proceed
+    /// without them, which is a finding.
     pub(super) fn force(&mut self, warp: &mut Warp) -> bool {
         let waiting = |s: &Split| matches!(s.state, State::Lanes(_));
         let Some(first) = warp.splits.iter().position(waiting) else { return false };
@@ -237,7 +240,7 @@ fn set_frame(warp: &mut Warp, slot: Slot, mask: u32, offset: u64) {
     warp.registers.set64(slot, mask, &[offset + crate::memory::LOCAL_BASE; 32]);
 }
 
-/// Copies bytes of local memory for some lanes; what was not written stays so.
+/// Copies bytes of local memory for some lanes. Unwritten bytes stay unwritten.
 fn copy_local(warp: &mut Warp, mask: u32, from: usize, to: usize, bytes: u32) {
     super::registers::for_lanes(mask, |lane| {
         for byte in 0..bytes as usize {

@@ -1,6 +1,7 @@
-//! `cp.async`: copies that land some time between their issue and the wait that covers them. Until then their destination
-//! must be left alone and their source not be written, by the issuing thread too (PTX ISA, "Completion Mechanisms for
-//! Asynchronous Copy Operations"); after it the data is the issuing thread's write.
+//! `cp.async`. A copy completes at some time between its issue and the wait that covers it. Until then no
+//! thread, including the issuing one, may access the destination or write the source (PTX ISA, "Completion
+//! Mechanisms for Asynchronous Copy Operations"). After the wait, the data counts as a write of the issuing
+//! thread.
 
 use ptx::{CpAsync, Space};
 
@@ -13,25 +14,25 @@ use crate::memory::{resolve, store_bytes};
 use crate::order::{Access, Epoch, FLIGHT, Strength, Touch};
 use crate::report::{HazardKind, Schedule};
 
-/// A copy on its way, for some lanes.
+/// A copy in flight, for some lanes.
 #[derive(Debug)]
 struct Flight {
     pc: u32,
     /// Lanes whose copy has not been waited for.
     lanes: u32,
-    /// Lanes that have not committed it to a group.
+    /// Lanes that have not committed the copy to a group.
     open: u32,
-    /// Number of the group, per lane.
+    /// Index of the group, per lane.
     group: [u32; 32],
     /// Offsets in the shared memory of the cluster.
     destination: [u32; 32],
     source: [u64; 32],
     bytes: u32,
-    /// Bytes really read; the rest is zero.
+    /// Bytes that are read; the other bytes of the destination are set to zero.
     taken: [u32; 32],
-    /// Lanes that read what the kernel may write.
+    /// Lanes whose source is memory that the kernel may write.
     watched: u32,
-    /// The bytes were moved at once, although nobody may know.
+    /// Whether the bytes were moved at issue, although no thread may rely on it.
     arrived: bool,
 }
 
@@ -39,7 +40,7 @@ struct Flight {
 #[derive(Debug, Default)]
 pub(crate) struct CopyQueue {
     flights: Vec<Flight>,
-    /// Groups committed per lane.
+    /// Number of committed groups, per lane.
     committed: [u32; 32],
 }
 
@@ -102,8 +103,8 @@ impl Env<'_> {
         warp.copies.flights.push(flight);
     }
 
-    /// Checks a lane's copy as it is issued, its destination, its source and the bytes it takes. Whether its source is memory
-    /// that the kernel may write, and where its destination lies; `None` when it cannot be made.
+    /// Checks a lane's copy at its issue: destination, source and number of bytes read. Returns whether the
+    /// kernel may write the source, and the offset of the destination; `None` when the copy cannot be made.
     fn issue_copy(
         &mut self,
         warp: &Warp,
@@ -113,11 +114,11 @@ impl Env<'_> {
     ) -> Option<(bool, u32)> {
         let write = copy_site(inst, Space::Shared, inst.target);
         let offset = self.shared_offset(warp, &write, lane, to)?;
-        // The source is aligned to the copy's size, however little of it is read.
+        // The source is aligned to the copy's size, even when fewer bytes are read.
         if taken > 0 && !from.is_multiple_of(u64::from(inst.target)) {
             let (size, place) = (inst.target, Some((Space::Global, from)));
             self.report(HazardKind::Misaligned, inst, warp.index, lane, place, || {
-                format!("copies {size} bytes from address {from:#x}, which is no multiple of {size}")
+                format!("copies {size} bytes from address {from:#x}, which is not a multiple of {size}")
             });
             return None;
         }
@@ -148,12 +149,12 @@ impl Env<'_> {
         }
     }
 
-    /// Moves one lane's bytes.
+    /// Moves the bytes of one lane.
     fn transfer(&mut self, warp: &Warp, flight: &Flight, lane: usize) {
         let inst = &self.context.program.code[flight.pc as usize];
         let mut data = [0; 8];
         let mut at = 0;
-        // All at once, or word by word and then byte by byte: src-size is any number.
+        // The step is the whole copy, or a word, or a byte, because src-size can be any number.
         while at < flight.taken[lane] {
             let left = flight.taken[lane] - at;
             let step = if left == flight.bytes {
@@ -187,12 +188,12 @@ impl Env<'_> {
         self.land(warp, mask, |_, _| true);
     }
 
-    /// At the end of the kernel everything lands.
+    /// Completes all copies at the end of the kernel.
     pub(super) fn land_all(&mut self, warp: &mut Warp) {
         self.land(warp, !0, |_, _| true);
     }
 
-    /// Copies of the lanes of `mask` that `due` chooses are complete now.
+    /// Completes the copies of the lanes of `mask` that `due` selects.
     fn land(&mut self, warp: &mut Warp, mask: u32, due: impl Fn(&Flight, usize) -> bool) {
         let epoch = warp.view.now();
         self.land_at(warp, mask, epoch, Touch::Copy, due);
@@ -224,7 +225,7 @@ impl Env<'_> {
         warp.copies.flights = flights;
     }
 
-    /// What the copy `flights[i]` of a lane read and wrote is ordered from now on.
+    /// Marks the accesses of a lane's copy `flights[i]` as complete at `epoch`.
     fn land_lane(
         &mut self,
         warp: &Warp,
@@ -242,7 +243,7 @@ impl Env<'_> {
             return;
         }
         let (from, taken) = (flight.source[lane], u64::from(flight.taken[lane]));
-        // Another copy on its way may still read the same.
+        // Another copy in flight may still read the same bytes.
         let still = |f: &Flight| {
             let (start, taken_there) = (f.source[lane], u64::from(f.taken[lane]));
             f.lanes >> lane & 1 == 1 && reads(f) && start < from + taken && from < start + taken_there
@@ -252,8 +253,9 @@ impl Env<'_> {
         }
     }
 
-    /// `cp.async.mbarrier.arrive`. The earlier copies of the thread land now, which is legal; but nobody may rely on it, the
-    /// thread itself included, before it has seen the mbarrier's phase complete.
+    /// `cp.async.mbarrier.arrive`. The earlier copies of the thread complete now, which is legal. No thread,
+    /// including the issuing one, may rely on that before it has observed the completion of the mbarrier's
+    /// phase.
     pub(super) fn copy_arrive(&mut self, warp: &mut Warp, inst: &Inst, noinc: bool, mask: u32) {
         let places = addresses(&warp.registers, inst).map(|a| resolve(a).1);
         if !noinc {

@@ -1,4 +1,4 @@
-//! Nobody can go on: who waits for what, and in which circle.
+//! The report of a deadlock: what each warp waits for, and a cycle of waits.
 
 use ptx::Space;
 
@@ -8,7 +8,7 @@ use super::warp::{Split, Warp};
 use crate::report::{HazardKind, ThreadId};
 
 impl Env<'_> {
-    /// Nobody can go on, or only in circles: says who waits for what, and for whom.
+    /// Reports a deadlock or a livelock: what each warp waits for, and which warps could end the wait.
     pub(super) fn report_deadlock(&mut self, warps: &[Warp]) {
         let waiters = self.waiters(warps);
         let helpers = self.helpers(&waiters);
@@ -59,7 +59,7 @@ impl Env<'_> {
         self.line(waiter.split.pc - u32::from(polls && waiter.split.pc > 0))
     }
 
-    /// Warps of one CTA, in words.
+    /// A list of warps of one CTA as text.
     fn names(&self, warps: &[usize]) -> String {
         let number = |warp: &usize| (warp % self.actors.warps).to_string();
         let listed = match warps {
@@ -91,17 +91,18 @@ impl Env<'_> {
             Awaited::Products => "for the other warps of its warpgroup to issue the same wgmma".into(),
             Awaited::Registers => self.describe_pool(waiter.warp, inst),
             Awaited::Memory => {
-                format!("for memory to change that lanes {:#010x} read again and again", waiter.split.mask)
+                format!("for a change of the memory that lanes {:#010x} poll", waiter.split.mask)
             }
             Awaited::Lanes => "for its other lanes".into(),
         }
     }
 
-    /// Nobody who waits could end this wait: those who might have are gone.
+    /// Describes a wait that no waiting warp can end: the warps that could have ended it have exited.
     fn describe_absent(&self, waiter: &Waiter, warps: &[Warp]) -> String {
         let own = self.warpgroup_of(waiter.warp);
         let missed = |warp: &&Warp| match waiter.awaited {
-            // A barrier of the whole CTA does not wait for those that have exited, nor does that of the cluster.
+            // A barrier of the whole CTA does not wait for exited warps, and neither does the cluster
+            // barrier.
             Awaited::Barrier(at) => {
                 self.is_counted(at) && self.same_cta(warp.index, waiter) && !self.has_arrived(at, warp.index)
             }
@@ -112,9 +113,9 @@ impl Env<'_> {
         let gone: Vec<usize> =
             warps.iter().filter(|w| w.splits.is_empty()).filter(missed).map(|w| w.index).collect();
         let nobody = match waiter.awaited {
-            Awaited::Memory => "nothing is left to change it",
-            Awaited::Registers => "nobody is left to give any back",
-            _ => "nobody is left to come",
+            Awaited::Memory => "no running thread can change it",
+            Awaited::Registers => "no running warp can release registers",
+            _ => "no running warp can end the wait",
         };
         match &gone[..] {
             [] => format!(", and {nobody}"),
@@ -130,7 +131,7 @@ impl Env<'_> {
             let awaited = match waiter.awaited {
                 Awaited::Barrier(at) => format!("barrier {}", at % 16),
                 Awaited::Mbarrier(address) => format!("mbarrier {}", self.place(Space::Shared, address)),
-                Awaited::Cluster => "the cluster's barrier".into(),
+                Awaited::Cluster => "the cluster barrier".into(),
                 Awaited::Products => "products".into(),
                 Awaited::Registers => "registers".into(),
                 Awaited::Memory => "memory".into(),
@@ -140,10 +141,10 @@ impl Env<'_> {
         };
         let first = self.names(&[waiters[circle[0]].warp.index]);
         let steps: Vec<String> = circle.iter().map(step).chain([first]).collect();
-        format!("the circle: {}", steps.join(" → "))
+        format!("the cycle: {}", steps.join(" → "))
     }
 
-    /// A phase whose arrivals have all come, but whose bytes never will.
+    /// Reports a phase whose arrivals are complete but whose bytes will never arrive.
     fn report_bytes(&mut self, warp: &Warp, split: &Split) {
         let Some(address) = self.polled(warp, split) else { return };
         let Some((_, _, bytes)) = self.mbarriers.unbalanced().find(|(at, ..)| *at == address) else { return };
@@ -157,12 +158,9 @@ impl Env<'_> {
             Some((Space::Shared, address)),
             || {
                 if bytes > 0 {
-                    format!("waits for {bytes} bytes that the mbarrier was told to expect and no copy brings")
+                    format!("waits for {bytes} bytes that the mbarrier expects and no copy delivers")
                 } else {
-                    format!(
-                        "waits for an mbarrier to which {} bytes more have come than it was told to expect",
-                        -bytes
-                    )
+                    format!("waits for an mbarrier at which {} more bytes arrived than it expected", -bytes)
                 }
             },
         );

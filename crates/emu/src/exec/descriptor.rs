@@ -1,5 +1,5 @@
-//! Matrix descriptors of wgmma (PTX ISA, "Asynchronous Warpgroup Level Matrix Shared Memory Layout"): where the 16-byte chunks
-//! of an operand lie.
+//! Matrix descriptors of wgmma (PTX ISA, "Asynchronous Warpgroup Level Matrix Shared Memory Layout"): the
+//! addresses of an operand's 16-byte chunks.
 
 use ptx::Swizzle;
 
@@ -12,18 +12,18 @@ const ADDRESS_MASK: u64 = 0x3ffff;
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Descriptor {
     start: u64,
-    /// Leading and stride byte offset.
+    /// Leading-dimension and stride-dimension byte offset.
     leading: u64,
     stride: u64,
     base_offset: u64,
     swizzle: Swizzle,
-    /// Chunks hold neighbours along M or N instead of K.
+    /// Chunks hold consecutive elements along M or N instead of K.
     transposed: bool,
 }
 
 impl Descriptor {
-    /// Fields: address in bits 0–13, leading offset in 16–29, stride offset in 32–45, each divided by 16; base offset in
-    /// 49–51; swizzle mode in 62–63.
+    /// Fields: address in bits 0–13, leading offset in 16–29, stride offset in 32–45, each divided by 16;
+    /// base offset in 49–51; swizzle mode in 62–63.
     pub fn new(bits: u64, transposed: bool) -> Descriptor {
         let field = |at: u32| (bits >> at & 0x3fff) << 4;
         let swizzle = match bits >> 62 {
@@ -43,13 +43,13 @@ impl Descriptor {
         }
     }
 
-    /// Chunks in a row of the swizzle pattern.
+    /// The number of chunks in a row of the swizzle pattern.
     fn chunks(&self) -> u64 {
         u64::from(self.swizzle.span().unwrap_or(16) / 16)
     }
 
-    /// Address of a chunk. K-major: row `major` of M or N, chunk `minor` of K, of which an instruction has two. MN-major: chunk
-    /// `major` of M or N, row `minor` of K, of which it has 16.
+    /// Address of a chunk. K-major: row `major` of M or N, chunk `minor` of K; an instruction has two chunks
+    /// along K. MN-major: chunk `major` of M or N, row `minor` of K; an instruction has 16 rows.
     pub fn chunk(&self, major: u64, minor: u64) -> u64 {
         let width = self.chunks();
         let offset = match (self.transposed, self.swizzle) {
@@ -63,7 +63,7 @@ impl Descriptor {
             }
         };
         let address = self.start + offset;
-        // The base offset tells where the pattern starts when it is not at a multiple of its size.
+        // The base offset gives the start of the pattern when the pattern is not aligned to its size.
         let pattern = address.wrapping_sub(self.base_offset << 7);
         (address ^ pattern ^ swizzled(self.swizzle, pattern)) & ADDRESS_MASK
     }
@@ -73,7 +73,8 @@ impl Descriptor {
 mod tests {
     use super::*;
 
-    /// The canonical layouts, in 16-byte units, as CUTLASS writes them (mma_sm90_desc.hpp): strides of rows and chunks.
+    /// The canonical layouts, in 16-byte units, as in CUTLASS (mma_sm90_desc.hpp): strides of rows and
+    /// chunks.
     #[test]
     fn chunks_lie_where_the_canonical_layouts_say() {
         let bits = |mode: u64, leading: u64, stride: u64| {
@@ -81,7 +82,8 @@ mod tests {
         };
         let at =
             |bits, transposed, major, minor| Descriptor::new(bits, transposed).chunk(major, minor) - 1024;
-        // K-major, 128 bytes: rows of 128 bytes, groups of 8 rows 1024 bytes apart, chunks xored with the row.
+        // K-major, 128 bytes: rows of 128 bytes, groups of 8 rows 1024 bytes apart, chunks xored with the
+        // row.
         assert_eq!(at(bits(1, 0, 1024), false, 11, 1), 1024 + 3 * 128 + 16 * (1 ^ 3));
         assert_eq!(at(bits(2, 0, 512), false, 5, 1), 5 * 64 + 16 * (1 ^ 2));
         assert_eq!(at(bits(3, 0, 256), false, 5, 1), 5 * 32);

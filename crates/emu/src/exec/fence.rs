@@ -1,5 +1,6 @@
-//! Releases and acquires through memory (PTX ISA, "Release and Acquire Patterns"): a fence, then a strong write; a strong
-//! read that sees it, then a fence. The read and write must be strong enough for the threads to see each other.
+//! Releases and acquires through memory (PTX ISA, "Release and Acquire Patterns"): a fence followed by a
+//! strong write, and a strong read that observes the write followed by a fence. The scopes of the read and
+//! the write must include each other's thread.
 
 use std::sync::Arc;
 
@@ -11,25 +12,25 @@ use super::{Env, SyncVariable};
 use crate::decode::scope_strength;
 use crate::order::{Clock, Strength};
 
-/// How a strong write makes known what came before it.
+/// What a strong write releases.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Publication {
-    /// By the thread's fences; the place forgets what was released there before.
+    /// Releases what the thread's fences cover. Earlier releases at the location are forgotten.
     Store,
-    /// By itself.
+    /// Releases everything before the write. Earlier releases at the location are forgotten.
     Release,
-    /// As `Store`, in a read-modify-write: what was released here before stays released.
+    /// Like `Store`, in a read-modify-write: earlier releases at the location stay released.
     Update,
-    /// As `Release`, in a read-modify-write.
+    /// Like `Release`, in a read-modify-write: earlier releases at the location stay released.
     UpdateRelease,
 }
 
-/// What a strong read does with what it observes.
+/// How a strong read acquires what it observes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Observation {
-    /// A fence will acquire it.
+    /// The next fence acquires it.
     Relaxed,
-    /// It acquires.
+    /// The read itself acquires it.
     Acquire,
 }
 
@@ -37,7 +38,7 @@ impl Env<'_> {
     pub(super) fn fence(&mut self, warp: &mut Warp, sem: FenceSem, scope: Scope, lanes: u32) {
         let strength = scope_strength(scope);
         for seen in std::mem::take(&mut warp.seen) {
-            // What is too far for this fence waits for a wider one.
+            // A release whose scope is too wide for this fence waits for a wider fence.
             let here = if strength >= seen.strength { seen.lanes & lanes } else { 0 };
             if here != 0 {
                 warp.view.acquire(here, warp.live, &seen.clock);
@@ -50,7 +51,7 @@ impl Env<'_> {
         let moment = warp.view.moment(lanes);
         self.toll += toll(moment.parts());
         for before in &mut warp.released {
-            // An earlier, wider fence of these lanes still holds for what came before it.
+            // An earlier fence of these lanes with a wider scope still covers the accesses before it.
             if before.strength <= strength {
                 before.lanes &= !lanes;
             }
@@ -60,8 +61,8 @@ impl Env<'_> {
         warp.released.push(Fenced { lanes, strength, sequential, moment });
     }
 
-    /// What a relaxed arrival at the cluster's barrier makes known: what fences of these lanes released before, those of
-    /// initialised mbarriers included.
+    /// What a relaxed arrival at the cluster barrier releases: what earlier fences of these lanes cover,
+    /// including fences for initialised mbarriers.
     pub(super) fn released_by_fences(&mut self, warp: &mut Warp, lanes: u32) -> Clock {
         let mut clock = warp.view.release(lanes);
         clock.keep(&self.actors.initialisations(), self.actors.total());
@@ -76,7 +77,7 @@ impl Env<'_> {
         if space == Space::Shared { &mut self.shared_sync } else { &mut self.order.sync }
     }
 
-    /// A strong write by a lane: what it has released can be acquired here.
+    /// A strong write by a lane. Later acquires of this location learn what the lane has released.
     pub(super) fn publish(
         &mut self,
         warp: &mut Warp,
@@ -101,7 +102,8 @@ impl Env<'_> {
             sequential |= fence.sequential;
             let released = || fence.moment.of(1 << lane);
             match &mut clock {
-                // Of fences of several scopes the farthest decide; what only the nearer ones cover is left out.
+                // Among fences of several scopes, the widest decides. What only narrower fences cover is left
+                // out.
                 Some(known) if far == reach => known.join(home, &released()),
                 Some(_) if far < reach => {}
                 _ => (clock, reach) = (Some(released()), far),
@@ -111,7 +113,7 @@ impl Env<'_> {
         let variables = self.variables(site.space);
         match (clock, variables.get_mut(&address)) {
             (Some(clock), Some(old)) if update => {
-                // A release sequence: what was released here before stays released.
+                // A release sequence: earlier releases at this location stay released.
                 let mut joined = clock;
                 joined.join_foreign(home, &old.clock, old.home);
                 let sequential = sequential || old.sequential;
@@ -129,7 +131,8 @@ impl Env<'_> {
         }
     }
 
-    /// A strong read by a lane: it learns at once when it acquires, at its next fence otherwise.
+    /// A strong read by a lane. The lane learns what was released at once if the read acquires, and at its
+    /// next fence otherwise.
     pub(super) fn observe(
         &mut self,
         warp: &mut Warp,
@@ -174,7 +177,7 @@ impl Env<'_> {
     }
 }
 
-/// What a clock of so many parts costs to copy and join, in warp instructions.
+/// Cost of copying and joining a clock with `parts` parts, in warp instructions.
 fn toll(parts: usize) -> u64 {
     1 + parts as u64 / 16
 }

@@ -1,10 +1,13 @@
-//! Launches that may overlap with the grid before (PTX ISA, "griddepcontrol"): until it has ended, which `griddepcontrol.wait`
-//! waits for, it may still write whatever is read here and read whatever is written.
+//! Launches that may overlap with the previous grid (programmatic dependent launch; PTX ISA,
+//! "griddepcontrol"). `griddepcontrol.wait` waits for the end of the previous grid. Until then that grid may
+//! still write memory that is read here, and read memory that is written here.
 //!
-//! The wait makes the other grid's accesses visible "to the current grid", not to the executing thread alone. So what happens
-//! after a wait in causality order is behind it, too: one thread waits, and a barrier or an mbarrier tells the others. A
-//! thread that has learned of no wait must leave global memory alone, read-only buffers included; a bulk copy counts for the
-//! thread that issues it. Parameters (tensor maps among them) and constants belong to the launch, and a prefetch accesses nothing.
+//! The wait makes the previous grid's accesses visible "to the current grid", not only to the executing
+//! thread. Accesses that are ordered after a wait are therefore ordered after that grid too: one thread
+//! waits, and a barrier or an mbarrier orders the other threads. A thread that is not ordered after a wait
+//! must not access global memory, including read-only buffers. A bulk copy counts for the thread that issues
+//! it. Parameters (including tensor maps) and constants belong to the launch, and a prefetch accesses
+//! nothing.
 
 use ptx::Space;
 
@@ -14,12 +17,13 @@ use crate::decode::Inst;
 use crate::report::HazardKind;
 
 impl Env<'_> {
-    /// A lane is about to access global memory.
+    /// Checks that a lane is ordered after a grid wait before it accesses global memory.
     #[inline(always)]
     pub(super) fn check_grid_wait(&mut self, warp: &Warp, inst: &Inst, lane: usize, address: u64) {
         if self.actors.overlapping && self.context.options.checks.races && !warp.view.is_behind_grid(lane) {
             self.report(HazardKind::BeforeGridWait, inst, warp.index, lane, Some((Space::Global, address)), || {
-                "accesses global memory, which the grid before may still write or read: the launch overlaps with it, and no griddepcontrol.wait came before"
+                "accesses global memory before griddepcontrol.wait: the launch overlaps with the previous grid, \
+                 which may still read or write that memory"
                     .into()
             });
         }

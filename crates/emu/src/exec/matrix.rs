@@ -1,4 +1,4 @@
-//! `ldmatrix`, `stmatrix`, `movmatrix` and `mma.sync`: the whole warp at once.
+//! `ldmatrix`, `stmatrix`, `movmatrix` and `mma.sync`, which a whole warp executes together.
 
 use ptx::{BitOp, MatrixAccess, Mma, Op, Space, Type};
 
@@ -29,7 +29,7 @@ pub(super) fn input(ty: Type) -> Option<Input> {
     })
 }
 
-/// The kind of an `mma`, if there is one.
+/// The product that an `mma` computes; `None` if the emulator does not implement it.
 fn kind(m: &Mma) -> Option<MmaKind> {
     let accumulator = match m.d {
         Type::F16 => Accumulator::F16,
@@ -51,7 +51,7 @@ fn kind(m: &Mma) -> Option<MmaKind> {
     MmaKind::new(shape, input(m.a)?, input(m.b)?, accumulator).ok()
 }
 
-/// Whether the emulator has this product.
+/// Whether the emulator implements this product.
 pub(crate) fn mma_supported(m: &Mma) -> bool {
     kind(m).is_some()
 }
@@ -64,7 +64,7 @@ impl Env<'_> {
             }
             let lane = mask.trailing_zeros() as usize;
             self.report(HazardKind::BarrierDivergence, inst, warp.index, lane, None, || {
-                format!("only lanes {mask:#010x} execute it: the whole warp must")
+                format!("only lanes {mask:#010x} execute the instruction: the whole warp must")
             });
         }
         split.forced = false;
@@ -130,7 +130,7 @@ impl Env<'_> {
         }
     }
 
-    /// Addresses of the rows: lane 8·matrix + row gives one.
+    /// Addresses of the rows. Lane 8·matrix + row gives the address of a row.
     fn rows(&mut self, warp: &Warp, inst: &Inst, m: &MatrixAccess, mask: u32) -> ([u64; 32], u32) {
         let lanes = if m.count == 4 { !0 } else { (1u32 << (8 * m.count)) - 1 };
         let mut addresses = super::access::addresses(&warp.registers, inst);
@@ -167,7 +167,7 @@ impl Env<'_> {
         }
     }
 
-    /// 16 bytes that the whole warp reads.
+    /// Loads 16 bytes that the whole warp reads.
     pub(super) fn load_row(
         &mut self,
         warp: &Warp,
@@ -209,7 +209,7 @@ impl Env<'_> {
     }
 }
 
-/// A row of a matrix of b16: 16 bytes.
+/// The access to a row of a b16 matrix: 16 bytes.
 fn row_site(inst: &Inst) -> Site<'_> {
     Site { inst, space: Space::Shared, bytes: 16, strength: Strength::Weak }
 }

@@ -1,4 +1,5 @@
-//! Running a cluster of CTAs, most often of one: its warps in turns, until all have exited or none can go on.
+//! Runs a cluster of CTAs, usually of one CTA. Its warps run in turns until all have exited or none can
+//! continue.
 
 mod access;
 mod alu;
@@ -62,25 +63,26 @@ pub(crate) use tensor_map::map_image;
 pub(crate) use wgmma::wgmma_supported;
 pub(crate) use wmma::wmma_supported;
 
-/// What is the same for all CTAs of a launch.
+/// The properties that all CTAs of a launch share.
 pub(crate) struct Context<'a> {
     pub program: &'a Program,
     pub launch: &'a Launch,
     pub global: &'a GlobalMemory<'a>,
     pub options: &'a Options,
     pub rules: TensorRules,
-    /// Clusters run one by one and cannot see each other.
+    /// Whether clusters run independently and do not communicate.
     pub apart: bool,
     pub actors: Actors,
-    /// Registers per thread when it starts, where known.
+    /// Registers per thread at the start, where known (see `registers_at_entry`).
     pub registers: Option<u32>,
-    /// Tensor maps of the launch.
     pub maps: &'a [TensorMapSpec],
-    /// Clusters that each one stands for: more than itself where a sketch leaves some out.
+    /// The number of clusters that each executed cluster stands for. It is more than 1 in a sketch that
+    /// leaves some clusters out.
     pub stands_for: u64,
 }
 
-/// Order of accesses to global memory: one for each cluster when they run apart, else one for the grid.
+/// The order of accesses to global memory: one per cluster when clusters run independently, otherwise one per
+/// grid.
 #[derive(Debug, Default)]
 pub(crate) struct GlobalOrder {
     pub shadow: PagedShadow,
@@ -92,85 +94,87 @@ impl GlobalOrder {
         GlobalOrder { shadow: PagedShadow::new(granule), sync: HashMap::new() }
     }
 
-    /// Bytes that knowing who read what takes.
+    /// Size in bytes of the records of reads.
     pub fn bytes(&self) -> u64 {
         self.shadow.bytes()
     }
 }
 
-/// What an acquire that reads this place learns.
+/// What an acquire that reads this location learns.
 #[derive(Clone, Debug)]
 struct SyncVariable {
     clock: Arc<Clock>,
-    /// First agent of the cluster that the clock is of, and who released it.
+    /// First agent of the cluster that the clock belongs to, and the agent that released it.
     home: Agent,
     agent: Agent,
     strength: Strength,
     sequential: bool,
 }
 
-/// What a cluster left behind.
+/// The results of a cluster.
 pub(crate) struct Outcome {
     pub findings: Findings,
     pub counters: Counters,
     pub traces: Vec<CtaTrace>,
     pub steps: u64,
-    /// Steps, and what else took time.
+    /// Steps, and other work in the same measure.
     pub effort: u64,
 }
 
-/// Reads that find the same, after which nobody is expected to change it.
+/// Number of equal reads in a row after which the value is not expected to change any more.
 const SPINS: u32 = 10_000;
 
-/// Polls in vain after which a warp counts as waiting for one that lags behind, and that one's steps in a turn.
+/// Number of unsuccessful polls after which a warp counts as waiting for a lagging warp. It also bounds the
+/// steps that a lagging warp makes in a turn.
 const LAG: u32 = 16;
 
-/// Instructions a warp of a recorded CTA issues before the next one's turn.
+/// Instructions that a warp of a recorded CTA issues in a turn.
 const RECORDED_TURN: u32 = 16;
 
-/// How a cluster stands after a turn.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Progress {
     Running,
     Done,
 }
 
-/// Everything of a cluster but its warps.
+/// The state of a cluster without its warps.
 pub(crate) struct Env<'a> {
     context: &'a Context<'a>,
-    /// Linear index of the cluster, and of its CTAs by their rank.
+    /// Linear index of the cluster, and the linear indices of its CTAs by rank.
     cluster: u64,
     ctas: Vec<u64>,
     actors: Actors,
-    /// Shared memory of the CTAs, one behind the other, and the bytes of each.
+    /// Shared memory of the CTAs, one after the other, and the bytes of one CTA.
     shared: Vec<u8>,
     span: usize,
     shadow: DenseShadow,
     pub order: GlobalOrder,
     shared_sync: HashMap<u64, SyncVariable>,
-    /// Sixteen of each CTA.
+    /// Sixteen for each CTA.
     barriers: Vec<Barrier>,
     rendezvous: ClusterRendezvous,
     visits: Visits,
     mbarriers: Mbarriers,
-    /// Copies on their way to shared memory, in the order of their issue, and by mbarrier who sent the last of them.
+    /// Copies in flight to shared memory, in the order of their issue. For each mbarrier, the thread that
+    /// issued the last of them.
     flights: Vec<Flight>,
     senders: HashMap<usize, (usize, usize)>,
-    /// Groups of wgmma that each warp has committed, and that each warpgroup has waited for.
+    /// Groups of wgmma that each warp has committed, and groups that each warpgroup has waited for.
     wgmma_committed: Vec<u32>,
     wgmma_waited: Vec<u32>,
-    /// Of registers that `setmaxnreg` moves.
+    /// The registers that `setmaxnreg` moves.
     pool: RegisterPool,
     counters: Counters,
     findings: Findings,
     recorder: Option<Recorder>,
     rng: SmallRng,
-    /// Warps that a barrier lets go.
+    /// The warps that a barrier releases.
     wakes: Vec<Wake>,
-    /// Lanes of each warp that have not exited.
+    /// For each warp, the lanes that have not exited.
     live: Vec<u32>,
     steps: u64,
-    /// What knowledge of many lanes apart cost to copy and join, in warp instructions. It counts for budgets only.
+    /// Extra work of copying and joining clocks and of moving data, in warp instructions. It is charged to
+    /// the instruction budget only.
     toll: u64,
 }
 
@@ -260,7 +264,7 @@ impl<'a> Cluster<'a> {
         Ok(self.finish())
     }
 
-    /// Whether all that can run only reads, again and again, what does not change.
+    /// Whether every warp that can run only repeats reads whose value does not change.
     pub fn is_spinning(&self) -> bool {
         let mut running =
             self.warps.iter().flat_map(|w| &w.splits).filter(|s| s.state == State::Run).peekable();
@@ -271,12 +275,12 @@ impl<'a> Cluster<'a> {
         self.env.report_deadlock(&self.warps);
     }
 
-    /// Warp instructions issued so far, and what else took time, in their measure.
+    /// Warp instructions issued so far, plus other work in the same measure.
     pub fn effort(&self) -> u64 {
         self.env.steps + self.env.tolls() + self.env.order.shadow.toll()
     }
 
-    /// Gives each warp that can run a turn.
+    /// Gives a turn to each warp that can run.
     pub fn turn(&mut self) -> Result<Progress, EmuError> {
         let mut ran = false;
         for i in 0..self.turn.len() {
@@ -287,7 +291,8 @@ impl<'a> Cluster<'a> {
             let warp = &mut self.warps[self.turn[i]];
             ran = true;
             let quantum = match self.env.context.options.schedule {
-                // Short turns, as on an SM: what one warp leaves in the caches until its next turn depends on the others.
+                // Short turns, as on an SM: what a warp finds in the caches at its next turn depends on the
+                // other warps.
                 _ if self.env.recorder.is_some() => RECORDED_TURN,
                 Schedule::Late => 4096,
                 _ if slow => self.env.rng.random_range(1..LAG),
@@ -306,7 +311,7 @@ impl<'a> Cluster<'a> {
         Ok(Progress::Done)
     }
 
-    /// Whether a warp is one of those that lag behind.
+    /// Whether a warp lags behind in this schedule.
     fn is_slow(&self, warp: usize) -> bool {
         let Options { schedule, seed, .. } = &self.env.context.options;
         let together = if seed.is_multiple_of(2) { 1 } else { 4 };
@@ -314,14 +319,14 @@ impl<'a> Cluster<'a> {
         *schedule == Schedule::Lagging && warp / together == (seed / 2 % groups) as usize
     }
 
-    /// Whether a warp must wait because it lags behind and another one gets on.
+    /// Whether a warp must wait because it lags behind and another warp makes progress.
     fn lags(&self, warp: usize) -> bool {
         let gets_on = |warp: &Warp| warp.splits.iter().any(|s| s.state == State::Run && s.polls < LAG);
         self.is_slow(warp)
             && self.warps.iter().enumerate().any(|(other, warp)| !self.is_slow(other) && gets_on(warp))
     }
 
-    /// Lets warps go on that a barrier released.
+    /// Continues the warps that a barrier released.
     fn wake(&mut self) {
         if let Some(first) = self.env.wakes.first() {
             let cta = self.warps_of(first.warp / self.env.actors.warps);
@@ -345,7 +350,8 @@ impl<'a> Cluster<'a> {
         rank * warps..(rank + 1) * warps
     }
 
-    /// All warps of a CTA have met: counts what the busiest of them issued while the others waited for it.
+    /// Called when all warps of a CTA have met. Counts the instructions of the busiest warp, for which the
+    /// others waited.
     fn end_interval(&mut self, cta: std::ops::Range<usize>) {
         let (mut busiest, mut second) = (0, 0);
         for warp in &mut self.warps[cta] {
@@ -358,7 +364,8 @@ impl<'a> Cluster<'a> {
         }
     }
 
-    /// When no warp can run: lanes that wait for others of their warp go on without them.
+    /// Called when no warp can run: parked lanes continue, or lanes that wait for other lanes of their warp
+    /// proceed without them.
     fn unblock(&mut self) -> bool {
         for warp in &mut self.warps {
             warp.join_waiting();
@@ -369,7 +376,7 @@ impl<'a> Cluster<'a> {
         self.warps.iter_mut().any(|warp| self.env.force(warp))
     }
 
-    /// What the cluster found and counted.
+    /// Completes what is in flight, makes the final checks and returns the results.
     pub fn finish(mut self) -> (Outcome, GlobalOrder) {
         for warp in &mut self.warps {
             self.env.land_all(warp);
@@ -389,7 +396,7 @@ impl<'a> Cluster<'a> {
 }
 
 impl Env<'_> {
-    /// What took time beside instructions, in their measure.
+    /// Work other than instructions, in warp instructions.
     fn tolls(&self) -> u64 {
         self.toll + self.shadow.toll()
     }
@@ -403,7 +410,7 @@ impl Env<'_> {
         self.context.program.code[pc as usize].line
     }
 
-    /// Where an address of a space is, in names.
+    /// The buffer or variable that an address belongs to, with the offset.
     fn place(&self, space: Space, address: u64) -> Place {
         let (name, offset) = match space {
             Space::Shared => {

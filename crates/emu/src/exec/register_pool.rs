@@ -1,9 +1,10 @@
-//! `setmaxnreg` (PTX ISA, "setmaxnreg"): warpgroups hand registers to each other through a pool of their CTA.
+//! `setmaxnreg` (PTX ISA, "setmaxnreg"): warpgroups move registers to each other through a pool of their CTA.
 //!
-//! How many a warp has at first is ptxas' word, and it gives it only where directives bound the registers: `.maxnreg`, or
-//! threads and CTAs per SM; without a bound it ignores the instruction (C7508), and so nothing waits here. With one it takes
-//! as many as are allowed, or as the largest `.inc` asks for where that is less (seen of ptxas 13.5). The pool is empty at
-//! first; registers of warps that have exited do not come back to it, of which the ISA says nothing.
+//! ptxas decides how many registers a warp has at first. It supports `setmaxnreg` only where directives bound
+//! the registers: `.maxnreg`, or threads and CTAs per SM. Without a bound it ignores the instruction (warning
+//! C7508), and so nothing waits here. With a bound it assigns as many registers as are allowed, or as many as
+//! the largest `.inc` requests if that is less (observed with ptxas 13.5). The pool is empty at first.
+//! Registers of exited warps do not return to the pool; the PTX ISA says nothing about them.
 
 use ptx::{LaunchBounds, Op, RegisterChange};
 
@@ -15,17 +16,17 @@ use crate::decode::{Inst, Program};
 use crate::order::{Actors, Epoch};
 use crate::report::HazardKind;
 
-/// Registers of an SM, and of a thread at most; they are handed out in steps of 8 (CUDA C++ Programming Guide, "Compute
-/// Capabilities").
+/// Registers of an SM, the most registers of a thread, and the allocation unit of 8 (CUDA C++ Programming
+/// Guide, "Compute Capabilities").
 const REGISTERS: u32 = 65536;
 const MOST: u32 = 256;
 const STEP: u32 = 8;
 
-/// Registers per thread when the kernel starts; `None` where ptxas would not know them.
+/// Registers per thread at the start of the kernel; `None` where ptxas does not know them.
 pub(crate) fn registers_at_entry(bounds: &LaunchBounds, program: &Program) -> Option<u32> {
     let threads: Option<u32> = bounds.required_threads.or(bounds.max_threads).map(|n| n.iter().product());
     let fitting = threads.zip(bounds.min_ctas_per_sm).map(|(threads, ctas)| {
-        // Warps are spread over the four parts of an SM, each with its registers.
+        // Warps are distributed over the four partitions of an SM, each with its own registers.
         let places = threads.max(1).next_multiple_of(128).saturating_mul(ctas.max(1));
         REGISTERS / places / STEP * STEP
     });
@@ -38,14 +39,14 @@ pub(crate) fn registers_at_entry(bounds: &LaunchBounds, program: &Program) -> Op
     Some(bound.min(wanted).next_multiple_of(STEP))
 }
 
-/// What a warp has, and the changes that it has begun.
+/// The registers of a warp, and the changes that it has begun.
 #[derive(Clone, Debug, Default)]
 struct Owner {
-    /// Registers of a thread.
+    /// Registers per thread.
     registers: u32,
-    /// When each change was.
+    /// The epoch of each change.
     changes: Vec<Epoch>,
-    /// Whether the last of them still waits for registers.
+    /// Whether the last change still waits for registers.
     waits: bool,
 }
 
@@ -53,9 +54,9 @@ struct Owner {
 #[derive(Debug)]
 pub(crate) struct RegisterPool {
     owners: Vec<Owner>,
-    /// By CTA, counted in registers of each of a warp's threads.
+    /// Free registers of each CTA, counted in registers per thread of one warp.
     free: Vec<u32>,
-    /// By warpgroup, the instructions that its warps execute, in their order.
+    /// For each warpgroup, the `setmaxnreg` instructions that its warps execute, in order.
     sequences: Vec<Vec<u32>>,
 }
 
@@ -72,7 +73,7 @@ impl RegisterPool {
 }
 
 impl Env<'_> {
-    /// `setmaxnreg`, for the whole warp. `.inc` waits until the pool has what it asks for.
+    /// Executes `setmaxnreg` for the whole warp. `.inc` waits until the pool has enough registers.
     pub(super) fn change_registers(
         &mut self,
         warp: &mut Warp,
@@ -98,7 +99,9 @@ impl Env<'_> {
             },
             _ => {
                 self.report(HazardKind::RegisterPool, inst, warp.index, 0, None, || {
-                    format!("goes from {has} registers to {target}, in the direction that the instruction does not have")
+                    format!(
+                        "changes from {has} to {target} registers: .inc only increases, .dec only decreases"
+                    )
                 });
                 return Flow::Next;
             }
@@ -108,12 +111,12 @@ impl Env<'_> {
         Flow::Next
     }
 
-    /// All warps of a warpgroup execute the same changes, and meet in between.
+    /// Checks that all warps of a warpgroup execute the same changes and synchronise between them.
     fn check_change(&mut self, warp: &Warp, inst: &Inst) {
         let (group, warpgroup) = (self.warpgroup_of(warp), self.actors.warpgroup(warp.index));
         if group.len() < WARPS {
             self.report(HazardKind::BarrierDivergence, inst, warp.index, 0, None, || {
-                "a warpgroup has four warps, and this one fewer".into()
+                "the warpgroup has fewer than four warps".into()
             });
         }
         let number = self.pool.owners[warp.index].changes.len();
@@ -125,7 +128,7 @@ impl Env<'_> {
         if expected != inst.pc {
             let (thread, other) = (self.thread(warp.index, 0), self.line(expected));
             self.findings.report(HazardKind::BarrierDivergence, inst.line, Some(other), || {
-                let message = "the warps of a warpgroup execute different setmaxnreg";
+                let message = "the warps of a warpgroup execute different setmaxnreg instructions";
                 (vec![thread], None, message.into())
             });
         }
@@ -135,13 +138,13 @@ impl Env<'_> {
         };
         if !group.filter(|other| *other != warp.index).all(met) {
             self.report(HazardKind::RegisterPool, inst, warp.index, 0, None, || {
-                "nothing orders it after the setmaxnreg before it of another warp of the warpgroup".into()
+                "is not ordered after the previous setmaxnreg of another warp of the warpgroup".into()
             });
         }
         self.pool.owners[warp.index].changes.push(warp.view.now());
     }
 
-    /// At the end: no warp has exited without a change that others of its warpgroup made.
+    /// Checks at the end that no warp has exited without a change that other warps of its warpgroup made.
     pub(super) fn check_changes(&mut self) {
         for warp in 0..self.actors.threads() {
             let sequence = &self.pool.sequences[self.actors.warpgroup(warp)];
@@ -155,12 +158,12 @@ impl Env<'_> {
         }
     }
 
-    /// What a warp waits for, in words.
+    /// Describes what a warp waits for.
     pub(super) fn describe_pool(&self, warp: &Warp, inst: &Inst) -> String {
         let (has, free) = (self.pool.owners[warp.index].registers, self.pool.free[self.rank(warp)]);
         let target = warp.registers.lane(inst.s[0], 0);
         format!(
-            "for {target} registers a thread: it has {has}, and the pool of its CTA has {free} more for one warp"
+            "for {target} registers per thread: it has {has}, and its CTA's pool has {free} more for one warp"
         )
     }
 }

@@ -1,7 +1,7 @@
 use crate::decode::{Class, Program, Slot};
 use crate::numerics::{Lanes32, Lanes64};
 
-/// Register files of a warp, one array of lanes a register.
+/// Register files of a warp: an array of 32 lanes for each register.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Registers {
     pub w32: Vec<Lanes32>,
@@ -98,7 +98,7 @@ impl Registers {
         &self.w64[slot.at()]
     }
 
-    /// A predicate source, negated where bit `position` of `negated` says so.
+    /// A predicate source. It is negated if bit `position` of `negated` is set.
     #[inline(always)]
     pub fn get_pred(&self, slot: Slot, negated: u8, position: u32) -> u32 {
         let value = self.pred[slot.at()];

@@ -8,36 +8,38 @@ use super::warp::{Split, State, Warp};
 use crate::EmuError;
 use crate::decode::Inst;
 
-/// What an instruction did to the flow of control.
+/// The effect of an instruction on the flow of control.
 pub(super) enum Flow {
-    /// On to the next one.
+    /// Continue with the next instruction.
     Next,
-    /// The split's `pc` was set.
+    /// The instruction has set the split's `pc`.
     Jump,
-    /// On to the next one, and let others run: nothing here can change before they do.
+    /// Continue with the next instruction after other warps have run: only they can change what this split
+    /// reads.
     Yield,
-    /// It could not be executed yet: again, when others have run.
+    /// The instruction could not be executed yet. Execute it again after other warps have run.
     Retry,
-    /// The same, until lanes or warps that the state names come.
+    /// The instruction could not be executed yet. Wait for the lanes or warps that the state names.
     Wait(State),
-    /// It was executed, and holds the split until a barrier lets go.
+    /// The instruction was executed, and the split waits until a barrier releases it.
     Hold(State),
-    /// Some lanes went another way; the split was set to the rest.
+    /// Some lanes branch elsewhere. They are in the new split; the present split keeps the rest.
     Part(Split),
-    /// Some lanes must execute it apart: nothing was executed yet, and the split was set to the rest.
+    /// Some lanes must execute the instruction separately, in the new split. Nothing was executed yet; the
+    /// present split keeps the rest.
     Again(Split),
-    /// No lane is left.
+    /// No lane of the split is left.
     Gone,
 }
 
 impl Env<'_> {
-    /// The split waits for others.
+    /// Retries the instruction after other warps have run.
     pub(super) fn retry(&mut self, split: &mut Split) -> Flow {
         split.polls += 1;
         Flow::Retry
     }
 
-    /// Runs a warp for at most `quantum` instructions, or until none of its lanes can go on.
+    /// Runs a warp for at most `quantum` instructions, or until none of its lanes can continue.
     pub fn run_warp(&mut self, warp: &mut Warp, mut quantum: u32) -> Result<(), EmuError> {
         while quantum > 0 {
             let Some(at) = warp.splits.iter().rposition(|s| s.state == State::Run) else { break };
@@ -62,7 +64,7 @@ impl Env<'_> {
                 continue;
             }
             if *quantum == 0 {
-                // To the front: the other splits of the warp get their turn first.
+                // The split goes to the front of the list, so that the other splits of the warp run first.
                 warp.splits.insert(0, split);
                 return;
             }
@@ -200,7 +202,7 @@ impl Env<'_> {
             | Op::Brkpt
             | Op::CpAsyncBulkPrefetch { .. }
             | Op::CpAsyncBulkPrefetchTensor { .. }
-            // Whoever depends on this grid waits for its end all the same.
+            // A dependent grid waits for the end of this grid in any case.
             | Op::Griddepcontrol(GridDependency::LaunchDependents) => {}
             Op::Griddepcontrol(GridDependency::Wait) => warp.view.wait_for_grid(mask, warp.live),
             Op::CreatePolicy(_) => warp.registers.set64(inst.d[0], mask, &[0; 32]),
@@ -215,7 +217,7 @@ impl Env<'_> {
     }
 }
 
-/// Lanes outside `mask` skip the instruction and wait behind it.
+/// Splits off the lanes outside `mask`. They skip the instruction and wait after it.
 fn split_off(warp: &mut Warp, split: &mut Split, mask: u32) -> Split {
     warp.push_group(split, split.pc + 1);
     let mut rest = split.clone();
@@ -225,7 +227,7 @@ fn split_off(warp: &mut Warp, split: &mut Split, mask: u32) -> Split {
     rest
 }
 
-/// Instructions that tell the recorder themselves.
+/// Whether an instruction writes its own events to the recorder.
 fn records_itself(op: &Op) -> bool {
     matches!(
         op,

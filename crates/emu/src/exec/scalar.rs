@@ -1,4 +1,4 @@
-//! Every lane-wise operation on the bits of one lane, in the terms of [`numerics`](crate::numerics).
+//! Every lane-wise operation on the bits of one lane, expressed with [`numerics`](crate::numerics).
 
 use ptx::{
     BinaryOp, BoolOp, CarryOp, CmpOp, Cvt, CvtRounding, CvtSaturation, DotHalf, FloatMods, Op, Precision,
@@ -81,7 +81,7 @@ pub(crate) fn evaluate(op: &Op, [a, b, c, d]: [u64; 4]) -> Option<u64> {
     })
 }
 
-/// The integer type, `.bN` as the unsigned one.
+/// The integer type. `.bN` counts as unsigned.
 pub(crate) fn int_type(ty: Type) -> Option<IntType> {
     Some(match ty {
         Type::U8 | Type::B8 => IntType::U8,
@@ -96,7 +96,7 @@ pub(crate) fn int_type(ty: Type) -> Option<IntType> {
     })
 }
 
-/// The elements of a word whose type only says their sign.
+/// The 8-bit integer type with the signedness of a type.
 fn byte_type(ty: Type) -> IntType {
     if ty.is_signed() { IntType::S8 } else { IntType::U8 }
 }
@@ -190,7 +190,8 @@ fn approximate(op: UnaryOp, ty: Type, mods: FloatMods, a: u64) -> Option<u64> {
             Some(u64::from(result[0]))
         }
         Type::F64 => {
-            // rcp.approx.ftz.f64 and rsqrt.approx.f64 promise 20 bits; the rounded value is inside that.
+            // rcp.approx.ftz.f64 and rsqrt.approx.f64 guarantee 20 bits. The correctly rounded value is
+            // within that bound.
             let x = f64::from_bits(a);
             let value = match op {
                 UnaryOp::Rcp => 1.0 / x,
@@ -315,7 +316,7 @@ fn ternary(op: TernaryOp, ty: Type, mods: FloatMods, [a, b, c]: [u64; 3]) -> Opt
     })
 }
 
-/// An addition or subtraction with carry: the result, and the carry where it is written.
+/// An addition or subtraction with carry. Returns the result, and the carry if the operation writes it.
 pub(crate) fn carry(op: CarryOp, ty: Type, [a, b, c]: [u64; 3], carry: u64) -> (u64, Option<u64>) {
     use CarryOp::{
         AddCc, Addc, AddcCc, MadHiCc, MadLoCc, MadcHi, MadcHiCc, MadcLo, MadcLoCc, SubCc, Subc, SubcCc,
@@ -336,7 +337,7 @@ pub(crate) fn carry(op: CarryOp, ty: Type, [a, b, c]: [u64; 3], carry: u64) -> (
     (value, writes.then_some(carry))
 }
 
-/// Whether a comparison holds.
+/// The result of a comparison.
 pub(crate) fn compare(cmp: CmpOp, ty: Type, ftz: bool, a: u64, b: u64) -> Option<bool> {
     if let Some(ty) = int_type(ty) {
         let ordering = ty.read(a).cmp(&ty.read(b));

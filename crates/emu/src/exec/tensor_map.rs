@@ -1,11 +1,13 @@
-//! Boxes of tensors (PTX ISA, "Tensors"): which bytes of global memory a bulk tensor copy moves to which of shared memory.
+//! Boxes of tensors (PTX ISA, "Tensors"): the correspondence between bytes of global and of shared memory in
+//! a bulk tensor copy.
 
 use ptx::{Swizzle, TensorMapSpec};
 
-/// First bytes of a tensor map's image. A map is opaque to a kernel; here it names the map of the launch.
+/// First bytes of a tensor map's image. A tensor map is opaque to a kernel; here the image holds the index of
+/// the map in the launch.
 const MAGIC: [u8; 12] = *b"tensor map #";
 
-/// The 128 bytes that a kernel gets for the map of that index.
+/// The 128 bytes that a kernel receives for the tensor map with this index.
 pub(crate) fn map_image(index: usize) -> [u8; 128] {
     let mut image = [0; 128];
     image[..12].copy_from_slice(&MAGIC);
@@ -13,25 +15,27 @@ pub(crate) fn map_image(index: usize) -> [u8; 128] {
     image
 }
 
-/// The index of the map of which these bytes are the image.
+/// The index of the tensor map whose image these bytes are.
 pub(super) fn map_index(image: &[u8]) -> Option<usize> {
     let number = image.strip_prefix(&MAGIC)?.first_chunk()?;
     Some(u32::from_le_bytes(*number) as usize)
 }
 
-/// 16 bytes of shared memory, or fewer where a tensor ends among them, and where they lie in global memory.
+/// 16 bytes of shared memory and their location in global memory. Where a tensor ends among them, only some
+/// of the bytes lie inside it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Piece {
-    /// Bytes from the start of the box in shared memory.
+    /// Offset in bytes from the start of the box in shared memory.
     pub shared: u32,
-    /// Bytes from the start of the buffer, of the first of the 16.
+    /// Offset in bytes of the first of the 16 bytes from the start of the buffer.
     pub global: u64,
-    /// Those of the 16 bytes that are inside the tensor.
+    /// The range of the 16 bytes that lies inside the tensor.
     pub inside: (u8, u8),
 }
 
 impl Piece {
-    /// Its bytes inside the tensor, from the start of the buffer, and how many: aligned ones at once, others one by one.
+    /// The offset and size of the accesses to the bytes inside the tensor: one access if aligned, otherwise
+    /// one per byte.
     pub fn spans(&self) -> impl Iterator<Item = (u64, u64)> + use<> {
         let (from, to) = (u64::from(self.inside.0), u64::from(self.inside.1));
         let first = self.global.wrapping_add(from);
@@ -40,8 +44,9 @@ impl Piece {
     }
 }
 
-/// The pieces of the box at these coordinates, in the order of the rows of the box. `start` is the address of the box in shared
-/// memory, whose bits the swizzle uses; one that is no multiple of 128 counts as the multiple before it, and the copy is refused elsewhere.
+/// The pieces of the box at these coordinates, row by row. `start` is the address of the box in shared
+/// memory; the swizzle uses its bits. An address that is no multiple of 128 is rounded down; the copy is
+/// rejected elsewhere.
 pub(super) fn pieces(spec: &TensorMapSpec, coordinates: &[i32], start: u64) -> Vec<Piece> {
     let start = start & !127;
     let element = i64::from(spec.element.bytes());
@@ -68,7 +73,7 @@ pub(super) fn pieces(spec: &TensorMapSpec, coordinates: &[i32], start: u64) -> V
     pieces
 }
 
-/// Bytes from the tensor's start to a row of the box, if that is inside the tensor.
+/// Offset in bytes from the tensor's start to a row of the box; `None` if the row is outside the tensor.
 fn place_of(spec: &TensorMapSpec, coordinates: &[i32], row: u64) -> Option<u64> {
     let mut rest = row;
     let mut place = 0;
@@ -84,8 +89,8 @@ fn place_of(spec: &TensorMapSpec, coordinates: &[i32], row: u64) -> Option<u64> 
     Some(place)
 }
 
-/// An address after the permutation of 16-byte chunks (PTX ISA, "Swizzling Modes"): bits 4 to 6 are xored with 7 to 9, with
-/// fewer of them for narrower modes.
+/// An address after the permutation of 16-byte chunks (PTX ISA, "Swizzling Modes"): bits 4 to 6 are xored
+/// with bits 7 to 9, and fewer of them for narrower modes.
 pub(super) fn swizzled(mode: Swizzle, address: u64) -> u64 {
     let mask = match mode {
         Swizzle::None => 0,

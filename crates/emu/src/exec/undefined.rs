@@ -1,16 +1,17 @@
-//! Values that nothing defined, followed from register to register until something depends on them.
+//! Tracks undefined values from register to register until something depends on one.
 
 use super::Env;
 use super::warp::Warp;
 use crate::decode::{Inst, Program, Watch};
 use crate::report::HazardKind;
 
-/// Lanes in which the watched registers of a warp are undefined.
+/// For each watched register, the lanes in which it is undefined.
 #[derive(Debug, Default)]
 pub(crate) struct Undefined {
-    /// By index in [`Program::suspects`].
+    /// Indexed like [`Program::suspects`].
     lanes: Vec<u32>,
-    /// Line that first read an undefined register, of those that were computed from one.
+    /// For a register that was computed from an undefined one, the line that first read the undefined
+    /// register.
     origin: Vec<Option<u32>>,
 }
 
@@ -34,13 +35,14 @@ impl Undefined {
         }
     }
 
-    /// Where the undefined value among these comes from; `line` when it is read there for the first time.
+    /// The line where the undefined value among these registers was first read; `line` if that is the present
+    /// one.
     fn origin(&self, suspects: &[u32], mask: u32, line: u32) -> u32 {
         let undefined = |s: &&u32| self.lanes[**s as usize] & mask != 0;
         suspects.iter().filter(undefined).find_map(|s| self.origin[*s as usize]).unwrap_or(line)
     }
 
-    /// What lanes get when they shuffle: at each instruction, by its line, the lanes that are there.
+    /// Applies a shuffle. `parts` holds the watch, the line and the participating lanes of each instruction.
     pub fn shuffled(&mut self, parts: &[(Option<&Watch>, u32, u32)], source: &[usize; 32]) {
         let from = parts.iter().fold(0, |set, (watch, _, lanes)| set | self.any(passed_on(*watch)) & lanes);
         let origins: Vec<u32> =
@@ -59,8 +61,8 @@ fn passed_on(watch: Option<&Watch>) -> &[u32] {
 }
 
 impl Env<'_> {
-    /// Before an instruction that touches watched registers: `all` are the lanes that came to it, `mask` those that
-    /// execute it.
+    /// Called before an instruction that touches watched registers. `all` are the lanes that reached it,
+    /// `mask` the lanes that execute it.
     #[inline(never)]
     pub(super) fn watch(&mut self, warp: &mut Warp, inst: &Inst, watch: &Watch, all: u32, mask: u32) {
         if let Some(guard) = watch.guard {

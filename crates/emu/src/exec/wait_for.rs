@@ -1,5 +1,5 @@
-//! Who waits for whom, where nobody goes on. Who will end a wait is not known; who could is: lanes that have ahead of them, in the
-//! code that they can reach, what the wait needs. A circle of such lanes is what a deadlock most often is.
+//! The wait-for graph of a deadlock. Which lanes would have ended a wait is not known, but which could is:
+//! lanes that can still reach code that ends it. Most deadlocks are a cycle of such lanes.
 
 use std::collections::VecDeque;
 
@@ -12,26 +12,26 @@ use super::warp::{Split, State, Warp};
 use crate::decode::{Inst, Slot};
 use crate::memory::resolve;
 
-/// What ends a wait.
+/// The event that ends a wait.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Awaited {
-    /// Arrivals at a CTA barrier, counted over the cluster.
+    /// Arrivals at a CTA barrier, with its index in the cluster.
     Barrier(u8),
-    /// Arrivals and bytes at the mbarrier of that address.
+    /// Arrivals and bytes at the mbarrier with this address.
     Mbarrier(u64),
-    /// Arrivals at the cluster's barrier.
+    /// Arrivals at the cluster barrier.
     Cluster,
-    /// The same products by the other warps of the warpgroup.
+    /// The arrival of the other warps of the warpgroup at their products.
     Products,
-    /// Registers for the pool of the CTA.
+    /// Registers in the pool of the CTA.
     Registers,
-    /// A store.
+    /// A store to the polled location.
     Memory,
     /// The other lanes of the warp.
     Lanes,
 }
 
-/// Lanes that wait, and the synchronisation that they have ahead of them.
+/// Lanes that wait, and the synchronising instructions that they can still reach.
 pub(super) struct Waiter<'w> {
     pub warp: &'w Warp,
     pub split: &'w Split,
@@ -39,7 +39,8 @@ pub(super) struct Waiter<'w> {
     ahead: Vec<u32>,
 }
 
-/// How sure it is that an instruction ends a wait: one whose barrier is in a register may be meant for another.
+/// How certain it is that an instruction ends a wait. If its barrier is in a register, the barrier may be
+/// another one.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Match {
     Perhaps,
@@ -68,12 +69,12 @@ impl Env<'_> {
             Op::BarrierCluster(_) => Awaited::Cluster,
             Op::WgmmaWaitGroup => Awaited::Products,
             Op::Setmaxnreg(_) => Awaited::Registers,
-            // It gave up its turn right behind the read.
+            // The split has yielded directly after the read.
             _ => self.polled(warp, split).map_or(Awaited::Memory, Awaited::Mbarrier),
         }
     }
 
-    /// The mbarrier that lanes ask for again and again.
+    /// The mbarrier that lanes poll.
     pub(super) fn polled(&self, warp: &Warp, split: &Split) -> Option<u64> {
         let inst = &self.context.program.code[split.pc.checked_sub(1)? as usize];
         let lane = split.mask.trailing_zeros() as usize;
@@ -81,11 +82,11 @@ impl Env<'_> {
         waits.then(|| resolve(addresses(&warp.registers, inst)[lane]).1)
     }
 
-    /// Instructions ahead of a split that end waits.
+    /// The instructions that a split can still reach and that end waits.
     fn ahead(&self, split: &Split) -> Vec<u32> {
         let program = self.context.program;
         let mut seen = vec![false; program.code.len()];
-        // What it waits at it has done its part of.
+        // The split has already arrived at the barrier where it waits.
         let first = split.pc + u32::from(matches!(split.state, State::Barrier(_)));
         let mut work: Vec<u32> = split.frames.iter().map(|f| f.return_pc).chain([first]).collect();
         let mut found = Vec::new();
@@ -117,7 +118,7 @@ impl Env<'_> {
         found
     }
 
-    /// For each of those that wait, who could end it.
+    /// For each waiter, the waiters that could end its wait.
     pub(super) fn helpers(&self, waiters: &[Waiter]) -> Vec<Vec<usize>> {
         let of = |waiter: &Waiter| {
             let matches: Vec<(usize, Match)> =
@@ -154,11 +155,12 @@ impl Env<'_> {
                 break;
             }
         }
-        // Of itself only what is certain: a loop has other arrivals ahead.
+        // A waiter helps itself only if that is certain: a loop contains other arrivals.
         found.filter(|sure| !itself || *sure == Match::AsItStands)
     }
 
-    /// Whether an instruction ahead of a split ends such a wait, by what its registers hold now.
+    /// Whether an instruction ahead of a split ends such a wait, judged by the present contents of its
+    /// registers.
     fn ends(&self, awaited: Awaited, other: &Waiter, inst: &Inst) -> Option<Match> {
         let (registers, lane) = (&other.warp.registers, other.split.mask.trailing_zeros() as usize);
         let certain = |holds: bool| holds.then_some(Match::AsItStands);
@@ -217,14 +219,14 @@ fn ends_waits(op: &Op) -> bool {
         )
 }
 
-/// The shortest circle, the first of those; only so many beginnings are tried.
+/// The shortest cycle, and the first one of that length. The number of starting points is limited.
 pub(super) fn cycle(helpers: &[Vec<usize>]) -> Option<Vec<usize>> {
     const BEGINNINGS: usize = 64;
     let circles = (0..helpers.len()).take(BEGINNINGS).filter_map(|start| cycle_through(helpers, start));
     circles.min_by_key(Vec::len)
 }
 
-/// The shortest circle through a point, beginning there.
+/// The shortest cycle through `start`, beginning there.
 fn cycle_through(helpers: &[Vec<usize>], start: usize) -> Option<Vec<usize>> {
     let mut before = vec![None; helpers.len()];
     let mut work = VecDeque::from([start]);

@@ -1,6 +1,6 @@
-//! A warp: 32 lanes that run together while they can. Lanes that part become splits of their own; they meet again where
-//! their paths must join, but none waits there for ever: as on hardware with independent thread scheduling, a lane that
-//! spins on what a waiting lane has yet to do lets it go ahead.
+//! A warp: 32 lanes that run together where possible. Lanes that diverge form splits of their own and
+//! reconverge where their paths join. No lane waits there for ever: as on hardware with independent thread
+//! scheduling, when lanes spin on a value that a waiting lane has yet to write, the waiting lane continues.
 
 use std::sync::Arc;
 
@@ -16,17 +16,16 @@ use crate::decode::{NOWHERE, Program};
 use crate::memory::LocalMemory;
 use crate::order::{Actors, Clock, Moment, Strength, WarpView};
 
-/// Where a called function returns to.
+/// The return point of a called function.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Frame {
     pub return_pc: u32,
     pub call: u32,
     pub caller: u32,
-    /// Registers of the callee as they were, where it was running already.
+    /// Registers of the callee before the call, if the callee was already active (recursion).
     pub saved: Option<Box<SavedRegisters>>,
 }
 
-/// Registers of a function that is entered again before it returned.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct SavedRegisters {
     pub w32: Vec<[u32; 32]>,
@@ -38,11 +37,11 @@ pub(crate) struct SavedRegisters {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum State {
     Run,
-    /// At the meeting point of its innermost group.
+    /// At the point of reconvergence of its innermost group.
     Parked,
-    /// Before a warp-wide instruction, for the other lanes of this mask that have not exited.
+    /// Before a warp-wide instruction, waiting for the other lanes of this mask that have not exited.
     Lanes(u32),
-    /// At a CTA barrier, for other warps.
+    /// At a CTA barrier, waiting for other warps.
     Barrier(u8),
 }
 
@@ -51,22 +50,22 @@ pub(crate) enum State {
 pub(crate) struct Split {
     pub mask: u32,
     pub pc: u32,
-    /// Meeting point of the innermost group.
+    /// Point of reconvergence of the innermost group.
     pub meet: u32,
     pub state: State,
     pub frames: Vec<Frame>,
     pub groups: SmallVec<[u32; 4]>,
-    /// Function that is running.
+    /// Index of the running function.
     pub function: u32,
-    /// Reads in a row that found what the one before had found.
+    /// Number of consecutive reads that returned the same value as the one before.
     pub polls: u32,
-    /// What the last of them found.
+    /// The value of the last such read.
     pub found: u64,
-    /// Goes on with the lanes it has: the others were found not to come.
+    /// Set when a wait for other lanes cannot end: proceed with the lanes that arrived.
     pub forced: bool,
 }
 
-/// Lanes that parted and meet at `pc`, in a call of `depth` frames.
+/// Lanes that diverged and reconverge at `pc`, at a call depth of `depth` frames.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Group {
     pc: u32,
@@ -74,34 +73,35 @@ pub(crate) struct Group {
     pending: u32,
 }
 
-/// What a fence of some lanes made releasable, by each of them.
+/// What each of some lanes released with a fence.
 #[derive(Clone, Debug)]
 pub(crate) struct Fenced {
     pub lanes: u32,
     pub strength: Strength,
-    /// Of a `fence.sc` of gpu scope: see [`Sequential`].
+    /// Set for a `fence.sc` of gpu scope: see [`Sequential`].
     pub sequential: bool,
     pub moment: Moment,
 }
 
-/// What relaxed reads of a lane saw and a fence will acquire; or of several lanes, where a barrier carried it.
+/// What relaxed reads of a lane observed and a later fence acquires. It covers several lanes where a barrier
+/// carried it to them.
 #[derive(Clone, Debug)]
 pub(crate) struct Seen {
     pub lanes: u32,
     pub strength: Strength,
-    /// Of a `fence.sc` of gpu scope: see [`Sequential`].
+    /// Set for a `fence.sc` of gpu scope: see [`Sequential`].
     pub sequential: bool,
     pub clock: Clock,
-    /// The release that a relaxed read saw last: seen again, it tells nothing new.
+    /// The release that a relaxed read observed last. Observing it again adds nothing.
     pub last: Option<Arc<Clock>>,
 }
 
-/// What sequentially consistent fences of gpu scope made visible, and what strong reads saw of that.
+/// What sequentially consistent fences of gpu scope released, and what strong reads observed of that.
 ///
-/// A `fence.sc` synchronises with every later one (PTX ISA, "Fence-SC"), and what a thread observed tells which was
-/// later. So neither fence need stand in the thread that signals or observes, as fences of a release or acquire pattern
-/// must: `write; membar.gl; bar.sync; one thread: atom` and `one thread: atom; bar.sync; membar.gl; read` order the writes
-/// and reads of all threads.
+/// A `fence.sc` synchronises with every later `fence.sc` (PTX ISA, "Fence-SC"), and what a thread observed
+/// determines which fence was later. Therefore neither fence need be in the thread that signals or observes,
+/// as it must be in a release or acquire pattern. `write; membar.gl; bar.sync; one thread: atom` and
+/// `one thread: atom; bar.sync; membar.gl; read` order the writes and reads of all threads.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Sequential {
     released: Option<Clock>,
@@ -109,7 +109,7 @@ pub(crate) struct Sequential {
 }
 
 impl Sequential {
-    /// Adds what others carry to the same CTA.
+    /// Adds the state that other warps carry into a barrier of the same CTA.
     pub fn join(&mut self, home: u32, other: &Sequential) {
         for (mine, theirs) in [(&mut self.released, &other.released), (&mut self.seen, &other.seen)] {
             if let Some(clock) = theirs {
@@ -129,7 +129,7 @@ fn join_option(known: &mut Option<Clock>, home: u32, clock: &Clock) {
 /// A warp of a cluster.
 #[derive(Debug)]
 pub(crate) struct Warp {
-    /// Index in the cluster: those of the first CTA come first.
+    /// Index in the cluster, in the order of the CTAs.
     pub index: usize,
     /// Lanes that have not exited.
     pub live: u32,
@@ -146,7 +146,7 @@ pub(crate) struct Warp {
     pub released: Vec<Fenced>,
     pub seen: Vec<Seen>,
     pub attendance: Attendance,
-    /// Instructions issued, and of these up to the last CTA barrier.
+    /// Instructions issued, and the part of them up to the last CTA barrier.
     pub steps: u64,
     pub steps_at_barrier: u64,
 }
@@ -188,7 +188,7 @@ impl Warp {
         }
     }
 
-    /// Lanes of `split` will wait for each other at `pc`.
+    /// Makes the lanes of `split` wait for each other at `pc`.
     pub fn push_group(&mut self, split: &mut Split, pc: u32) {
         if pc == NOWHERE {
             return;
@@ -196,13 +196,13 @@ impl Warp {
         let depth = split.frames.len() as u32;
         if let Some(&top) = split.groups.last() {
             let top = &self.groups[top as usize];
-            // An iteration of a loop that lanes leave one by one: they meet where those before them do.
+            // One iteration of a loop that lanes leave one by one: all of them reconverge at the same point.
             if top.pc == pc && top.depth == depth {
                 return;
             }
         }
         if self.splits.is_empty() {
-            // No one else is left in the groups made since.
+            // No other lane is left in the groups made since.
             self.groups.truncate(split.groups.last().map_or(0, |&g| g as usize + 1));
         }
         split.groups.push(self.groups.len() as u32);
@@ -210,7 +210,7 @@ impl Warp {
         split.meet = pc;
     }
 
-    /// Whether the split stands at the meeting point of its innermost group.
+    /// Whether the split is at the point of reconvergence of its innermost group.
     pub fn at_meeting(&self, split: &Split) -> bool {
         split.groups.last().is_some_and(|&g| {
             let group = &self.groups[g as usize];
@@ -223,8 +223,8 @@ impl Warp {
         split.meet = split.groups.last().map_or(NOWHERE, |&g| self.groups[g as usize].pc);
     }
 
-    /// The split arrives at its meeting point: it goes on when all are there, else it is parked.
-    /// `None` when it was parked.
+    /// Handles a split at its point of reconvergence. Returns the split when all lanes of the group have
+    /// arrived; otherwise parks it and returns `None`.
     pub fn park(&mut self, mut split: Split) -> Option<Split> {
         loop {
             let Some(&group) = split.groups.last() else { return Some(split) };
@@ -250,14 +250,14 @@ impl Warp {
         }
     }
 
-    /// Lanes leave all groups of a split: they have exited.
+    /// Removes exited lanes from all groups.
     pub fn leave(&mut self, lanes: u32) {
         self.live &= !lanes;
         self.groups.iter_mut().for_each(|g| g.pending &= !lanes);
         self.wake_complete_groups();
     }
 
-    /// Parked splits whose group has no one else to wait for go on.
+    /// Continues parked splits whose group has no other lane to wait for.
     fn wake_complete_groups(&mut self) {
         loop {
             let complete = self.splits.iter().position(|s| {
@@ -281,7 +281,7 @@ impl Warp {
         self.groups[group as usize].pending & !here == 0
     }
 
-    /// Lets every parked split go ahead without those it waits for. Whether there was one.
+    /// Continues every parked split without the lanes that it waits for. Returns whether there was one.
     pub fn release_parked(&mut self) -> bool {
         let mut released = false;
         let mut splits = std::mem::take(&mut self.splits);
@@ -297,7 +297,7 @@ impl Warp {
         released
     }
 
-    /// Joins splits that wait at one warp-wide instruction. Those that are complete may run.
+    /// Joins splits that wait at the same warp-wide instruction. Splits that are complete may run.
     pub fn join_waiting(&mut self) {
         let mut i = 0;
         while i < self.splits.len() {
@@ -324,7 +324,8 @@ impl Warp {
         }
     }
 
-    /// Groups that one of the two has and the other has not have lost their purpose for these lanes.
+    /// Joins another split into the split at `at`. Groups that only one of the two belongs to no longer apply
+    /// to these lanes.
     fn join(&mut self, at: usize, other: Split) {
         let mine = self.splits[at].groups.clone();
         let common = mine.iter().zip(&other.groups).take_while(|(a, b)| a == b).count();
@@ -341,7 +342,7 @@ impl Warp {
         self.wake_complete_groups();
     }
 
-    /// What a barrier carries from these lanes to those that leave it.
+    /// What a barrier carries from these lanes to the lanes that leave it.
     pub fn sequential(&self, lanes: u32) -> Sequential {
         let (home, mut carried) = (self.view.home(), Sequential::default());
         for fence in self.released.iter().filter(|f| f.sequential && f.lanes & lanes != 0) {
@@ -353,7 +354,7 @@ impl Warp {
         carried
     }
 
-    /// The lanes have left a barrier that carried this.
+    /// Applies what a barrier carried to the lanes that leave it.
     pub fn inherit(&mut self, lanes: u32, carried: &Sequential) {
         let (strength, sequential) = (Strength::Gpu, true);
         if let Some(clock) = &carried.released {

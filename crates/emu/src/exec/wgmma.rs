@@ -1,8 +1,10 @@
-//! `wgmma`: products of a warpgroup, by the asynchronous proxy (PTX ISA, "Asynchronous Warpgroup Level Matrix Instructions").
+//! `wgmma`: products of a warpgroup, by the asynchronous proxy (PTX ISA, "Asynchronous Warpgroup Level Matrix
+//! Instructions").
 //!
-//! A product is computed when it is issued, each warp its 16 rows; what it reads and the registers it works on are in flight
-//! until a `wgmma.wait_group`. That a warp's wait holds for all four is true of the machine, which starts no product before
-//! all of them have issued it: so a wait goes on only then here, too.
+//! A product is computed when it is issued; each warp computes its 16 rows. The operands and registers are in
+//! flight until a `wgmma.wait_group`. On the hardware a product starts only after all four warps have issued
+//! it, so a warp's wait holds for all four. Here, too, a wait ends only after all four warps have issued the
+//! product.
 
 use ptx::{Op, Space, Type, Wgmma, WgmmaSource};
 
@@ -22,31 +24,32 @@ use crate::report::{Fidelity, HazardKind};
 /// Warps of a warpgroup.
 pub(super) const WARPS: usize = 4;
 
-/// What a product does with a register.
+/// How wgmmas use a register.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Use {
-    /// Group of the last product that used it, counted from 1.
+    /// Group of the last product that used the register, counted from 1.
     group: u32,
-    /// Its columns where it was a sum, 0 where it was A.
+    /// Number of columns of that product if the register held an accumulator, 0 if it held A.
     columns: u16,
-    /// Fences executed before the last access by another instruction, counted from 1.
+    /// Fences executed before the last access by an instruction other than wgmma, counted from 1.
     touched: u32,
 }
 
 /// The products of a warp.
 #[derive(Debug, Default)]
 pub(crate) struct WgmmaQueue {
-    /// By register.
+    /// Indexed by register.
     uses: Vec<Use>,
     fences: u32,
     committed: u32,
-    /// Groups waited for.
+    /// Number of groups waited for.
     waited: u32,
-    /// Whether a product is in no group yet.
+    /// Whether a product belongs to no group yet.
     open: bool,
 }
 
-/// The product of 16 rows and 8 columns that stands for a wgmma, if there is one.
+/// The product of 16 rows and 8 columns into which a wgmma is split; `None` if the emulator does not
+/// implement it.
 fn kind(w: &Wgmma) -> Option<MmaKind> {
     let accumulator = match w.d {
         Type::F16 => Accumulator::F16,
@@ -61,17 +64,17 @@ fn kind(w: &Wgmma) -> Option<MmaKind> {
     }
     let shape = Shape { m: 16, n: 8, k: w.shape.k.into() };
     let exact = w.shape.k * w.a.bits() as u16 == 256;
-    // Of bits there is `.and` alone.
+    // For single bits only `.and` exists.
     let input = |ty| if ty == Type::B1 { Some(Input::Bits(BitProduct::And)) } else { input(ty) };
     if exact { MmaKind::new(shape, input(w.a)?, input(w.b)?, accumulator).ok() } else { None }
 }
 
-/// Whether the emulator has this product.
+/// Whether the emulator implements this product.
 pub(crate) fn wgmma_supported(w: &Wgmma) -> bool {
     kind(w).is_some()
 }
 
-/// Signs of the elements in a register.
+/// The sign bits of the elements in a register.
 fn signs(input: Input) -> u32 {
     match input.bits() {
         8 => 0x8080_8080,
@@ -81,7 +84,7 @@ fn signs(input: Input) -> u32 {
 }
 
 impl Env<'_> {
-    /// What the threads of a warpgroup execute together.
+    /// Executes an instruction that the threads of a warpgroup execute together.
     pub(super) fn warpgroup(&mut self, warp: &mut Warp, split: &mut Split, inst: &Inst, mask: u32) -> Flow {
         if mask != !0 && !split.forced {
             if mask != warp.live {
@@ -89,7 +92,7 @@ impl Env<'_> {
             }
             let lane = mask.trailing_zeros() as usize;
             self.report(HazardKind::BarrierDivergence, inst, warp.index, lane, None, || {
-                format!("only lanes {mask:#010x} execute it: all threads of the warpgroup must")
+                format!("only lanes {mask:#010x} execute the instruction: all threads of the warpgroup must")
             });
         }
         split.forced = false;
@@ -137,7 +140,7 @@ impl Env<'_> {
         let Some(kind) = kind(w) else { return };
         if self.warpgroup_of(warp).len() < WARPS {
             self.report(HazardKind::BarrierDivergence, inst, warp.index, 0, None, || {
-                "a warpgroup has four warps, and this one fewer".into()
+                "the warpgroup has fewer than four warps".into()
             });
             return;
         }
@@ -167,7 +170,7 @@ impl Env<'_> {
         let transposed = inst.target & wgmma_bits::TRANSPOSE_B != 0;
         let b = Descriptor::new(warp.registers.lane(inst.s[1], 0), transposed);
         let per_block = kind.registers()[2];
-        // Each eight columns are a product of their own.
+        // Each block of eight columns is computed as a product of its own.
         self.toll += (d_slots.len() / per_block) as u64;
         for (block, registers) in d_slots.chunks_exact(per_block).enumerate() {
             let Some(mut b) = self.right(warp, inst, &b, block as u64, transposed) else { return };
@@ -189,7 +192,7 @@ impl Env<'_> {
         }
     }
 
-    /// A of this warp's 16 rows, in the layout of mma's fragments: register 2·chunk + row / 8.
+    /// This warp's 16 rows of A in the layout of mma's fragments: register 2·chunk + row / 8.
     fn left(&mut self, warp: &Warp, inst: &Inst) -> Option<[Lanes32; 4]> {
         let transposed = inst.target & wgmma_bits::TRANSPOSE_A != 0;
         let a = Descriptor::new(warp.registers.lane(inst.s[0], 0), transposed);
@@ -202,7 +205,7 @@ impl Env<'_> {
         Some(rows)
     }
 
-    /// Eight rows of A, or columns of B, in the layout of mma's fragments: a register for each 16 bytes of K.
+    /// Eight rows of A or columns of B in the layout of mma's fragments: one register for each 16 bytes of K.
     fn right(
         &mut self,
         warp: &Warp,
@@ -237,7 +240,7 @@ impl Env<'_> {
     fn operand_chunk(&mut self, warp: &Warp, inst: &Inst, address: u64) -> Option<Chunk> {
         let layout = &self.context.program.layout;
         let offset = address.wrapping_sub(SHARED_BASE);
-        // An address before the first is an offset close to 2^64.
+        // For an address below the start of shared memory, the offset is close to 2^64.
         let end = offset.saturating_add(16);
         if offset < u64::from(layout.shared_start) || end > u64::from(layout.shared_extent) {
             let place = Some((Space::Shared, address));
@@ -263,7 +266,7 @@ impl Env<'_> {
         Some(load_bytes(&self.shared, offset, 16))
     }
 
-    /// Descriptors and the predicate are the warp's, not a lane's.
+    /// Checks that descriptors and the predicate are equal in all lanes.
     fn check_uniform(&mut self, warp: &Warp, inst: &Inst, w: &Wgmma) {
         let differs = |slot: Slot| {
             let values = warp.registers.get_any(slot);
@@ -278,7 +281,7 @@ impl Env<'_> {
         }
     }
 
-    /// What other instructions, and products in flight, did with the registers.
+    /// Checks the registers of a product against accesses by other instructions and by products in flight.
     fn check_registers(&mut self, warp: &mut Warp, inst: &Inst, w: &Wgmma, d: &[Slot], a: &[Slot]) {
         let queue = &mut warp.wgmma;
         if queue.uses.is_empty() {
@@ -302,17 +305,17 @@ impl Env<'_> {
         }
         if busy {
             self.report(HazardKind::AsyncNotWaited, inst, warp.index, 0, None, || {
-                "works on registers of a wgmma of another shape or role that no wait_group covers".into()
+                "uses registers of a wgmma with another shape or role that no wait_group covers".into()
             });
         }
         if unfenced {
             self.report(HazardKind::MissingWgmmaFence, inst, warp.index, 0, None, || {
-                "works on registers that other instructions accessed since the last wgmma.fence".into()
+                "uses registers that other instructions accessed since the last wgmma.fence".into()
             });
         }
     }
 
-    /// An instruction of another kind reads or writes registers that products work on.
+    /// Checks an instruction of another kind that reads or writes registers of products.
     #[inline(never)]
     pub(super) fn touch_registers(&mut self, warp: &mut Warp, inst: &Inst, registers: &[u16], mask: u32) {
         let queue = &mut warp.wgmma;
@@ -329,12 +332,13 @@ impl Env<'_> {
         if busy {
             let lane = mask.trailing_zeros() as usize;
             self.report(HazardKind::AsyncNotWaited, inst, warp.index, lane, None, || {
-                "accesses a register that a wgmma works on: no wgmma.wait_group covers it".into()
+                "accesses a register of a wgmma in flight: no wgmma.wait_group covers it".into()
             });
         }
     }
 
-    /// The warp exits: its products must be complete, or nobody knows when they read for the last time.
+    /// Checks, when the warp exits, that its products are complete. Otherwise no thread could know when they
+    /// read for the last time.
     pub(super) fn leave_wgmma(&mut self, warp: &Warp, inst: &Inst) {
         let queue = &warp.wgmma;
         if warp.live == 0 && (queue.open || queue.committed > queue.waited) {

@@ -16,11 +16,11 @@ use crate::order::Strength;
 use crate::report::HazardKind;
 use crate::trace::AccessPart;
 
-/// Elements of a matrix by line and place in the line.
+/// Elements of a matrix, by line and by position in the line.
 struct Tile([u64; 32 * Tile::LENGTH]);
 
 impl Tile {
-    /// Longest line of any shape.
+    /// The longest line of any shape.
     const LENGTH: usize = 16;
 
     fn new() -> Tile {
@@ -32,12 +32,12 @@ impl Tile {
     }
 }
 
-/// Line and place of the `i`-th element that a lane accesses.
+/// Line and position of the `i`-th element that a lane accesses.
 fn neighbour(fragment: &Fragment, (line, place): (usize, usize), i: usize) -> (usize, usize) {
     if fragment.along { (line, place + i) } else { (line + i, place) }
 }
 
-/// Element `i` of `bits` bits.
+/// Element `i` of a chunk whose elements have `bits` bits.
 fn element(chunk: &Chunk, bits: usize, i: usize) -> u64 {
     let word = i * bits / 32;
     match bits {
@@ -68,7 +68,7 @@ struct Part<'f> {
 }
 
 impl Env<'_> {
-    /// The accesses of an instruction, counted and recorded.
+    /// The accesses of an instruction. They are counted and recorded.
     fn fragment_parts<'f>(
         &mut self,
         warp: &Warp,
@@ -110,7 +110,8 @@ impl Env<'_> {
         parts
     }
 
-    /// What the machine instructions let pass, but PTX does not: every lane must name the same place, and an aligned one.
+    /// Checks rules of PTX that the machine instructions do not enforce: every lane must give the same,
+    /// aligned address.
     fn check_place(
         &mut self,
         warp: &Warp,
@@ -127,20 +128,20 @@ impl Env<'_> {
         if let Some(other) = (0..32).find(differs) {
             self.report(HazardKind::BarrierDivergence, inst, warp.index, other, None, || {
                 format!(
-                    "its address or stride is not that of lane {lane}: the whole warp must name one matrix"
+                    "the address or stride differs from that of lane {lane}: all lanes must give the same matrix"
                 )
             });
         }
         let wanted = u64::from(fragment.access.address_alignment());
         if base % wanted != 0 {
             self.report(HazardKind::Misaligned, inst, warp.index, lane, None, || {
-                format!("a matrix at address {base:#x}, which is no multiple of {wanted}")
+                format!("a matrix at address {base:#x}, which is not a multiple of {wanted}")
             });
         }
         let wanted = u64::from(fragment.access.stride_alignment());
         if stride % wanted != 0 {
             self.report(HazardKind::Misaligned, inst, warp.index, lane, None, || {
-                format!("a stride of {stride} bytes, which is no multiple of {wanted}")
+                format!("a stride of {stride} bytes, which is not a multiple of {wanted}")
             });
         }
     }
@@ -234,8 +235,8 @@ fn site<'i>(inst: &'i Inst, part: &Part) -> Site<'i> {
     Site { inst, space: part.space, bytes: part.bytes, strength: Strength::Weak }
 }
 
-/// The product, where the emulator has it. C of f16 under D of f32 is widened first, and D of f16 over C of f32
-/// rounded last, as ptxas does it: the sums are f32.
+/// The product, if the emulator implements it. With C in f16 and D in f32, C is widened first. With C in f32
+/// and D in f16, the result is rounded last, as ptxas does. In both cases the sums are f32.
 fn kind(w: &Wmma) -> Option<WmmaKind> {
     let accumulator = match (w.c, w.d) {
         (Type::F16, Type::F16) => Accumulator::F16,
@@ -249,18 +250,18 @@ fn kind(w: &Wmma) -> Option<WmmaKind> {
     if same { WmmaKind::new(shape, input(w.a)?, accumulator) } else { None }
 }
 
-/// Whether the emulator has this product.
+/// Whether the emulator implements this product.
 pub(crate) fn wmma_supported(w: &Wmma) -> bool {
     kind(w).is_some()
 }
 
-/// Each register of two f16 as two of f32.
+/// Widens each register of two f16 values to two registers of f32.
 fn widened(halves: &[Lanes32]) -> Vec<Lanes32> {
     let half = |word: u32, i: u32| half::f16::from_bits((word >> (16 * i)) as u16).to_f32().to_bits();
     halves.iter().flat_map(|r| [r.map(|word| half(word, 0)), r.map(|word| half(word, 1))]).collect()
 }
 
-/// Each two registers of f32 as one of two f16, to nearest even.
+/// Rounds each two registers of f32 to one register of two f16 values, to nearest even.
 fn narrowed(sums: &[Lanes32]) -> Vec<Lanes32> {
     let half = |bits: u32| {
         let value = f32::from_bits(bits);

@@ -1,6 +1,6 @@
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-/// One bit per byte of a buffer; several CTAs set bits at once.
+/// One bit per byte of a buffer. Several CTAs set bits concurrently.
 #[derive(Debug, Default)]
 pub(crate) struct Bitmap {
     words: Vec<AtomicU64>,
@@ -48,7 +48,7 @@ impl Bitmap {
         }
     }
 
-    /// First byte of the range that is not set, and how many are not.
+    /// The first byte of the range whose bit is clear, and the number of such bytes.
     pub fn missing(&self, range: std::ops::Range<usize>) -> Option<(usize, usize)> {
         let is_clear = |o: &usize| self.words[o / 64].load(Relaxed) >> (o % 64) & 1 == 0;
         let mut clear = (range.start..range.end.min(self.bytes)).filter(is_clear);

@@ -2,7 +2,8 @@ use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 
 use super::Bitmap;
 
-/// Device memory of the emulator. It starts uninitialised: reading what was not uploaded or stored is a finding.
+/// Device memory of the emulator. A new buffer is uninitialised: reading a byte that was neither uploaded nor
+/// stored is a finding.
 #[derive(Debug)]
 pub struct Buffer {
     pub(crate) words: Vec<AtomicU32>,
@@ -11,13 +12,13 @@ pub struct Buffer {
 }
 
 impl Buffer {
-    /// `bytes` of uninitialised memory. It holds a signalling pattern (NaN in every float format).
+    /// `bytes` of uninitialised memory, filled with ones (a NaN in every float format).
     pub fn uninitialised(bytes: usize) -> Buffer {
         let words = (0..bytes.div_ceil(4)).map(|_| AtomicU32::new(!0)).collect();
         Buffer { words, bytes, initialised: Bitmap::new(bytes) }
     }
 
-    /// `bytes` zeros.
+    /// A buffer of `bytes` zeros.
     pub fn zeroed(bytes: usize) -> Buffer {
         let words = (0..bytes.div_ceil(4)).map(|_| AtomicU32::new(0)).collect();
         let mut initialised = Bitmap::new(bytes);
@@ -37,12 +38,12 @@ impl Buffer {
         self.bytes
     }
 
-    /// Whether it has no bytes.
+    /// Whether the buffer has no bytes.
     pub fn is_empty(&self) -> bool {
         self.bytes == 0
     }
 
-    /// Overwrites the start; what does not fit is left out.
+    /// Overwrites the start of the buffer. Data beyond its end is ignored.
     pub(crate) fn write(&mut self, data: &[u8]) {
         let data = &data[..data.len().min(self.bytes)];
         for (word, four) in self.words.iter_mut().zip(data.chunks(4)) {

@@ -5,10 +5,10 @@ use ptx::Access;
 
 use super::{Bitmap, Chunk};
 
-/// Address space of one buffer: 2^36 bytes.
+/// log2 of the bytes of address space that each buffer occupies.
 const SLOT_BITS: u32 = 36;
 
-/// What a region is to the kernel.
+/// The origin of a region, which says what the kernel may do with it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum RegionAccess {
     /// A buffer of the contract.
@@ -17,27 +17,27 @@ pub(crate) enum RegionAccess {
     Variable,
 }
 
-/// A buffer as the kernel sees it.
+/// A buffer or module variable as the kernel sees it.
 #[derive(Debug)]
 pub(crate) struct Region<'a> {
     pub name: String,
     pub bytes: usize,
     pub access: RegionAccess,
     words: &'a [AtomicU32],
-    /// Bytes that have been written; `None` when all had been before the launch.
+    /// The bytes that have been written; `None` when all were written before the launch.
     pub written: Option<&'a Bitmap>,
-    /// Last CTA to touch each granule, when CTAs run apart.
+    /// The last CTA that touched each granule, when clusters run independently.
     writers: OnceLock<Box<[AtomicU64]>>,
     readers: OnceLock<Box<[AtomicU64]>>,
 }
 
-/// Several CTAs have read the granule.
+/// Stands for several CTAs that have read the granule.
 const MANY: u32 = u32::MAX;
 
-/// An access of another CTA that is not ordered with the present one.
+/// An unordered access by another CTA.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct ForeignAccess {
-    /// The CTA; `None` when several read.
+    /// The CTA; `None` when several CTAs read.
     pub cta: Option<u32>,
     pub pc: u32,
 }
@@ -100,7 +100,8 @@ impl<'a> Region<'a> {
         table.get_or_init(|| (0..self.bytes.div_ceil(granule)).map(|_| AtomicU64::new(0)).collect())
     }
 
-    /// Notes a write by a CTA that nothing orders with others. Returns the access of another one that it races with.
+    /// Records a write by a CTA that is not ordered with other CTAs. Returns an access of another CTA that
+    /// races with the write.
     pub fn note_write(
         &self,
         offset: usize,
@@ -123,7 +124,8 @@ impl<'a> Region<'a> {
         found
     }
 
-    /// Notes a read likewise.
+    /// Records a read by a CTA that is not ordered with other CTAs. Returns a write of another CTA that races
+    /// with the read.
     pub fn note_read(
         &self,
         offset: usize,
@@ -151,7 +153,7 @@ impl<'a> Region<'a> {
         found
     }
 
-    /// After the run: the first granule that one CTA wrote and another read, in whichever order they ran.
+    /// After the run: finds the first granule that one CTA wrote and another CTA read, whichever ran first.
     pub fn read_and_written(&self) -> Option<(usize, ForeignAccess, ForeignAccess)> {
         let (writers, readers) = (self.writers.get()?, self.readers.get()?);
         writers.iter().zip(readers).enumerate().find_map(|(g, (w, r))| {
@@ -180,17 +182,19 @@ pub(crate) struct GlobalMemory<'a> {
 }
 
 impl GlobalMemory<'_> {
-    /// Address of a region's first byte: in the middle of its slot, so that small negative offsets stay in it.
+    /// Address of a region's first byte. It lies in the middle of the region's slot, so that small negative
+    /// offsets stay in the slot.
     pub const fn base(index: usize) -> u64 {
         ((index as u64 + 1) << SLOT_BITS) + (1 << (SLOT_BITS - 1))
     }
 
-    /// The number of the region an address belongs to.
+    /// The index of the region that an address belongs to.
     pub fn index(address: u64) -> Option<usize> {
         ((address >> SLOT_BITS) as usize).checked_sub(1)
     }
 
-    /// The region an address belongs to, and the offset from its start, in bounds or not.
+    /// The region that an address belongs to, and the offset from the region's start, which may be out of
+    /// bounds.
     #[inline(always)]
     pub fn find(&self, address: u64) -> Option<(&Region<'_>, i64)> {
         let index = (address >> SLOT_BITS) as usize;

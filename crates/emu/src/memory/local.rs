@@ -1,12 +1,13 @@
 use super::Chunk;
 
-/// Local memory of a warp, interleaved as the hardware does: word `w` of lane `l` at `[w][l]`. It takes room as it is written: a
-/// kernel that declares much and uses none costs nothing.
+/// Local memory of a warp, interleaved as in the hardware: word `w` of lane `l` lies at `[w][l]`. Host memory
+/// is allocated as words are written, so that a kernel which declares much local memory and uses none costs
+/// nothing.
 #[derive(Debug, Default)]
 pub(crate) struct LocalMemory {
-    /// Words that a lane has.
+    /// Words per lane.
     size: usize,
-    /// Those up to the last that was written, at least.
+    /// The allocated words: at least those up to the last word written.
     words: Vec<[u32; 32]>,
     /// Per word and byte, the lanes that have written it.
     written: Vec<[u32; 4]>,
@@ -23,7 +24,7 @@ impl LocalMemory {
         self.size = self.size.max(bytes.div_ceil(4));
     }
 
-    /// Makes room for the first so many words, and for as many again.
+    /// Allocates at least the first `words` words, and doubles that to make later growth rare.
     fn reach(&mut self, words: usize) {
         if words > self.words.len() {
             let room = (2 * words).min(self.size);
@@ -69,7 +70,7 @@ impl LocalMemory {
         (offset..offset + bytes).all(|b| lanes(b) >> lane & 1 == 1)
     }
 
-    /// A new frame: what it holds is undefined again.
+    /// Makes the bytes of a new frame undefined again.
     pub fn forget(&mut self, lanes: u32, offset: usize, bytes: usize) {
         for byte in offset..(offset + bytes).min(4 * self.written.len()) {
             self.written[byte / 4][byte % 4] &= !lanes;

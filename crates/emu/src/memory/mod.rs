@@ -1,5 +1,5 @@
-//! Address spaces. Each space has a window of the generic address space; each buffer has 64 GB of its own, in the middle
-//! of which it lies, so that an address outside still says which buffer it missed.
+//! Address spaces. Each space has a window of the generic address space. Each buffer has a slot of 64 GB and
+//! lies in the middle of the slot, so that an address out of bounds still identifies its buffer.
 
 mod bitmap;
 mod buffer;
@@ -14,16 +14,17 @@ pub(crate) use local::LocalMemory;
 use ptx::Space;
 
 const WINDOW_BITS: u32 = 40;
-/// Shared memory begins here in its window: address 0 is no valid one, and the base is aligned for every swizzle.
+/// Offset of shared memory in its window. Address 0 is thus invalid, and the base is aligned for every
+/// swizzle.
 pub(crate) const SHARED_BASE: u64 = 1024;
-/// A CTA's rank in its cluster begins at this bit of addresses in shared memory.
+/// In addresses of shared memory, the CTA's rank in its cluster begins at this bit.
 pub(crate) const RANK_SHIFT: u32 = 24;
-/// Local memory begins here in its window.
+/// Offset of local memory in its window.
 pub(crate) const LOCAL_BASE: u64 = 1024;
-/// Constant variables begin here in their window.
+/// Offset of constant variables in their window.
 pub(crate) const CONST_BASE: u64 = 1024;
 
-/// First generic address of a space's window; 0 for global memory, whose addresses are generic ones.
+/// First generic address of a space's window; 0 for global memory, whose addresses are generic.
 pub(crate) const fn window(space: Space) -> u64 {
     match space {
         Space::Generic | Space::Global => 0,
@@ -34,7 +35,7 @@ pub(crate) const fn window(space: Space) -> u64 {
     }
 }
 
-/// The space a generic address points into and the address in that space.
+/// The space that a generic address points into, and the address in that space.
 #[inline(always)]
 pub(crate) fn resolve(address: u64) -> (Space, u64) {
     let inside = address & ((1 << WINDOW_BITS) - 1);
@@ -47,10 +48,9 @@ pub(crate) fn resolve(address: u64) -> (Space, u64) {
     }
 }
 
-/// Up to 32 bytes in little-endian words: what one lane moves.
+/// Up to 32 bytes in little-endian words: the data that one lane moves.
 pub(crate) type Chunk = [u32; 8];
 
-/// Reads `bytes` bytes at `offset`.
 #[inline(always)]
 pub(crate) fn load_bytes(memory: &[u8], offset: usize, bytes: usize) -> Chunk {
     let mut chunk = [0; 8];
@@ -66,7 +66,6 @@ pub(crate) fn load_bytes(memory: &[u8], offset: usize, bytes: usize) -> Chunk {
     chunk
 }
 
-/// Writes `bytes` bytes at `offset`.
 #[inline(always)]
 pub(crate) fn store_bytes(memory: &mut [u8], offset: usize, bytes: usize, chunk: &Chunk) {
     match bytes {

@@ -1,4 +1,5 @@
-//! Integer values as sums of registers: what lets the compiler fold addresses and join loads of adjacent words.
+//! Integer values as sums of registers. With them the compiler folds addresses and joins loads of adjacent
+//! words.
 
 use std::collections::HashMap;
 
@@ -42,8 +43,8 @@ impl Linear {
     }
 }
 
-/// The result of an instruction as a sum of its sources, if it is one. Wrapping of narrow values is ignored, as the
-/// compiler may ignore it in addresses.
+/// The result of an instruction as a linear sum of its sources; `None` if it is not linear. Wrapping of
+/// narrow values is ignored, as the compiler may ignore it in addresses.
 pub(super) fn linear(instruction: &Instruction, base: u32) -> Option<Linear> {
     use BinaryOp as B;
     use TernaryOp as T;
@@ -79,13 +80,14 @@ pub(super) fn linear(instruction: &Instruction, base: u32) -> Option<Linear> {
     }
 }
 
-/// Low bits known to be zero, for each register of a function: the least over its definitions.
+/// The number of low bits known to be zero for each register of a function: the minimum over its definitions.
 pub(super) fn alignments(module: &Module, body: &Body) -> Vec<u8> {
     const UNDEFINED: u8 = 63;
     let mut zeros = vec![UNDEFINED; body.registers.len()];
     let code =
         || body.statements.iter().filter_map(|s| if let Statement::Inst(i) = s { Some(i) } else { None });
-    // Each round only lowers figures; what still moves after a few is a counter that halves, and those do not exist.
+    // A round only lowers the numbers. Only a counter that is halved would change after a few rounds, and
+    // such counters do not occur.
     for _ in 0..16 {
         let before = zeros.clone();
         for instruction in code() {
@@ -103,8 +105,9 @@ pub(super) fn alignments(module: &Module, body: &Body) -> Vec<u8> {
     zeros
 }
 
-/// The alignment of a variable where ptxas puts it: a shared array of known size at 16 bytes however it is declared
-/// (seen in the code of ptxas 13, which joins loads from arrays of halves declared at 2).
+/// The alignment that ptxas gives to a variable. It places a shared array of known size at a multiple of 16
+/// bytes, whatever its declared alignment (observed in the code of ptxas 13, which joins loads from arrays of
+/// halves declared with alignment 2).
 fn placed_at(variable: &Variable) -> u32 {
     let placed_by_ptxas = variable.space == Space::Shared && variable.linkage != Linkage::Extern;
     if placed_by_ptxas && variable.bytes() >= 16 { variable.align.max(16) } else { variable.align.max(1) }
@@ -135,8 +138,8 @@ fn low_zeros(module: &Module, body: &Body, instruction: &Instruction, zeros: &[u
     }
 }
 
-/// For each load of a straight run, the earlier load that it becomes part of: ptxas joins loads of adjacent elements to
-/// one of two or four, up to 16 bytes, where it can prove the alignment.
+/// For each load of a straight run, the earlier load that it becomes part of. ptxas joins loads of adjacent
+/// elements to one load of two or four elements, up to 16 bytes, where it can derive the alignment.
 pub(super) fn joined_loads(nodes: &[Lowered], alignment: &[u8]) -> Vec<Option<usize>> {
     let mut values: HashMap<u32, Linear> = HashMap::new();
     let mut roots: HashMap<u32, u8> = HashMap::new();
@@ -180,7 +183,7 @@ pub(super) fn joined_loads(nodes: &[Lowered], alignment: &[u8]) -> Vec<Option<us
     joined
 }
 
-/// Bytes of the widest aligned access that could hold this element.
+/// Size in bytes of the widest aligned access that could contain this element.
 fn window(place: &Linear, element: u32, alignment: &[u8], roots: &HashMap<u32, u8>) -> i64 {
     let zeros = |root: u32| roots.get(&root).or(alignment.get(root as usize)).copied().unwrap_or(0);
     let known = place.terms.iter().map(|(r, c)| u32::from(zeros(*r)) + c.trailing_zeros()).min().unwrap_or(4);

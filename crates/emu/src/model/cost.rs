@@ -1,6 +1,6 @@
-//! What one PTX instruction costs once ptxas has made machine code of it: how many instructions, on which pipe, and how
-//! long until the result is there. Counts of expanded operations (division, square root, ex2 without `.ftz`, 64-bit
-//! integers) are those of the code that ptxas 13 emits for sm_80 to sm_90.
+//! The cost of one PTX instruction after ptxas has compiled it: the number of machine instructions, their
+//! pipe, and the latency of the result. Counts of expanded operations (division, square root, ex2 without
+//! `.ftz`, 64-bit integers) are taken from the code that ptxas 13 generates for sm_80 to sm_90.
 
 use ptx::{
     BinaryOp, Cvt, Imm, Instruction, Mma, MmaShape, Op, Operand, Precision, Space, TernaryOp, Type, UnaryOp,
@@ -10,13 +10,14 @@ use ptx::{
 use super::machine::{Gpu, TensorRates};
 use crate::decode::Fragment;
 
-/// Unit of the replay's time: a sixteenth of a clock, so that rates like 6.45 clocks an mma stay apart from 7.
+/// Ticks per clock. A tick is the replay's unit of time. It is a sixteenth of a clock, so that fractional
+/// rates such as 6.45 clocks per mma are represented.
 pub(super) const TICK: u64 = 16;
 
-/// What an instruction occupies besides its issue slot.
+/// The pipe that an instruction occupies besides its issue slot.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) enum Pipe {
-    /// Nothing beyond the slot.
+    /// No pipe.
     #[default]
     None,
     Fma,
@@ -33,29 +34,29 @@ pub(super) const PIPES: usize = 7;
 /// The cost of an instruction.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Cost {
-    /// Machine instructions, each an issue slot. 0: ptxas leaves nothing of it.
+    /// Machine instructions, each of which takes an issue slot. 0: ptxas removes the instruction.
     pub slots: u32,
-    /// The pipe of its main part.
+    /// The pipe of the instruction's main part.
     pub pipe: Pipe,
-    /// Ticks that it holds the pipe of its sub-partition.
+    /// Ticks for which the instruction holds the pipe of its sub-partition.
     pub busy: u32,
-    /// Ticks that its special-function parts hold the MUFU pipe.
+    /// Ticks for which its special-function parts hold the MUFU pipe.
     pub mufu: u32,
     /// Clocks from issue to the result.
     pub latency: u32,
-    /// Clocks by which a predicate is there earlier for what reads it as data.
+    /// Clocks by which a predicate is available earlier to instructions that read it as data.
     pub early: u32,
-    /// Floating-point operations a lane; for mma a thirty-second of the warp's.
+    /// Floating-point operations per lane. For mma, a thirty-second of the warp's operations.
     pub flops: u32,
 }
 
 impl Cost {
-    /// Of something that vanishes.
+    /// The cost of an instruction that ptxas removes.
     pub(super) const FREE: Cost =
         Cost { slots: 0, pipe: Pipe::None, busy: 0, mufu: 0, latency: 0, early: 0, flops: 0 };
 }
 
-/// Composes costs on one GPU.
+/// Builds costs for one GPU.
 struct Costs<'a>(&'a Gpu);
 
 impl Costs<'_> {
@@ -72,7 +73,8 @@ impl Costs<'_> {
         Cost { slots, pipe, busy: slots * self.warp_ticks(lanes), latency: slots * latency, ..Cost::FREE }
     }
 
-    /// Ticks that a warp holds its sub-partition's share of a pipe of that many lanes an SM.
+    /// Ticks for which a warp instruction holds its sub-partition's share of a pipe with `lanes` lanes per
+    /// SM.
     fn warp_ticks(&self, lanes: u32) -> u32 {
         32 * TICK as u32 * self.0.schedulers / lanes.max(1)
     }
@@ -94,7 +96,8 @@ impl Costs<'_> {
         Cost { latency: latency.predicate, early: latency.predicate - latency.alu, ..self.alu(slots) }
     }
 
-    /// `around` FMA-pipe instructions and `special` MUFU ones, `chain` of the former in a row with all of the latter.
+    /// `around` FMA-pipe instructions and `special` MUFU instructions. The critical path has all of the
+    /// latter and `chain` of the former.
     fn special(&self, special: u32, around: u32, chain: u32) -> Cost {
         let mufu = special * self.warp_ticks(self.0.rates.mufu);
         let latency = special * self.0.latency.mufu + chain * self.0.latency.alu;
@@ -106,7 +109,7 @@ impl Costs<'_> {
     }
 }
 
-/// The cost of an instruction before what its neighbours make of it.
+/// The cost of an instruction on its own, before it is folded into its neighbours.
 pub(super) fn cost(instruction: &Instruction, gpu: &Gpu) -> Cost {
     let c = Costs(gpu);
     let operands = &instruction.operands;
@@ -155,7 +158,7 @@ pub(super) fn cost(instruction: &Instruction, gpu: &Gpu) -> Cost {
             c.of(Pipe::None, 1)
         }
         Op::Wgmma(w) => warpgroup_product(gpu, &w),
-        // Their time is that of the unit, which the replay keeps.
+        // The replay accounts for the time of the asynchronous unit.
         Op::CpAsyncBulk(_)
         | Op::CpReduceAsyncBulk(_)
         | Op::CpAsyncBulkTensor(_)
@@ -187,7 +190,7 @@ fn unary(c: &Costs, op: UnaryOp, ty: Type, ftz: bool, precision: Precision) -> C
         return Cost { mufu: c.special(1, 0, 0).mufu, ..c.of(Pipe::Double, 8) };
     }
     match op {
-        // Signs of float operands are modifiers of the instruction that reads them.
+        // Sign operations on floats are modifiers of the instruction that reads the result.
         UnaryOp::Abs | UnaryOp::Neg if ty.is_float() => Cost::FREE,
         UnaryOp::Abs | UnaryOp::Neg | UnaryOp::Not | UnaryOp::Cnot => c.alu(words),
         UnaryOp::Popc | UnaryOp::Clz | UnaryOp::Brev | UnaryOp::Bfind | UnaryOp::BfindShiftamt => {
@@ -200,12 +203,13 @@ fn unary(c: &Costs, op: UnaryOp, ty: Type, ftz: bool, precision: Precision) -> C
         UnaryOp::Rcp | UnaryOp::Sqrt | UnaryOp::Rsqrt if rounded => with_guard(c, c.special(1, 7, 4)),
         UnaryOp::Sqrt => c.special(1, if ftz { 1 } else { 4 }, 1),
         UnaryOp::Rcp | UnaryOp::Rsqrt | UnaryOp::Lg2 | UnaryOp::Ex2 if ftz => c.special(1, 0, 0),
-        // Subnormals: compare, scale the argument, scale the result, both under the predicate.
+        // For subnormals: a comparison, and a scaling of the argument and of the result, both guarded by the
+        // predicate.
         UnaryOp::Rcp | UnaryOp::Rsqrt | UnaryOp::Lg2 | UnaryOp::Ex2 => with_guard(c, c.special(1, 3, 2)),
     }
 }
 
-/// Adds the wait for a predicate within the expansion.
+/// Adds the latency of a predicate within the expansion.
 fn with_guard(c: &Costs, cost: Cost) -> Cost {
     Cost { latency: cost.latency + c.0.latency.predicate, ..cost }
 }
@@ -241,7 +245,7 @@ fn division(c: &Costs, ty: Type, precision: Precision, divisor: Option<&Operand>
         (_, _) if ty.is_float() => c.special(1, 4, 3),
         (_, Some(Operand::Imm(Imm::Int(n)))) if n.count_ones() == 1 => c.alu(ty.bits().div_ceil(32)),
         (_, Some(Operand::Imm(_))) => c.imad(if ty.bits() == 64 { 16 } else { 3 }),
-        // I2F, MUFU.RCP, F2I and two corrections under predicates; 64 bits are a subroutine.
+        // I2F, MUFU.RCP, F2I and two predicated corrections. 64-bit division is a subroutine.
         _ if ty.bits() == 64 => c.special(3, 90, 60),
         _ => with_guard(c, c.special(3, 14, 10)),
     }
@@ -264,7 +268,7 @@ fn mov(c: &Costs, operands: &[Operand]) -> Cost {
     match (operands.first(), operands.get(1)) {
         // S2R.
         (_, Some(Operand::Special(_))) => Cost { latency: c.0.latency.shuffle, ..c.alu(1) },
-        // Packing halves is a PRMT; packing words, and unpacking, names registers only.
+        // Packing halves is a PRMT. Packing words, and unpacking, only renames registers.
         (Some(Operand::Reg(_)), Some(Operand::Vector(parts))) if parts.len() > 2 => {
             c.alu(parts.len() as u32 - 1)
         }
@@ -276,10 +280,11 @@ fn convert(c: &Costs, cvt: &Cvt) -> Cost {
     let (to, from) = (cvt.to, cvt.from);
     match (to.is_float(), from.is_float()) {
         (false, false) if cvt.saturation != ptx::CvtSaturation::None => c.alu(2),
-        // A widening of a signed value; the rest only names registers or is done by the load.
+        // Only the widening of a signed value costs an instruction. Other conversions rename registers or are
+        // done by the load.
         (false, false) => c.alu(u32::from(from.is_signed() && to.bits() > from.bits())),
         _ if to == Type::F64 || from == Type::F64 => c.special(1, 0, 0),
-        // I2FP, also of narrower values, which a load has widened.
+        // I2FP, also for narrower values, which a load has widened.
         (true, false) if c.0.sm >= 86 && from.bits() <= 32 => c.alu(1),
         (true, false) | (false, true) => c.special(1, 0, 0),
         (true, true) if to == from && cvt.rounding.is_some() => c.special(1, 0, 0),
@@ -304,8 +309,9 @@ fn tensor(gpu: &Gpu, mma: &Mma) -> Cost {
     }
 }
 
-/// A warp's quarter of a product of 64 rows: the time that its sub-partition's tensor core takes, or that shared memory takes to
-/// give B to all four, and A where it lies there.
+/// A warp's quarter of a product of 64 rows. Its time is the larger of two: the time of its sub-partition's
+/// tensor core, and the time of shared memory to deliver B to all four sub-partitions, and A if A is in
+/// shared memory.
 fn warpgroup_product(gpu: &Gpu, w: &Wgmma) -> Cost {
     let (n, k) = (u64::from(w.shape.n), u64::from(w.shape.k));
     let flops = 2 * 16 * n * k;
@@ -328,14 +334,14 @@ fn tensor_rate(rates: &TensorRates, inputs: Type, sum: Type) -> u32 {
     }
 }
 
-/// `wmma.mma`: two independent `mma` with 16×8 sums, of tf32 in two k4 each; of f64 a single one.
+/// `wmma.mma`: two independent `mma` with 16×8 sums. tf32 takes two k4 products for each, f64 a single `mma`.
 fn whole_product(c: &Costs, w: &Wmma) -> Cost {
     let (m, k) = match w.a {
         Type::Tf32 => (16, 4),
         Type::F64 => (8, 4),
         _ => (16, w.shape.k),
     };
-    // Sums of mixed types are f32; C is widened, or D rounded, two at a time.
+    // Sums of mixed types are f32. C is widened, or D rounded, two elements per instruction.
     let (sum, conversions) = match (w.c, w.d) {
         (Type::F16, Type::F32) => (Type::F32, 8),
         (Type::F32, Type::F16) => (Type::F32, 4),
@@ -355,8 +361,9 @@ fn whole_product(c: &Costs, w: &Wmma) -> Cost {
     }
 }
 
-/// `wmma.load` and `wmma.store`: the LDSM, LDS, LDG, STS or STG and, for halves across the order of memory, MOVM.
-/// What tells the lanes' addresses apart is computed once for all that have the same stride.
+/// `wmma.load` and `wmma.store`: the LDSM, LDS, LDG, STS or STG instructions and, for halves transposed in
+/// memory, MOVM. The lane-dependent part of the address is computed once for all accesses with the same
+/// stride.
 fn fragment(c: &Costs, access: WmmaAccess) -> Cost {
     let Some(fragment) = Fragment::new(access) else { return c.lsu(0) };
     let transposes = fragment.transposes() as u32;

@@ -1,4 +1,4 @@
-//! Machines that are described in a file, by their microbenchmarks, instead of in the table.
+//! Machines that are described in a file by their microbenchmarks instead of in the table.
 
 use std::collections::BTreeSet;
 use std::sync::{Mutex, PoisonError};
@@ -7,12 +7,13 @@ use serde::{Deserialize, Deserializer};
 
 use super::machine::Gpu;
 
-/// A name that lives as long as the program: of the table, or of a file that was read.
+/// A name with static lifetime: from the table, or from a file that was read.
 pub type Name = &'static str;
-/// A list that does.
+/// A list with static lifetime.
 pub type List = &'static [u32];
 
-/// Machines are described once and used to the program's end; each name and list that is read is kept once.
+/// Machines are described once and used until the program ends. Each name that is read is therefore leaked
+/// once.
 pub(super) fn kept_name<'de, D: Deserializer<'de>>(from: D) -> Result<Name, D::Error> {
     static KEPT: Mutex<BTreeSet<Name>> = Mutex::new(BTreeSet::new());
     let name = String::deserialize(from)?;
@@ -25,7 +26,7 @@ pub(super) fn kept_name<'de, D: Deserializer<'de>>(from: D) -> Result<Name, D::E
     Ok(name)
 }
 
-/// As [`kept_name`].
+/// As [`kept_name`], for a list.
 pub(super) fn kept_list<'de, D: Deserializer<'de>>(from: D) -> Result<List, D::Error> {
     static KEPT: Mutex<BTreeSet<List>> = Mutex::new(BTreeSet::new());
     let list = Vec::<u32>::deserialize(from)?;
@@ -38,23 +39,24 @@ pub(super) fn kept_list<'de, D: Deserializer<'de>>(from: D) -> Result<List, D::E
     Ok(list)
 }
 
-/// A description that is of no machine.
+/// A value in a description that no machine can have.
 #[derive(Clone, Copy, Debug, PartialEq, thiserror::Error)]
 #[error("machine {machine}: {field} = {value}; accepted: a finite number above 0")]
 pub struct MachineError {
-    /// Its name.
+    /// The machine's name.
     pub machine: Name,
-    /// The field.
+    /// Path of the field in the description.
     pub field: &'static str,
-    /// Its value.
+    /// The value of the field.
     pub value: f64,
 }
 
 impl Gpu {
-    /// What of a description no machine can be; a description without a fault can be predicted for.
+    /// Checks that every value of the description is possible. Prediction requires a description without
+    /// errors.
     ///
     /// # Errors
-    /// The field, its value, and what would be accepted.
+    /// A value is not a finite number above 0.
     pub fn check(&self) -> Result<(), MachineError> {
         let above_zero: [(&'static str, f64); 30] = [
             ("sms", self.sms.into()),
@@ -108,7 +110,7 @@ mod tests {
             let text = serde_json::to_string(gpu).unwrap();
             let read: Gpu = serde_json::from_str(&text).unwrap();
             assert_eq!(read, *gpu);
-            // Names and lists are kept once, however often they are read.
+            // Each name and list is kept once, however often it is read.
             let again: Gpu = serde_json::from_str(&text).unwrap();
             assert!(std::ptr::eq(read.name, again.name));
             assert!(std::ptr::eq(read.memory.carveouts, again.memory.carveouts));

@@ -1,9 +1,10 @@
-//! A module as the replay sees it: every instruction with its cost, its registers and its part in the memory system,
-//! after the foldings that ptxas does within a function.
+//! A module in the form that the replay uses: every instruction with its cost, its registers and its memory
+//! access, after the foldings that ptxas makes within a function.
 //!
-//! - Copies, address-space conversions, loads of parameters, unpacking: nothing is left (cost table).
-//! - `add` of a constant that only addresses read becomes the offset of the access.
-//! - `mul` and `shl` read by one `add` of the same block become FFMA, IMAD, IMAD.WIDE or LEA.
+//! - Copies, address-space conversions, loads of parameters and unpacking are removed (cost table).
+//! - An `add` of a constant whose result only addresses read becomes the offset of the access.
+//! - A `mul` or `shl` whose result only one `add` of the same block reads is merged into FFMA, IMAD,
+//!   IMAD.WIDE or LEA.
 
 use ptx::{
     Address, BarKind, Base, BinaryOp, Body, BulkCopy, BulkReduce, BulkRoute, CacheOp, ClusterBarrier, Imm,
@@ -19,48 +20,43 @@ use super::machine::Gpu;
 /// What an instruction does besides arithmetic.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Action {
-    /// Nothing.
     Arithmetic,
-    /// Goes through the load-store unit without memory: shuffles.
+    /// Uses the load-store unit without memory: shuffles.
     Exchange,
-    /// Shared memory.
     Shared(Direction),
     /// Global, local, constant or generic memory.
     Cached(Direction, Cached),
     /// `cp.async`.
     Copy,
-    /// Closes a group of copies.
+    /// Closes a group of `cp.async` copies.
     Commit,
     /// Waits until at most this many groups are open.
     WaitGroups(u32),
-    /// CTA barrier.
     Barrier(BarKind),
-    /// An mbarrier: arrivals, announcements, waits.
+    /// An mbarrier operation: arrival, announcement of bytes, wait.
     Mbarrier,
     /// A bulk copy from or to global memory.
     Bulk,
     /// Stores to another SM of the cluster.
     ToCluster,
-    /// Closes a group of bulk stores, and waits until at most this many are open.
+    /// Closes a group of bulk stores; waits until at most this many groups are open.
     BulkCommit,
     BulkWait(u32),
-    /// Product of a warpgroup; A in registers.
+    /// A warpgroup product, and whether A is in registers.
     Wgmma {
         from_registers: bool,
     },
-    /// Closes a group of products, and waits until at most this many are open.
+    /// Closes a group of products; waits until at most this many groups are open.
     WgmmaCommit,
     WgmmaWait(u32),
-    /// Barrier of the cluster.
+    /// Arrival and wait at the cluster barrier.
     ClusterArrive,
     ClusterWait,
-    /// Memory fence, or another barrier of the warp alone.
+    /// A memory fence, or a barrier of a single warp.
     Fence,
-    /// Changes the program counter.
     Branch,
 }
 
-/// Which way data goes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Direction {
     Load,
@@ -68,32 +64,30 @@ pub(super) enum Direction {
     Atomic,
 }
 
-/// How an access uses the caches.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Cached {
     /// Through L1.
     L1,
-    /// Past L1: `.cg`, `.cv`, volatile.
+    /// Bypasses L1: `.cg`, `.cv`, volatile.
     L2,
-    /// Local memory: written back, private to a thread.
+    /// Local memory: private to a thread and written back.
     Local,
 }
 
 /// Registers of an instruction, numbered over the whole module.
 pub(super) type Registers = SmallVec<[u32; 6]>;
 
-/// One instruction.
 #[derive(Clone, Debug)]
 pub(super) struct Lowered {
     pub cost: Cost,
     pub action: Action,
-    /// It reads predicates as data, and not only as its guard.
+    /// Whether the instruction reads predicates as data, and not only as its guard.
     pub selects: bool,
     pub reads: Registers,
     pub writes: Registers,
-    /// Its result as a sum of its sources, so that unrolling folds it into offsets.
+    /// The result as a linear sum of the sources. Unrolling folds it into offsets.
     pub linear: Option<Linear>,
-    /// Where a scalar load reads.
+    /// The address of a scalar load.
     pub load: Option<ScalarLoad>,
 }
 
@@ -110,38 +104,35 @@ impl Lowered {
 /// The address of a load of one element.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct ScalarLoad {
-    /// Base register.
     pub base: u32,
-    /// Bytes added.
     pub offset: i64,
-    /// Bytes read.
     pub element: u32,
 }
 
-/// A run of instructions with one way in and one way out.
+/// A basic block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Block {
     pub start: u32,
     pub len: u32,
-    /// Its last instruction may branch to its first.
+    /// Whether its last instruction may branch to its first.
     pub is_loop: bool,
-    /// How many iterations may be merged into one straight run.
+    /// The number of iterations that may be merged into one straight run.
     pub unroll: u32,
-    /// The compiler knows the counter at every iteration, and it starts from 0.
+    /// Whether the compiler knows the counter in every iteration, and the counter starts from 0.
     pub counted: bool,
 }
 
 /// All functions of a module.
 #[derive(Debug, Default)]
 pub(super) struct Program {
-    /// By event `pc`.
+    /// Indexed by event `pc`.
     pub code: Vec<Lowered>,
     pub blocks: Vec<Block>,
     /// The block of each `pc`.
     pub block_of: Vec<u32>,
-    /// Low bits known to be zero, by register.
+    /// For each register, the number of low bits known to be zero.
     pub alignment: Vec<u8>,
-    /// Registers of all functions together.
+    /// Number of registers of all functions together.
     pub registers: u32,
 }
 
@@ -216,12 +207,14 @@ impl Program {
     }
 }
 
-/// Iterations that ptxas 13 lays out as one straight run, as seen in its code: all of them where it knows how many and
-/// they come to a few hundred instructions; otherwise four where the body is short.
+/// The number of iterations that ptxas 13 merges into one straight run, as observed in its code. It unrolls
+/// completely where the trip count is known and the result has a few hundred instructions. Otherwise it
+/// merges four iterations if the body is short.
 fn unroll_factor(len: u32, trips: Option<Trips>) -> (u32, bool) {
     let most = if len <= 16 { 1024 } else { 640 };
     match trips {
-        // What matters is that loads of later iterations are in flight: a few hundred instructions show it.
+        // The replay needs runs long enough to have loads of later iterations in flight. A few hundred
+        // instructions suffice.
         Some(t) if t.count.saturating_mul(len) <= most => {
             let shown = t.count.min((320 / len).max(1));
             (if shown < t.count { 1 << shown.ilog2() } else { shown }, t.from_zero)
@@ -231,14 +224,14 @@ fn unroll_factor(len: u32, trips: Option<Trips>) -> (u32, bool) {
     }
 }
 
-/// What is known of a counted loop.
+/// The properties of a loop with a known trip count.
 #[derive(Clone, Copy)]
 struct Trips {
     count: u32,
     from_zero: bool,
 }
 
-/// How often a loop runs, where start, step and end of its counter are constants.
+/// The trip count of a loop whose counter has a constant start, step and end.
 fn constant_trips(instructions: &[&Instruction], body: std::ops::Range<usize>) -> Option<Trips> {
     let predicate = instructions[body.end - 1].guard?.reg;
     let compare = instructions[body.clone()].iter().find(|i| writes(i).contains(&predicate))?;
@@ -263,7 +256,7 @@ fn constant_trips(instructions: &[&Instruction], body: std::ops::Range<usize>) -
 
 pub(super) fn ends_block(action: Action) -> bool {
     use Action as A;
-    // What comes after such a wait is not known to the compiler to depend on it otherwise.
+    // After such a wait come instructions that depend on it, although no register shows that to the compiler.
     let waits = matches!(action, A::WgmmaWait(_) | A::BulkWait(_) | A::ClusterWait);
     waits || matches!(action, A::Branch | A::Barrier(_))
 }
@@ -272,7 +265,7 @@ fn lower(instruction: &Instruction, gpu: &Gpu, base: u32) -> Lowered {
     let mut sources: Registers = reads(instruction).into_iter().map(|r| base + r.0).collect();
     let results: Registers = writes(instruction).into_iter().map(|r| base + r.0).collect();
     if instruction.guard.is_some() {
-        // Where the guard is false the old value stays, so it is a source too.
+        // Where the guard is false the result keeps its old value, so it is also a source.
         sources.extend(results.iter().copied());
     }
     Lowered {
@@ -286,7 +279,8 @@ fn lower(instruction: &Instruction, gpu: &Gpu, base: u32) -> Lowered {
     }
 }
 
-/// Whether an unguarded instruction reads predicates as data: selections, votes, and what combines predicates.
+/// Whether an unguarded instruction reads predicates as data: selections, votes, and operations that combine
+/// predicates.
 fn selects(instruction: &Instruction) -> bool {
     let combines = matches!(instruction.op, Op::Selp(_) | Op::Vote(_) | Op::Setp { .. })
         || matches!(instruction.op, Op::Binary(_, Type::Pred, _));
@@ -373,7 +367,7 @@ fn access(space: Space, direction: Direction, past_l1: bool) -> Action {
     }
 }
 
-/// Instructions of a function that ptxas merges into others, by position.
+/// Positions of the instructions of a function that ptxas merges into others.
 fn foldable(instructions: &[&Instruction], block_of: &[u32], registers: usize) -> Vec<usize> {
     let mut uses: Vec<SmallVec<[u32; 2]>> = vec![SmallVec::new(); registers];
     let mut definitions = vec![0u32; registers];
@@ -424,7 +418,7 @@ fn only_as_address(instruction: &Instruction, register: ptx::Reg) -> bool {
     instruction.operands.iter().any(in_address) && !instruction.operands.iter().any(elsewhere)
 }
 
-/// Whether `producer` becomes part of `consumer`, its only reader.
+/// Whether ptxas merges `producer` into `consumer`, its only reader.
 fn merges(producer: &Instruction, consumer: &Instruction) -> bool {
     use BinaryOp as B;
     let Op::Binary(second, sum, modifiers) = consumer.op else { return false };
@@ -432,7 +426,8 @@ fn merges(producer: &Instruction, consumer: &Instruction) -> bool {
         return false;
     }
     match producer.op {
-        // Contraction needs both without a rounding written (PTX ISA, `mul` and `add`, "Notes").
+        // Contraction requires that neither instruction has an explicit rounding (PTX ISA, `mul` and `add`,
+        // "Notes").
         Op::Binary(B::Mul, ty, first) => {
             ty == sum
                 && ty.is_float()

@@ -1,7 +1,8 @@
-//! The memory system as one SM sees it: its load-store unit, its L1, and its share of L2 and DRAM.
+//! The memory system from the view of one SM: its load-store unit, its L1, and its share of L2 and DRAM.
 //!
-//! Each level is a server with a rate: a request waits for those before it, then takes its bytes over the rate, then the
-//! latency of the level that answers. L2 and DRAM are shared by the SMs at work, so a server has one SM's share.
+//! Each level is a server with a rate. A request waits for earlier requests, then takes its bytes divided by
+//! the rate, then the latency of the level that answers. The active SMs share L2 and DRAM, so a server has
+//! the share of one SM.
 
 use super::cost::TICK;
 use super::lower::{Cached, Direction};
@@ -11,27 +12,27 @@ use crate::trace::CacheFootprint;
 
 /// Bytes of a sector.
 const SECTOR: u64 = 32;
-/// Backlog of the load-store unit, in clocks, beyond which a warp cannot issue to it: its queue is full.
+/// Backlog of the load-store unit, in clocks, at which its queue is full and a warp cannot issue to it.
 const QUEUE: u64 = 32;
 
-/// State of the data buffers before the launch.
+/// The caches' contents at the launch.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum CacheState {
-    /// Launched before on the same buffers: what fits in L2 is there.
+    /// An earlier launch used the same buffers: what fits in L2 is in L2.
     #[default]
     Warm,
-    /// L2 holds nothing of them.
+    /// L2 holds none of the buffers.
     Cold,
 }
 
-/// Clocks that the port of a sub-partition is held by an access (rows "ld.shared.b32 rate", "st.shared.b32 rate" and "shfl
-/// rate" at 1, 4 and 16 warps).
+/// Clocks for which an access holds the port of a sub-partition (rows "ld.shared.b32 rate", "st.shared.b32
+/// rate" and "shfl rate" at 1, 4 and 16 warps).
 const PORT: u64 = 4;
-/// Clocks that an atomic in shared memory takes beyond a load.
+/// Additional clocks of an atomic in shared memory, compared with a load.
 const ATOMIC: u64 = 3;
 
-/// Something that serves requests one after another at a fixed rate.
+/// A server that serves requests one after another at a fixed rate.
 #[derive(Clone, Copy, Debug)]
 struct Server {
     free: u64,
@@ -45,7 +46,7 @@ impl Server {
         Server { free: 0, rate: bytes_per_clock / TICK as f64, busy: 0.0 }
     }
 
-    /// Serves `bytes` from `at` on; returns when the last of them is through.
+    /// Serves `bytes` from `at` on. Returns the tick at which the last byte is served.
     fn serve(&mut self, at: u64, bytes: u64) -> u64 {
         let time = bytes as f64 / self.rate;
         self.busy += time;
@@ -54,31 +55,32 @@ impl Server {
     }
 }
 
-/// When and from where a request comes.
+/// The time and origin of a request.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct At {
     pub tick: u64,
     /// Sub-partition.
     pub port: usize,
-    /// Warp, over all that the SM ever ran.
+    /// Index of the warp among all warps that the SM has run.
     pub warp: usize,
 }
 
-/// What an access holds, in clocks.
+/// The units that an access holds.
 #[derive(Clone, Copy, Debug)]
 struct Hold {
-    /// The unit, and at `pass` clocks each the warp's place in it: passes over the banks or lines looked up.
+    /// Passes over the banks, or lines looked up. Each holds the unit for one clock, and delays the warp's
+    /// next access by `shared_pass` clocks.
     passes: u64,
-    /// The port of the sub-partition.
+    /// Clocks for which the port of the sub-partition is held.
     port: u64,
 }
 
-/// What a request met.
+/// The result of a request.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Answer {
-    /// Tick at which its data can be used.
+    /// Tick at which the data can be used.
     pub done: u64,
-    /// What one would wait for.
+    /// The cause of a wait for the data.
     pub cause: Cause,
 }
 
@@ -87,40 +89,41 @@ pub(super) struct MemorySystem<'a> {
     gpu: &'a Gpu,
     /// Tick at which the load-store unit can take the next access.
     unit_free: u64,
-    /// The same for the port of each sub-partition to it.
+    /// For each sub-partition, the tick at which its port to the unit is free.
     port_free: Vec<u64>,
-    /// The same for each warp: its accesses pass one after another.
+    /// For each warp, the tick at which its next access can start: its accesses pass one after another.
     warp_free: Vec<u64>,
-    /// Ticks that it was busy with shared memory and exchanges, and with the caches.
+    /// Ticks for which the unit was busy: with shared memory and exchanges, and with the caches.
     pub unit_busy: [u64; 2],
     l2: Server,
     dram: Server,
-    /// The way to other SMs of the cluster.
+    /// The connection to other SMs of the cluster.
     remote: Server,
     /// Sectors that L1 keeps for each resident CTA.
     l1_sectors: u64,
     /// Sectors that L2 keeps for each CTA of the device.
     l2_sectors: u64,
-    /// Part of the sectors new to a CTA that are new to the device.
+    /// Fraction of the sectors new to a CTA that are also new to the device.
     cold: f64,
     owed: f64,
-    /// Sectors read or written beyond L1 and from DRAM.
+    /// Sectors read or written beyond L1, and those from DRAM.
     pub l2_traffic: u64,
     pub dram_traffic: u64,
-    /// Of those beyond L1, local memory's.
+    /// The part of `l2_traffic` that is local memory.
     pub local_traffic: u64,
 }
 
-/// How the SM and the device are filled.
+/// The load of the SM and the device.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Residency {
-    /// SMs with work.
+    /// Number of SMs that have work.
     pub active_sms: u32,
-    /// CTAs on an SM at a time.
+    /// Number of CTAs on an SM at a time.
     pub ctas: u32,
-    /// Shared memory of as many CTAs as fit an SM, bytes: what the driver sets aside before it knows how many come.
+    /// Shared memory in bytes of as many CTAs as fit on an SM. The driver reserves it before it knows how
+    /// many CTAs the SM gets.
     pub shared: u64,
-    /// Part of the sectors new to a CTA that come from DRAM.
+    /// Fraction of the sectors new to a CTA that come from DRAM.
     pub cold: f64,
 }
 
@@ -148,14 +151,15 @@ impl<'a> MemorySystem<'a> {
         }
     }
 
-    /// From when on the queue to the load-store unit has room for a warp of a sub-partition.
+    /// The tick from which the queue of the load-store unit has room for a warp of a sub-partition.
     pub(super) fn admits(&self, port: usize, warp: usize) -> u64 {
         let own = self.warp_free.get(warp).copied().unwrap_or(0);
         self.unit_free.max(self.port_free[port]).max(own).saturating_sub(QUEUE * TICK)
     }
 
-    /// Takes the load-store unit; returns when its turn begins. The unit makes a pass a clock, but for one warp only one in
-    /// `shared_pass` clocks: several warps, also of one sub-partition, are served in turns.
+    /// Occupies the load-store unit and returns the tick at which the access starts. The unit makes one pass
+    /// per clock, but for a single warp only one pass in `shared_pass` clocks. Several warps, also of one
+    /// sub-partition, are served in turns.
     fn occupy(&mut self, at: At, hold: Hold, kind: usize) -> u64 {
         if self.warp_free.len() <= at.warp {
             self.warp_free.resize(at.warp + 1, 0);
@@ -168,35 +172,34 @@ impl<'a> MemorySystem<'a> {
         start
     }
 
-    /// Clocks in which the load-store units take the addresses of a warp.
+    /// Clocks in which the load-store units process the addresses of a warp.
     fn addressing(&self) -> u64 {
         u64::from(32 / self.gpu.memory.lsu_lanes.max(1)).max(1)
     }
 
-    /// When everything asked for is through.
+    /// The tick at which all requests are served.
     pub(super) fn drained(&self) -> u64 {
         self.unit_free.max(self.l2.free).max(self.dram.free)
     }
 
-    /// Fractions of the time up to `end` that L2's and DRAM's share was in use.
+    /// Fractions of the time up to `end` for which the shares of L2 and DRAM were in use.
     pub(super) fn bandwidth_use(&self, end: u64) -> (f64, f64) {
         let end = end.max(1) as f64;
         (self.l2.busy / end, self.dram.busy / end)
     }
 
-    /// A shuffle.
     pub(super) fn exchange(&mut self, at: At, latency: u32) -> Answer {
         let start = self.occupy(at, Hold { passes: 1, port: PORT }, 0);
         Answer { done: start + u64::from(latency) * TICK, cause: Cause::Exchange }
     }
 
-    /// An access to shared memory of so many passes.
+    /// An access to shared memory that takes `passes` passes.
     pub(super) fn shared(&mut self, at: At, passes: u64, direction: Direction) -> Answer {
         let passes = passes.max(1);
         let hold = Hold { passes: passes.max(self.addressing()), port: PORT };
         let start = self.occupy(at, hold, 0);
         let latency = &self.gpu.latency;
-        // An atomic is computed where the data is (row "atom.shared.add chain").
+        // An atomic is computed in the memory unit (row "atom.shared.add chain").
         let base = u64::from(latency.shared) + if direction == Direction::Atomic { ATOMIC } else { 0 };
         let extra = (passes - 1) * u64::from(latency.shared_pass) + (start - at.tick) / TICK;
         let cause = if extra > base { Cause::SharedBandwidth } else { Cause::SharedLatency };
@@ -206,7 +209,7 @@ impl<'a> MemorySystem<'a> {
     /// An access through the caches.
     pub(super) fn cached(&mut self, at: At, f: &CacheFootprint, direction: Direction, how: Cached) -> Answer {
         let (lines, sectors) = (u64::from(f.lines.max(1)), u64::from(f.sectors.max(1)));
-        // One tag look-up and 128 bytes a clock.
+        // One tag look-up and 128 bytes per clock.
         let passes = lines.max(sectors.div_ceil(4)).max(self.addressing());
         let start = self.occupy(at, Hold { passes, port: PORT }, 1);
         let tags = (lines - 1) * u64::from(self.gpu.latency.shared_pass) * TICK;
@@ -220,7 +223,7 @@ impl<'a> MemorySystem<'a> {
         self.beyond(start, tags, missing)
     }
 
-    /// What L2 and DRAM answer to a request that leaves the SM at `start`.
+    /// The answer of L2 and DRAM to a request that leaves the SM at `start`.
     fn beyond(&mut self, start: u64, tags: u64, missing: Missing) -> Answer {
         let latency = &self.gpu.latency;
         self.l2_traffic += missing.l2;
@@ -238,8 +241,8 @@ impl<'a> MemorySystem<'a> {
         Answer { done, cause }
     }
 
-    /// The global read and the shared write of `cp.async`. What passes L1 takes nothing of its banks on the way out; what comes
-    /// back is written to shared memory, a pass a clock.
+    /// The global read and the shared write of `cp.async`. A request that bypasses L1 does not use its banks
+    /// on the way out. The returned data is written to shared memory, one pass per clock.
     pub(super) fn copy(&mut self, at: At, source: &CacheFootprint, passes: u64) -> Answer {
         let passes = passes.max(self.addressing());
         let start = self.occupy(at, Hold { passes, port: PORT }, 1);
@@ -248,7 +251,7 @@ impl<'a> MemorySystem<'a> {
         Answer { done: read.done + passes * TICK, cause: Cause::AsyncCopy }
     }
 
-    /// A bulk copy between global and shared memory: when its last byte has come.
+    /// A bulk copy between global and shared memory. Returns the tick at which the last byte has arrived.
     pub(super) fn bulk(&mut self, tick: u64, bytes: u32) -> u64 {
         let sectors = u64::from(bytes).div_ceil(SECTOR);
         let latency = u64::from(self.gpu.units.map_or(self.gpu.latency.l2, |u| u.bulk_latency)) * TICK;
@@ -265,7 +268,7 @@ impl<'a> MemorySystem<'a> {
         through.max(from_dram) + latency
     }
 
-    /// Bytes to another SM of the cluster: when they are there.
+    /// A transfer to another SM of the cluster. Returns the tick at which the bytes have arrived.
     pub(super) fn cluster_store(&mut self, tick: u64, bytes: u32) -> u64 {
         let latency = u64::from(self.gpu.units.map_or(0, |u| u.cluster_latency)) * TICK;
         self.remote.serve(tick, u64::from(bytes)) + latency
@@ -277,9 +280,9 @@ impl<'a> MemorySystem<'a> {
         let far = |keeps: u64| if f.reuse < 63 && 1u64 << f.reuse > keeps { old } else { 0 };
         let again = far(self.l2_sectors);
         match (how, direction) {
-            // Local memory is written before it is read, and written back only when it is evicted.
+            // Local memory is written before it is read, and written back only on eviction.
             (Cached::Local, _) => Missing { l2: far(self.l1_sectors), dram: again },
-            // Stores go through to L2; what is new to it pushes as much out to DRAM.
+            // Stores go through to L2. Data new to L2 evicts the same amount to DRAM.
             (_, Direction::Store) => Missing { l2: sectors, dram: again + self.cold_sectors(fresh) },
             (_, Direction::Atomic) => Missing { l2: sectors, dram: self.cold_sectors(fresh) },
             (Cached::L2, Direction::Load) => Missing { l2: sectors, dram: again + self.cold_sectors(fresh) },
@@ -289,7 +292,8 @@ impl<'a> MemorySystem<'a> {
         }
     }
 
-    /// How many of these sectors, new to the CTA, no other CTA has brought to L2 yet: the part `cold`, carried over.
+    /// The number of sectors new to the CTA that no other CTA has brought to L2 yet: the fraction `cold`,
+    /// with the remainder carried over.
     fn cold_sectors(&mut self, fresh: u64) -> u64 {
         self.owed += fresh as f64 * self.cold;
         let whole = self.owed.floor();

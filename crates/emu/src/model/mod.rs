@@ -1,21 +1,24 @@
-//! The time model: how long a kernel takes on a described machine, what bounds it, and where the time goes.
+//! The time model: it predicts how long a kernel takes on a described machine, what bounds it, and how the
+//! time divides.
 //!
-//! It needs the PTX, the launch, the traces of a few CTAs ([`crate::trace`]) and what a CTA takes of an SM
-//! ([`crate::resources`]). Then:
+//! Its inputs are the PTX, the launch, the traces of a few CTAs ([`crate::trace`]) and the resources of a CTA
+//! on an SM ([`crate::resources`]). The steps are:
 //!
-//! 1. `lower`: each PTX instruction becomes what ptxas leaves of it: slots, pipe, latency, registers.
-//! 2. `schedule`: blocks are unrolled, renamed and ordered as ptxas would.
-//! 3. `replay`: one SM, the busiest, issues its CTAs at their occupancy through four schedulers, with a scoreboard,
-//!    pipes, shared-memory passes, barriers, copies, and its share of L2 and DRAM.
-//! 4. `predict`: what was not replayed is taken at the mean rate of what was; clock, launch and uncertainty are added.
+//! 1. `lower`: each PTX instruction is mapped to what ptxas generates for it: slots, pipe, latency,
+//!    registers.
+//! 2. `schedule`: blocks are unrolled, renamed and ordered as ptxas would order them.
+//! 3. `replay`: one SM, the busiest, issues its CTAs at their occupancy through four schedulers, with a
+//!    scoreboard, pipes, shared-memory passes, barriers, copies, and its share of L2 and DRAM.
+//! 4. `predict`: instructions that were not replayed take the mean rate of those that were. Clock, launch and
+//!    uncertainty are added.
 //!
-//! On sm_90a units work beside the warps, and the replay keeps their time: tensor cores that run a warpgroup's products group by group,
-//! bulk copies that tell an mbarrier, stores that are waited for by groups, the way to the rest of the cluster. CTAs of a cluster stand
-//! for each other.
+//! On sm_90a the replay also models the asynchronous units: tensor cores that execute a warpgroup's products
+//! group by group, bulk copies that signal an mbarrier, stores that are waited for by groups, and the
+//! connection to the rest of the cluster. One CTA of a cluster represents the others.
 //!
-//! Constants are public ones or those of our own microbenchmarks ([`machine`]); none is fitted to a kernel's time. Not modelled: instruction
-//! cache misses, TLB misses, register-bank conflicts, DRAM refresh and page conflicts, and what products take of the register
-//! files' bandwidth.
+//! Constants come from public sources or from our own microbenchmarks ([`machine`]). None is fitted to a
+//! kernel's time. Not modelled: instruction cache misses, TLB misses, register-bank conflicts, DRAM refresh
+//! and page conflicts, and the register-file bandwidth that tensor-core products use.
 
 mod address;
 mod cost;

@@ -1,4 +1,4 @@
-//! A trace cut into scheduled runs.
+//! Divides a trace into scheduled runs.
 
 use std::borrow::Cow;
 use std::collections::HashMap;
@@ -8,24 +8,24 @@ use super::machine::Gpu;
 use super::schedule::{Layout, layout, single};
 use crate::trace::{CtaTrace, Detail, Event};
 
-/// A run of events and how it is laid out.
+/// A run of events and its layout.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Run {
-    /// Into [`Layouts::all`].
+    /// Index in [`Layouts::all`].
     pub layout: u32,
     /// First event.
     pub event: u32,
 }
 
-/// A trace with its runs.
+/// A trace divided into runs.
 pub(super) struct Planned<'a> {
     /// The events of each warp.
     pub warps: Vec<Cow<'a, [Event]>>,
-    /// Events in all, those not kept included.
+    /// Number of events, including those that were not kept.
     pub issues: u64,
-    /// Those of each warp.
+    /// The runs of each warp.
     pub runs: Vec<Vec<Run>>,
-    /// Threads of each warp: lanes that ever took part.
+    /// Threads of each warp: the lanes that ever participated.
     pub threads: Vec<u32>,
 }
 
@@ -42,8 +42,8 @@ impl<'a> Planned<'a> {
     }
 }
 
-/// How often a warp asks an mbarrier in vain is the emulator's affair: the replay makes it wait. So what comes from one answer of
-/// "not yet" to the next question is taken out.
+/// Removes the failed polls of an mbarrier. Their number depends on the emulator's schedule; in the replay
+/// the warp waits instead. The events from one negative answer up to the next poll are removed.
 fn without_vain_waits(events: &[Event]) -> Cow<'_, [Event]> {
     let question = |e: &Event| match e.detail {
         Detail::Wait { at, parity, done } => Some((at, parity, done)),
@@ -68,7 +68,7 @@ fn without_vain_waits(events: &[Event]) -> Cow<'_, [Event]> {
     Cow::Owned(kept)
 }
 
-/// Layouts made so far, by block and number of iterations.
+/// The layouts made so far, by block and number of iterations.
 pub(super) struct Layouts<'a> {
     program: &'a Program,
     gpu: &'a Gpu,
@@ -81,13 +81,13 @@ impl<'a> Layouts<'a> {
         Layouts { program, gpu, all: Vec::new(), known: HashMap::new() }
     }
 
-    /// Registers that a warp needs: the program's and the most that a layout adds.
+    /// Registers that a warp needs: those of the program, and the most that a layout adds.
     pub(super) fn registers(&self) -> usize {
         let most = self.all.iter().map(|l| l.temporaries).max().unwrap_or(0);
         (self.program.registers + most) as usize
     }
 
-    /// Cuts the events of each warp into runs. Events whose `pc` is not of the program are left out.
+    /// Divides the events of each warp into runs. Events whose `pc` is not in the program are left out.
     pub(super) fn cut(&mut self, warps: &[Cow<[Event]>]) -> Vec<Vec<Run>> {
         warps.iter().map(|events| self.cut_warp(events)).collect()
     }
@@ -113,7 +113,7 @@ impl<'a> Layouts<'a> {
         runs
     }
 
-    /// How many whole iterations of the block the events begin with, up to its unrolling.
+    /// The number of whole iterations of the block at the start of the events, at most its unroll factor.
     fn iterations(&self, block: u32, events: &[Event]) -> u32 {
         let block = &self.program.blocks[block as usize];
         let whole = |copy: u32| {

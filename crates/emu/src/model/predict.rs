@@ -1,4 +1,4 @@
-//! From the replay of one SM to the time of a launch.
+//! Computes the time of a launch from the replay of one SM.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -16,28 +16,29 @@ use super::replay::{Outcome, replay};
 use crate::resources::{Occupancy, OccupancyError, Resources, Source, occupancy};
 use crate::trace::{CtaTrace, Detail};
 
-/// Events replayed at most: about half a second.
+/// Limit of replayed events. They take about half a second.
 const BUDGET: u64 = 6_000_000;
-/// CTAs dealt out one by one at most.
+/// Limit of CTAs that are assigned to SMs one by one.
 const MOST_CTAS: u64 = 1 << 18;
-/// Share of the time from which on a unit counts as the bound.
+/// Fraction of the time from which a busy unit counts as the bound.
 const SATURATED: f64 = 0.65;
-/// Relative uncertainty where everything is known: of public latencies and of the imitation of ptxas.
+/// Relative uncertainty in the best case. It covers the public latencies and the imitation of ptxas.
 const BASE_UNCERTAINTY: f64 = 0.30;
 
-/// What is to be predicted.
+/// The kernel and launch to predict.
 #[derive(Clone, Copy, Debug)]
 pub struct Subject<'a> {
-    /// The module the traces were recorded from.
+    /// The module that the traces were recorded from.
     pub module: &'a Module,
     /// The launch to predict.
     pub launch: &'a Launch,
-    /// The grid that the traces were recorded from: of that launch, or a smaller one of the same work, in which an extent may
-    /// be less (one head of many). Positions along it repeat.
+    /// The grid that the traces were recorded from: the grid of the launch, or a smaller one of the same work
+    /// with a smaller extent (for example one head of many). Positions along that extent repeat.
     pub traced: Dim3,
-    /// Traces of some CTAs of that grid, in any order. CTAs without one are taken to be like the nearest that has.
+    /// Traces of some CTAs of that grid, in any order. A CTA without a trace is assumed to behave like the
+    /// nearest traced one.
     pub traces: &'a [CtaTrace],
-    /// What a CTA takes.
+    /// The resources of a CTA.
     pub resources: &'a Resources,
     /// Bytes of global memory that the whole grid touches, each counted once.
     pub footprint: u64,
@@ -49,17 +50,17 @@ pub struct Subject<'a> {
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub enum ModelError {
     /// The kernel does not fit the machine.
-    #[error("{machine} cannot run it: {reason}")]
+    #[error("{machine} cannot run the kernel: {reason}")]
     DoesNotFit {
         /// The machine's name.
         machine: &'static str,
-        /// What does not fit.
+        /// The resource that does not fit.
         reason: OccupancyError,
     },
-    /// Nothing was recorded.
-    #[error("no CTA was traced, of a grid of {grid}: at least one trace is needed")]
+    /// No CTA was recorded.
+    #[error("none of the {grid} CTAs was traced: at least one trace is needed")]
     NoTrace {
-        /// CTAs of the grid.
+        /// Number of CTAs of the grid.
         grid: u64,
     },
 }
@@ -67,7 +68,7 @@ pub enum ModelError {
 /// Predicts the time of one launch.
 ///
 /// # Errors
-/// When the kernel does not fit the machine, or the grid has CTAs and none was traced.
+/// The kernel does not fit the machine, or the grid has CTAs and none was traced.
 pub fn predict(subject: &Subject, gpu: &Gpu) -> Result<Prediction, ModelError> {
     let Subject { launch, resources, traces, .. } = *subject;
     let grid = launch.grid.count();
@@ -97,9 +98,10 @@ pub fn predict(subject: &Subject, gpu: &Gpu) -> Result<Prediction, ModelError> {
         .prediction(grid, program.code.len()))
 }
 
-/// The CTAs that one SM works through, as indices of traces, in the order in which they start: those of the SM that is done
-/// last. CTAs go round the SMs, one each, until all are full; from then on the SM where one ends takes the next. How long one
-/// takes beside others is not known yet; it is taken to be in proportion to its instructions.
+/// The CTAs of the SM that finishes last, as indices of traces, in the order in which they start. CTAs are
+/// assigned to the SMs in turn, one each, until all SMs are full. From then on, the SM where a CTA ends
+/// receives the next one. The time of a CTA is not known yet; it is assumed to be proportional to its number
+/// of instructions.
 fn busiest_sm(subject: &Subject, gpu: &Gpu, occupancy: &Occupancy, works: &[u64]) -> Vec<usize> {
     let (traces, grid) = (subject.traces, subject.launch.grid.count());
     let nearest = |cta: u64| {
@@ -109,7 +111,7 @@ fn busiest_sm(subject: &Subject, gpu: &Gpu, occupancy: &Occupancy, works: &[u64]
     let sms = u64::from(gpu.sms).min(grid);
     let slots = grid.min(sms * u64::from(occupancy.ctas));
     let mut queues: Vec<Vec<usize>> = vec![Vec::new(); sms as usize];
-    // When each slot is free, the earliest first; of those, the first SM's.
+    // The time at which each slot is free, earliest first. Ties go to the slot of the first SM.
     let mut free: BinaryHeap<Reverse<(u64, u64)>> = (0..slots).map(|slot| Reverse((0, slot))).collect();
     let mut done = vec![(0u64, 0u64); sms as usize];
     for cta in 0..grid.min(MOST_CTAS) {
@@ -122,13 +124,13 @@ fn busiest_sm(subject: &Subject, gpu: &Gpu, occupancy: &Occupancy, works: &[u64]
     }
     let last = (0..queues.len()).max_by_key(|sm| (done[*sm], Reverse(*sm))).unwrap_or(0);
     let mut queue = queues.swap_remove(last);
-    // A grid too large to deal out goes on like its middle.
+    // The CTAs beyond the limit are assumed to be like the middle of the grid.
     let beyond = grid.saturating_sub(MOST_CTAS).div_ceil(sms) as usize;
     queue.resize(queue.len() + beyond, nearest(grid / 2));
     queue
 }
 
-/// The CTA of the recorded grid that does what this one of the launch does.
+/// The CTA of the recorded grid that corresponds to a CTA of the launch.
 fn counterpart(cta: u64, grid: Dim3, traced: Dim3) -> u64 {
     let [x, y, z] = [(grid.0, traced.0), (grid.1, traced.1), (grid.2, traced.2)]
         .map(|(extent, of)| (u64::from(extent.max(1)), u64::from(of.max(1))));
@@ -136,7 +138,7 @@ fn counterpart(cta: u64, grid: Dim3, traced: Dim3) -> u64 {
     place[0] + x.1 * (place[1] + y.1 * place[2])
 }
 
-/// As much of the queue as the budget allows, in whole waves, at least one.
+/// The part of the queue that the budget allows, in whole waves, at least one wave.
 fn affordable<'q>(queue: &'q [usize], works: &[u64], resident: usize) -> &'q [usize] {
     let mut events = 0;
     let within = |t: &&usize| {
@@ -151,7 +153,7 @@ fn affordable<'q>(queue: &'q [usize], works: &[u64], resident: usize) -> &'q [us
     &queue[..(waves * resident).min(queue.len())]
 }
 
-/// Which part of the sectors that are new to a CTA come from DRAM.
+/// The fraction of the sectors new to a CTA that come from DRAM.
 fn cold_share(subject: &Subject, gpu: &Gpu, program: &Program, grid: u64) -> f64 {
     if subject.cache == CacheState::Warm && subject.footprint <= gpu.memory.l2_bytes {
         return 0.0;
@@ -172,13 +174,13 @@ fn cold_share(subject: &Subject, gpu: &Gpu, program: &Program, grid: u64) -> f64
     (subject.footprint as f64 / asked.max(1.0)).min(1.0)
 }
 
-/// Everything that a prediction is made of.
+/// The inputs of a prediction.
 struct Scene<'a> {
     subject: &'a Subject<'a>,
     gpu: &'a Gpu,
     occupancy: Occupancy,
     queue: &'a [usize],
-    /// Instructions of the busiest SM, and of a CTA on the mean.
+    /// Instructions of the busiest SM, and the mean of a CTA.
     issues: u64,
     mean: f64,
     outcome: Outcome,
@@ -224,7 +226,7 @@ impl Scene<'_> {
         }
     }
 
-    /// Work of the tensor cores, as a part of the most that they could do in the same clocks.
+    /// The work of the tensor cores, as a fraction of their peak in the same clocks.
     fn tensor_load(&self, utilisation: &Utilisation) -> f64 {
         match self.gpu.units.filter(|_| !self.outcome.dense) {
             Some(units) => {
@@ -234,7 +236,7 @@ impl Scene<'_> {
         }
     }
 
-    /// Peak of the products that the kernel has, TFLOP/s at the boost clock.
+    /// Peak rate of the kind of products that the kernel uses, in TFLOP/s at the boost clock.
     fn tensor_tflops(&self) -> f64 {
         match self.gpu.units.filter(|_| self.outcome.dense) {
             Some(units) => {
@@ -264,7 +266,7 @@ impl Scene<'_> {
         }
     }
 
-    /// Shares by cause, with what an empty kernel takes.
+    /// The shares of the causes, including the time of an empty kernel.
     fn split(&self, launch: f64) -> Vec<(Cause, f64)> {
         let total = self.outcome.waits.iter().sum::<u64>() as f64;
         let launch = if total > 0.0 { launch } else { 1.0 };
@@ -276,8 +278,8 @@ impl Scene<'_> {
         split
     }
 
-    /// Spills are the compiler's and not in the trace: each word spilled adds an instruction to those of the code, and
-    /// the code is taken to run evenly.
+    /// Spills are inserted by the compiler and are not in the trace. Each spilled word adds an instruction to
+    /// the code, and the code is assumed to run evenly.
     fn spill_factor(&self, code: usize) -> f64 {
         let words = f64::from((self.subject.resources.spill_loads + self.subject.resources.spill_stores) / 4);
         1.0 + words / code.max(1) as f64
@@ -322,13 +324,14 @@ impl Scene<'_> {
     }
 }
 
-/// The clock at which the power limit lets tensor cores do so much of their most. Power goes with the work, the clock and the
-/// square of the voltage, and the voltage with the clock; below the limit it is the highest clock.
+/// The clock that the power limit allows for this fraction of the tensor cores' peak. Power is proportional
+/// to the work, the clock and the square of the voltage, and the voltage to the clock. Below the limit it is
+/// the boost clock.
 fn clock_mhz(gpu: &Gpu, load: f64) -> f64 {
     gpu.clock_mhz.min(gpu.loaded_clock_mhz / load.cbrt())
 }
 
-/// The unit that is busy nearly all the time, or else what warps wait for most.
+/// The unit that is busy nearly all the time, otherwise what warps wait for most.
 fn bound(u: &Utilisation, split: &[(Cause, f64)]) -> Bound {
     let share =
         |wanted: &[Cause]| split.iter().filter(|(c, _)| wanted.contains(c)).map(|(_, s)| s).sum::<f64>();

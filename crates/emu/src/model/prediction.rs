@@ -1,4 +1,4 @@
-//! What a prediction says.
+//! The result of a prediction.
 
 use serde::Serialize;
 
@@ -24,68 +24,68 @@ macro_rules! causes {
 }
 
 causes! {
-    Issue = "issuing", "It issues: the only time that is work.";
-    NotSelected = "issue slots", "It could issue, but another warp of its scheduler did.";
+    Issue = "issuing", "The warp issues.";
+    NotSelected = "issue slots", "The warp could issue, but its scheduler chose another warp.";
     Arithmetic = "arithmetic latency", "Waits for the result of an arithmetic instruction.";
-    FmaPipe = "FMA pipe", "The f32 pipe is taken.";
-    AluPipe = "ALU pipe", "The integer and logic pipe is taken.";
-    HalfPipe = "f16 pipe", "The half-precision and conversion pipe is taken.";
-    DoublePipe = "f64 pipe", "The f64 pipe is taken.";
+    FmaPipe = "FMA pipe", "The f32 pipe is busy.";
+    AluPipe = "ALU pipe", "The integer and logic pipe is busy.";
+    HalfPipe = "f16 pipe", "The half-precision and conversion pipe is busy.";
+    DoublePipe = "f64 pipe", "The f64 pipe is busy.";
     Mufu = "special functions", "Waits for a special-function result, or for that pipe.";
-    TensorPipe = "tensor pipe", "The tensor core is taken.";
+    TensorPipe = "tensor pipe", "The tensor core is busy.";
     TensorLatency = "tensor latency", "Waits for the result of an mma.";
-    SharedLatency = "shared latency", "Waits for shared memory that was free to answer.";
-    SharedBandwidth = "shared bandwidth", "Waits for shared memory that is busy: conflicts, or too many accesses.";
+    SharedLatency = "shared latency", "Waits for the latency of shared memory that is not saturated.";
+    SharedBandwidth = "shared bandwidth", "Waits for saturated shared memory: bank conflicts, or too many accesses.";
     Exchange = "shuffles", "Waits for a shuffle.";
     L1 = "L1", "Waits for L1, or for its tags.";
     L2 = "L2 latency", "Waits for L2.";
-    L2Bandwidth = "L2 bandwidth", "Waits for L2, which has more to do than it can.";
+    L2Bandwidth = "L2 bandwidth", "Waits for L2, whose bandwidth is exhausted.";
     Dram = "DRAM latency", "Waits for DRAM.";
-    DramBandwidth = "DRAM bandwidth", "Waits for DRAM, which has more to do than it can.";
+    DramBandwidth = "DRAM bandwidth", "Waits for DRAM, whose bandwidth is exhausted.";
     AsyncCopy = "asynchronous copies", "Waits for groups of cp.async.";
     Mbarrier = "mbarriers", "Waits for a phase of an mbarrier: for bytes of bulk copies, or for other warps.";
-    Cluster = "clusters", "Waits for the other CTAs of its cluster.";
+    Cluster = "clusters", "Waits for the other CTAs of the cluster.";
     Barrier = "barriers", "Waits at a barrier for other warps.";
     Branch = "branches", "Refills after a branch.";
-    Launch = "launch", "Before the first instruction and after the last: what an empty kernel takes.";
+    Launch = "launch", "Before the first instruction and after the last: the time of an empty kernel.";
 }
 
-/// What limits a kernel: the thing to make faster.
+/// The resource that limits a kernel, which an optimisation should address first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Bound {
-    /// Tensor cores are nearly always busy.
+    /// The tensor cores are nearly always busy.
     Tensor,
-    /// The f32 pipe is.
+    /// The f32 pipe is nearly always busy.
     Fma,
-    /// The integer and logic pipe is.
+    /// The integer and logic pipe is nearly always busy.
     Alu,
-    /// The half-precision and conversion pipe is.
+    /// The half-precision and conversion pipe is nearly always busy.
     Half,
-    /// The f64 pipe is.
+    /// The f64 pipe is nearly always busy.
     Double,
-    /// Special functions are.
+    /// The special-function pipe is nearly always busy.
     Mufu,
-    /// Issue slots are used up.
+    /// Nearly all issue slots are used.
     Issue,
-    /// Shared memory (or shuffles) is nearly always busy.
+    /// Shared memory (or the shuffle path) is nearly always busy.
     Shared,
-    /// L1 is.
+    /// L1 is nearly always busy.
     L1,
-    /// L2 bandwidth.
+    /// L2 bandwidth is nearly exhausted.
     L2,
-    /// DRAM bandwidth.
+    /// DRAM bandwidth is nearly exhausted.
     Dram,
-    /// No unit is busy: chains of dependent instructions.
+    /// No unit is busy: the kernel waits for chains of dependent instructions.
     Latency,
-    /// Warps wait at barriers for a few that work.
+    /// Most warps wait at barriers for a few warps that work.
     Serial,
-    /// The kernel is hardly longer than an empty one.
+    /// The kernel takes hardly longer than an empty one.
     Launch,
 }
 
 impl Bound {
-    /// In a word or two.
+    /// A short name.
     pub const fn name(self) -> &'static str {
         match self {
             Bound::Tensor => "tensor cores",
@@ -106,7 +106,7 @@ impl Bound {
     }
 }
 
-/// How busy each unit of the SM is, from 0 to 1, between first and last instruction.
+/// Utilisation of each unit of the SM, from 0 to 1, between the first and the last instruction.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub struct Utilisation {
     pub issue: f64,
@@ -125,67 +125,68 @@ pub struct Utilisation {
 /// A kernel's place under the roofline.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub struct Roofline {
-    /// Operations, counting lanes that are active, of the whole grid.
+    /// Operations of active lanes over the whole grid.
     pub flops: f64,
-    /// Of these, on tensor cores.
+    /// The part of `flops` on tensor cores.
     pub tensor_flops: f64,
     /// Bytes moved between L2 and the SMs.
     pub l2_bytes: f64,
     /// Bytes moved between DRAM and L2.
     pub dram_bytes: f64,
-    /// FLOP per byte of DRAM (of L2 where DRAM is not touched).
+    /// FLOP per byte of DRAM traffic, or of L2 traffic if there is none from DRAM.
     pub intensity: f64,
-    /// TFLOP/s predicted.
+    /// Predicted TFLOP/s.
     pub tflops: f64,
-    /// TFLOP/s that the roofline allows at that intensity.
+    /// TFLOP/s that the roofline allows at this intensity.
     pub roof_tflops: f64,
 }
 
-/// The predicted time of a kernel and where it goes.
+/// The predicted time of a kernel and its breakdown.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Prediction {
     /// The machine's name.
     pub machine: &'static str,
-    /// Time of one launch, µs.
+    /// Time of one launch in µs.
     pub us: f64,
-    /// Lower end of the stated uncertainty.
+    /// Lower end of the uncertainty interval, in µs.
     pub us_low: f64,
-    /// Upper end.
+    /// Upper end of the uncertainty interval, in µs.
     pub us_high: f64,
-    /// What limits it.
+    /// The resource that limits the kernel.
     pub bound: Bound,
-    /// Fractions of warp time by cause; they sum to 1. Largest first; causes without a share are left out.
+    /// Fractions of warp time by cause, largest first. They sum to 1. Causes without a share are left out.
     pub split: Vec<(Cause, f64)>,
-    /// How busy the units are.
+    /// Utilisation of the units.
     pub utilisation: Utilisation,
-    /// CTAs on an SM, and what limits them.
+    /// CTAs per SM, and what limits their number.
     pub occupancy: Occupancy,
     /// CTAs of the grid.
     pub ctas: u64,
-    /// CTAs that the busiest SM works through, over those it can hold at a time.
+    /// CTAs that the busiest SM executes, divided by the CTAs it can hold at a time.
     pub waves: f64,
-    /// Fraction of the time in which the last, partly filled wave leaves SMs idle.
+    /// Fraction of the time in which the last, partial wave leaves SMs idle.
     pub tail: f64,
-    /// Fraction of SMs that have work at all.
+    /// Fraction of the SMs that have work.
     pub active_sms: f64,
-    /// Clock assumed, MHz.
+    /// Assumed clock in MHz.
     pub clock_mhz: f64,
     /// Clocks from the first instruction to the last.
     pub cycles: f64,
     /// Fraction of the machine's dense mma.sync rate that is reached over the whole time.
     pub tensor_share: f64,
-    /// Fraction of what passes between L1 and L2 that is local memory: spills and private arrays that L1 does not hold.
+    /// Fraction of the traffic between L1 and L2 that is local memory: spills and private arrays that do not
+    /// fit in L1.
     pub local_fraction: f64,
-    /// Fraction of arithmetic done on tensor cores.
+    /// Fraction of the arithmetic that is done on tensor cores.
     pub tensor_fraction: f64,
     /// The roofline point.
     pub roofline: Roofline,
-    /// Fraction of the grid's instructions that were replayed; the rest is taken at their mean rate.
+    /// Fraction of the grid's instructions that were replayed. The rest is assumed to run at their mean rate.
     pub replayed: f64,
 }
 
 impl Prediction {
-    /// The share of a cause.
+    /// The fraction of a cause in `split`; 0 if the cause has none.
     pub fn share(&self, cause: Cause) -> f64 {
         self.split.iter().find(|(c, _)| *c == cause).map_or(0.0, |(_, share)| *share)
     }

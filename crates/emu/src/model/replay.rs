@@ -1,9 +1,9 @@
 //! The replay: one SM issues the scheduled runs of its CTAs.
 //!
-//! Each warp issues in order. An instruction issues when its registers are ready (scoreboard), its scheduler has a free
-//! slot and its pipe is free; a full queue of the load-store unit holds the warp that filled it. Of the warps of a
-//! scheduler the one that can issue first does, of several the one that has waited longest. What a warp waited for
-//! before each issue is charged to the latest of those conditions.
+//! Each warp issues in order. An instruction issues when its registers are ready (scoreboard), its scheduler
+//! has a free slot and its pipe is free. A warp whose load-store queue is full waits. A scheduler issues the
+//! warp that can issue first; among several, the one that has waited longest. The wait before each issue is
+//! charged to the last of these conditions to be met.
 
 mod asynchronous;
 
@@ -19,37 +19,37 @@ use super::prediction::Cause;
 use super::schedule::{Layout, Step};
 use crate::trace::{CacheFootprint, Detail, Event};
 
-/// What the replay found.
+/// The result of the replay.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Outcome {
     /// Tick of the last issue or result.
     pub end: u64,
-    /// Ticks of warps by [`Cause`].
+    /// Warp ticks by [`Cause`].
     pub waits: Vec<u64>,
     /// Issue slots used.
     pub slots: u64,
     /// PTX instructions replayed.
     pub events: u64,
-    /// Ticks that pipes were busy, over all sub-partitions.
+    /// Ticks for which pipes were busy, summed over the sub-partitions.
     pub pipes: [u64; PIPES],
-    /// Ticks of the load-store unit with shared memory, and with the caches.
+    /// Ticks for which the load-store unit was busy with shared memory, and with the caches.
     pub unit: [u64; 2],
-    /// Use of L2's and DRAM's share, 0 to 1.
+    /// Used fraction of the shares of L2 and DRAM, 0 to 1.
     pub bandwidth: (f64, f64),
-    /// Sectors beyond L1, and from DRAM.
+    /// Sectors beyond L1, and sectors from DRAM.
     pub l2_sectors: u64,
     pub dram_sectors: u64,
-    /// Of those beyond L1, local memory's.
+    /// The part of `l2_sectors` that is local memory.
     pub local_sectors: u64,
-    /// Operations of active lanes on the ordinary pipes, and on tensor cores.
+    /// Operations of active lanes on the ordinary pipes, and on the tensor cores.
     pub flops: u64,
     pub tensor_flops: u64,
-    /// It has products of warpgroups, which reach the dense peak.
+    /// Whether the kernel has warpgroup products, which reach the dense peak.
     pub dense: bool,
 }
 
-/// Replays `queue` (indices into `planned`) with `slots` CTAs at a time. At most `budget` events; what is beyond is not
-/// replayed, and [`Outcome::events`] says how far it got.
+/// Replays `queue` (indices into `planned`) with `slots` CTAs at a time. It stops after `budget` events;
+/// [`Outcome::events`] holds the number replayed.
 pub(super) fn replay(
     gpu: &Gpu,
     layouts: &[Layout],
@@ -69,14 +69,15 @@ pub(super) fn replay(
     sm.finish()
 }
 
-/// When a register can be read, and what one waits for until then.
+/// The tick at which a register can be read, and the cause of a wait for it.
 #[derive(Clone, Copy)]
 struct Ready {
     at: u64,
     cause: Cause,
-    /// The pipe that the value comes from: another one reads it a clock later.
+    /// The pipe that produces the value. An instruction on another pipe reads the value a clock later.
     pipe: Pipe,
-    /// Ticks by which it can be read earlier as data: a predicate, by a selection instead of as a guard.
+    /// Ticks by which the value is available earlier as data: a predicate that a selection reads, not a
+    /// guard.
     early: u64,
 }
 
@@ -89,32 +90,33 @@ struct Warp {
     scheduler: usize,
     run: usize,
     step: usize,
-    /// Tick from which the next instruction can issue, as far as the warp alone decides, and what it waits for.
+    /// Tick from which the next instruction can issue by the warp's own conditions, and the cause of the
+    /// wait.
     from: Ready,
-    /// End of the last issue: waits are counted from here.
+    /// End of the last issue. Waits are counted from here.
     since: u64,
-    /// What its next instruction needs.
+    /// What the next instruction needs.
     next: Next,
-    /// Number of its last issue: the least has waited longest.
+    /// Sequence number of the last issue. The warp with the lowest number has waited longest.
     turn: u64,
     registers: Vec<Ready>,
-    /// Completion of the open group of cp.async and of the closed ones, oldest first.
+    /// Completion times of the open cp.async group, and of the closed groups, oldest first.
     open_group: u64,
     groups: Vec<u64>,
-    /// The same of bulk stores, and of products of warpgroups.
+    /// Groups of bulk stores, and of warpgroup products.
     stores: Groups,
     products: Groups,
     /// End of the last product of the open group.
     batch: Option<u64>,
-    /// Phase of the cluster barrier that it arrived in.
+    /// Phase of the cluster barrier in which the warp arrived.
     cluster_phase: u32,
     threads: u32,
 }
 
-/// What the next instruction of a warp waits for.
+/// The conditions of a warp's next instruction.
 #[derive(Clone, Copy)]
 struct Next {
-    /// Registers and everything else that the warp itself decides.
+    /// Registers and all other conditions within the warp.
     alone: Ready,
     pipe: Pipe,
     special: bool,
@@ -139,9 +141,9 @@ struct Cta {
 /// A sub-partition.
 #[derive(Clone, Default)]
 struct Scheduler {
-    /// Warps that wait for no other warp.
+    /// Warps that do not wait for another warp.
     runnable: Vec<usize>,
-    /// The warp that issues next, and when; `None` when that must be found again.
+    /// The tick and the warp of the next issue; `None` when they must be recomputed.
     choice: Option<(u64, usize)>,
     free: u64,
     pipes: [u64; PIPES],
@@ -158,9 +160,9 @@ struct Sm<'a> {
     ctas: Vec<Option<Cta>>,
     schedulers: Vec<Scheduler>,
     turns: u64,
-    /// Slots whose CTA is done, and when.
+    /// Slots whose CTA has ended, and the tick at which it ended.
     vacant: Vec<(usize, u64)>,
-    /// Register files of warps that are done, for reuse.
+    /// Register arrays of warps that have ended, for reuse.
     spare: Vec<Vec<Ready>>,
     outcome: Outcome,
 }
@@ -247,14 +249,14 @@ impl<'a> Sm<'a> {
             let choices = (0..self.schedulers.len()).filter_map(|s| Some((self.choose(s)?, s)));
             match choices.min() {
                 Some(((at, warp), scheduler)) => self.issue(scheduler, warp, at),
-                // Only warps at barriers are left: the trace was cut before the others arrived.
+                // Only warps at barriers are left, because the trace was cut before the other warps arrived.
                 None if !self.release_stranded() && self.vacant.is_empty() => break,
                 None => {}
             }
         }
     }
 
-    /// The warp of a scheduler that can issue first, and when.
+    /// The warp of a scheduler that can issue first, and the tick.
     fn choose(&mut self, scheduler: usize) -> Option<(u64, usize)> {
         let s = &mut self.schedulers[scheduler];
         if s.choice.is_none() {
@@ -267,7 +269,7 @@ impl<'a> Sm<'a> {
         s.choice
     }
 
-    /// Puts a warp among those of its scheduler that can issue; one that has nothing left to issue exits.
+    /// Adds a warp to the runnable warps of its scheduler. A warp without further instructions exits.
     fn resume(&mut self, id: usize) {
         if self.prepare(id) {
             let scheduler = &mut self.schedulers[self.warps[id].scheduler];
@@ -278,14 +280,15 @@ impl<'a> Sm<'a> {
         }
     }
 
-    /// Takes a warp away from its scheduler.
+    /// Removes a warp from its scheduler.
     fn suspend(&mut self, id: usize) {
         let scheduler = &mut self.schedulers[self.warps[id].scheduler];
         scheduler.runnable.retain(|other| *other != id);
         scheduler.choice = None;
     }
 
-    /// Finds the next instruction of a warp that needs a slot, and what it waits for. False when there is none.
+    /// Finds the next instruction of a warp that needs an issue slot, and its conditions. Returns false when
+    /// there is none.
     fn prepare(&mut self, id: usize) -> bool {
         loop {
             let warp = &self.warps[id];
@@ -308,7 +311,7 @@ impl<'a> Sm<'a> {
         }
     }
 
-    /// What is left of an instruction that ptxas removes: its result is there when its sources are.
+    /// Handles an instruction that ptxas removes: its result is ready when its sources are.
     fn pass_through(&mut self, id: usize, layout: &Layout, step: &Step) {
         let warp = &mut self.warps[id];
         let ready = latest(&warp.registers, &layout.registers, step);
@@ -319,7 +322,8 @@ impl<'a> Sm<'a> {
         self.outcome.events += 1;
     }
 
-    /// Charges the time since the last issue: up to when the warp itself was ready, and from there.
+    /// Charges the time since the last issue: first up to the tick when the warp itself was ready, then the
+    /// rest.
     fn charge(&mut self, id: usize, at: u64, [alone, units]: [Ready; 2]) {
         let since = self.warps[id].since;
         let ready = alone.at.clamp(since, at.max(since));
@@ -327,7 +331,6 @@ impl<'a> Sm<'a> {
         self.outcome.waits[units.cause as usize] += at.max(since) - ready;
     }
 
-    /// Issues the next instruction of a warp.
     fn issue(&mut self, scheduler: usize, id: usize, at: u64) {
         let warp = &self.warps[id];
         let planned = &self.planned[warp.planned];
@@ -364,7 +367,7 @@ impl<'a> Sm<'a> {
                 }
             }
             Effect::Wait(from) => self.warps[id].from = from,
-            // Barriers decide themselves who goes on.
+            // Barriers determine which warps continue.
             Effect::Barrier => return,
         }
         if !self.prepare(id) {
@@ -373,7 +376,7 @@ impl<'a> Sm<'a> {
         }
     }
 
-    /// Takes the slot and the pipes of a step.
+    /// Occupies the issue slot and the pipes of a step.
     fn take_units(&mut self, scheduler: usize, step: &Step, at: u64) {
         let (cost, s) = (&step.cost, &mut self.schedulers[scheduler]);
         s.choice = None;
@@ -400,7 +403,7 @@ impl<'a> Sm<'a> {
         }
     }
 
-    /// What a step does beyond taking its slot and pipe.
+    /// What a step does besides occupying its slot and pipe.
     fn perform(&mut self, id: usize, step: &Step, event: &Event, at: u64) -> Effect {
         let after = |clocks: u32, cause| Ready { at: at + u64::from(clocks) * TICK, cause, ..NOW };
         let from = At { tick: at, port: self.warps[id].scheduler, warp: id };
@@ -414,7 +417,7 @@ impl<'a> Sm<'a> {
             Action::Exchange => answer(self.memory.exchange(from, step.cost.latency)),
             Action::Shared(direction) => answer(self.memory.shared(from, passes(event), direction)),
             Action::Cached(direction, how) => match event.detail {
-                // A generic access that was to shared memory.
+                // A generic access that went to shared memory.
                 Detail::Shared { passes } => answer(self.memory.shared(from, u64::from(passes), direction)),
                 _ if event.lanes == 0 => Effect::Result(NOW),
                 _ => answer(self.memory.cached(from, &footprint(event), direction, how)),
@@ -466,7 +469,7 @@ impl<'a> Sm<'a> {
         if waits { Effect::Barrier } else { Effect::Result(NOW) }
     }
 
-    /// Lets the warps that wait at a barrier go on.
+    /// Continues the warps that wait at a barrier.
     fn release(&mut self, slot: usize, number: usize, at: u64) {
         let Some(cta) = self.ctas[slot].as_mut() else { return };
         let state = std::mem::take(&mut cta.barriers[number]);
@@ -478,7 +481,7 @@ impl<'a> Sm<'a> {
         }
     }
 
-    /// Releases every barrier that someone waits at; whether there was one.
+    /// Releases every barrier at which a warp waits. Returns whether there was one.
     fn release_stranded(&mut self) -> bool {
         let mut found = false;
         for slot in 0..self.ctas.len() {
@@ -510,7 +513,7 @@ impl<'a> Sm<'a> {
             self.vacant.push((slot, done));
             return;
         }
-        // An exited warp is not waited for.
+        // Barriers do not wait for exited warps.
         let live = cta.live_threads;
         let complete: Vec<usize> = (0..16)
             .filter(|n| !cta.barriers[*n].waiting.is_empty() && cta.barriers[*n].arrived >= live)
@@ -531,7 +534,7 @@ impl<'a> Sm<'a> {
 }
 
 impl Scheduler {
-    /// When an instruction can issue here, and which unit decides.
+    /// The tick at which an instruction can issue here, and the unit that determines it.
     fn earliest(&self, next: &Next) -> Ready {
         let mut ready = Ready { at: next.alone.at, cause: Cause::NotSelected, ..NOW };
         let mut wait_for = |free: u64, cause: Cause| {
@@ -548,22 +551,22 @@ impl Scheduler {
     }
 }
 
-/// Whether an action goes through the load-store unit.
+/// Whether an action uses the load-store unit.
 fn uses_unit(action: Action) -> bool {
     use Action as A;
     matches!(action, A::Shared(_) | A::Exchange | A::Cached(..) | A::Copy | A::Mbarrier)
 }
 
 enum Effect {
-    /// The warp goes on; its result is ready then.
+    /// The warp continues; its result is ready then.
     Result(Ready),
-    /// The warp cannot issue before.
+    /// The warp cannot issue before then.
     Wait(Ready),
-    /// The warp waited for others, and may go on already.
+    /// The warp waited for others and may already continue.
     Barrier,
 }
 
-/// When all sources of a step can be read.
+/// The tick at which all sources of a step can be read.
 fn latest(registers: &[Ready], names: &[u32], step: &Step) -> Ready {
     let mut latest = NOW;
     for r in &names[step.reads.start as usize..step.reads.end as usize] {
@@ -575,8 +578,8 @@ fn latest(registers: &[Ready], names: &[u32], step: &Step) -> Ready {
     latest
 }
 
-/// A value as a step can read it: between the f32 and the integer pipe, or from them to another unit, it takes a clock more
-/// than within one; the row "iadd lop3 chain" and ptxas's stall counts say so.
+/// A value as a step can read it. From the f32 or the integer pipe to another pipe or unit, it takes a clock
+/// more than within the pipe. Source: the row "iadd lop3 chain" and ptxas's stall counts.
 fn seen_by(step: &Step, value: Ready) -> Ready {
     let leaves = matches!(value.pipe, Pipe::Fma | Pipe::Alu) && step.cost.pipe != value.pipe;
     let across = if leaves && step.cost.slots > 0 && value.early == 0 { TICK } else { 0 };

@@ -1,9 +1,10 @@
-//! The order in which ptxas lays out a block, and what unrolling leaves of it.
+//! The order in which ptxas lays out a block, and the result of unrolling.
 //!
-//! The replay issues in order, as the hardware does; but the order is the compiler's, not that of the PTX. So every
-//! block is scheduled here as ptxas would: registers renamed, merged iterations of a loop laid end to end with their
-//! address arithmetic and loop control folded, loads of adjacent words joined, then list-scheduled by the longest
-//! latency to the end within a window (which stands for the registers it dares to spend).
+//! The replay issues in order, as the hardware does, but in the compiler's order, not in that of the PTX.
+//! Every block is therefore scheduled here as ptxas would schedule it. Registers are renamed. Merged
+//! iterations of a loop are concatenated, their address arithmetic and loop control are folded, and loads of
+//! adjacent words are joined. Then list scheduling orders the instructions by the longest latency to the end,
+//! within a window that stands for the registers ptxas is willing to use.
 
 use std::ops::Range;
 
@@ -12,20 +13,20 @@ use super::cost::Cost;
 use super::lower::{Action, Block, Direction, Lowered, Program, Registers, ends_block};
 use super::machine::Gpu;
 
-/// Instructions among which the scheduler chooses.
+/// Number of instructions from which the scheduler chooses.
 const WINDOW: usize = 48;
 
-/// One machine instruction (or what is left of a PTX one) of a scheduled run.
+/// One machine instruction of a scheduled run, or what remains of a PTX instruction.
 #[derive(Clone, Debug)]
 pub(super) struct Step {
     pub cost: Cost,
     pub action: Action,
-    /// Reads predicates as data.
+    /// Whether the instruction reads predicates as data.
     pub selects: bool,
-    /// Into [`Layout::registers`].
+    /// Ranges in [`Layout::registers`].
     pub reads: Range<u32>,
     pub writes: Range<u32>,
-    /// Which event of the run it is.
+    /// Index of its event in the run.
     pub event: u32,
 }
 
@@ -34,9 +35,9 @@ pub(super) struct Step {
 pub(super) struct Layout {
     pub steps: Vec<Step>,
     pub registers: Vec<u32>,
-    /// Events it covers.
+    /// Number of events that the run covers.
     pub events: u32,
-    /// Registers it needs beyond the program's.
+    /// Number of registers beyond those of the program.
     pub temporaries: u32,
 }
 
@@ -57,8 +58,8 @@ pub(super) fn layout(program: &Program, block: &Block, copies: u32, gpu: &Gpu) -
     emit(&nodes, &order, temporaries)
 }
 
-/// Low zero bits of registers at the start of the run. A counter that the compiler knows is a multiple of what a whole
-/// run adds to it.
+/// Low zero bits of the registers at the start of the run. A counter that the compiler knows is a multiple of
+/// what a whole run adds to it.
 fn known_alignment(program: &Program, block: &Block, copies: u32) -> Vec<u8> {
     let mut known = program.alignment.clone();
     if block.counted {
@@ -73,7 +74,7 @@ fn known_alignment(program: &Program, block: &Block, copies: u32) -> Vec<u8> {
     known
 }
 
-/// A single instruction, for runs that do not cover a block (divergence, a trace cut short).
+/// The layout of a single instruction, for runs that do not cover a block (divergence, a truncated trace).
 pub(super) fn single(program: &Program, pc: u32) -> Layout {
     emit(&[program.code[pc as usize].clone()], &[0], 0)
 }
@@ -99,7 +100,7 @@ fn emit(nodes: &[Lowered], order: &[usize], temporaries: u32) -> Layout {
     layout
 }
 
-/// The iterations one after another, with what unrolling and hoisting remove made free.
+/// The iterations one after another. Instructions that unrolling and hoisting remove have no cost.
 fn unrolled(program: &Program, block: &Block, copies: u32) -> Vec<Lowered> {
     let body = &program.code[block.start as usize..(block.start + block.len) as usize];
     if !block.is_loop {
@@ -113,7 +114,8 @@ fn unrolled(program: &Program, block: &Block, copies: u32) -> Vec<Lowered> {
         for (i, instruction) in body.iter().enumerate() {
             let last = copy + 1 == copies;
             let mut node = instruction.clone();
-            // Loop control is needed once; so are the counters' steps, at the end; addresses once, at the start.
+            // Loop control and the counters' increments are needed once, at the end; addresses once, at the
+            // start.
             let folded = if control[i] || node.is_induction() { !last } else { affine[i] && copy > 0 };
             if invariant[i] || folded {
                 node.cost = Cost::FREE;
@@ -127,7 +129,7 @@ fn unrolled(program: &Program, block: &Block, copies: u32) -> Vec<Lowered> {
     nodes
 }
 
-/// Arithmetic whose sources do not change in the loop: ptxas moves it out.
+/// Arithmetic whose sources do not change in the loop. ptxas hoists it.
 fn invariants(body: &[Lowered]) -> Vec<bool> {
     let written: Registers = body.iter().flat_map(|n| n.writes.iter().copied()).collect();
     let mut invariant = vec![false; body.len()];
@@ -144,7 +146,7 @@ fn invariants(body: &[Lowered]) -> Vec<bool> {
     invariant
 }
 
-/// Integer arithmetic on the loop's counters and invariants: a constant apart from one iteration to the next.
+/// Integer arithmetic on loop counters and invariants: its result changes by a constant per iteration.
 fn affine_in_the_counter(body: &[Lowered], invariant: &[bool]) -> Vec<bool> {
     let written: Registers = body.iter().flat_map(|n| n.writes.iter().copied()).collect();
     let mut steady: Registers =
@@ -162,7 +164,7 @@ fn affine_in_the_counter(body: &[Lowered], invariant: &[bool]) -> Vec<bool> {
     affine
 }
 
-/// The branch of the loop, and the comparison of a counter that only it reads.
+/// The branch of the loop, and the comparison of a counter that only the branch reads.
 fn loop_control(body: &[Lowered], affine: &[bool]) -> Vec<bool> {
     let mut control = vec![false; body.len()];
     let Some((branch, rest)) = body.split_last() else { return control };
@@ -179,7 +181,8 @@ fn loop_control(body: &[Lowered], affine: &[bool]) -> Vec<bool> {
     control
 }
 
-/// Gives every value its own register, but the last one of each register its own name. Returns how many were added.
+/// Gives every value a register of its own, except that the last value of each register keeps its name.
+/// Returns the number of added registers.
 fn rename(nodes: &mut [Lowered], base: u32) -> u32 {
     let mut last_write = std::collections::HashMap::new();
     for (i, node) in nodes.iter().enumerate() {
@@ -205,14 +208,14 @@ fn rename(nodes: &mut [Lowered], base: u32) -> u32 {
     next - base
 }
 
-/// A node that must come before another, and whether the other needs its result.
+/// A node that must come before another, and whether the other one needs its result.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 struct Edge {
     from: u32,
     data: bool,
 }
 
-/// For each node, those that must come before it.
+/// For each node, the nodes that must come before it.
 fn dependencies(nodes: &[Lowered]) -> Vec<Vec<Edge>> {
     let mut writer = std::collections::HashMap::new();
     let mut readers_of_old: std::collections::HashMap<u32, Vec<u32>> = std::collections::HashMap::new();
@@ -228,7 +231,8 @@ fn dependencies(nodes: &[Lowered]) -> Vec<Vec<Edge>> {
             }
         }
         for r in &node.writes {
-            // The last value keeps the register's name, so readers of the value from before the run go first.
+            // The last value keeps the register's name, so instructions that read the value from before the
+            // run go first.
             order.extend(readers_of_old.remove(r).unwrap_or_default());
             writer.insert(*r, i);
         }
@@ -247,7 +251,8 @@ fn dependencies(nodes: &[Lowered]) -> Vec<Vec<Edge>> {
     before
 }
 
-/// Order among memory accesses of one kind of memory: stores after everything, loads after stores.
+/// The order of accesses to one kind of memory: stores after all earlier accesses, loads after earlier
+/// stores.
 #[derive(Default)]
 struct MemoryOrder {
     stores: [Option<u32>; 2],
@@ -297,7 +302,7 @@ impl MemoryOrder {
     }
 }
 
-/// What the compiler assumes a result takes: memory that it cannot know as a hit.
+/// The latency that the compiler assumes for a result. It assumes that loads hit the cache.
 fn assumed_latency(node: &Lowered, gpu: &Gpu) -> u64 {
     match node.action {
         Action::Shared(Direction::Load | Direction::Atomic) => u64::from(gpu.latency.shared),
@@ -326,7 +331,8 @@ fn list_schedule(nodes: &[Lowered], before: &[Vec<Edge>], gpu: &Gpu) -> Vec<usiz
     let (mut order, mut now) = (Vec::with_capacity(n), 0u64);
     while !pending.is_empty() {
         let candidates = pending.iter().take(WINDOW).enumerate().filter(|(_, i)| waiting[**i] == 0);
-        // First whatever waits least; among what is ready, the longest way to the end; then the order written.
+        // First the node with the shortest wait; among ready nodes, the longest path to the end; then source
+        // order.
         let best = candidates.min_by_key(|(_, i)| {
             let wait = ready_at[**i].saturating_sub(now);
             (wait, nodes[**i].cost.slots > 0, std::cmp::Reverse(height[**i]), **i)

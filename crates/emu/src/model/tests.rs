@@ -1,4 +1,4 @@
-//! Micro-kernels whose time is known, on the machines of the table.
+//! Micro-kernels with a known time, on the machines of the table.
 
 use ptx::*;
 
@@ -77,7 +77,7 @@ impl Code {
         self.body.statements.iter().filter(|s| matches!(s, Statement::Inst(_))).count() as u32
     }
 
-    /// The prediction for a grid of like CTAs, each warp recorded by `record`.
+    /// The prediction for a grid of equal CTAs. `record` records each warp.
     fn run(&self, gpu: &Gpu, grid: u32, warps: u32, record: impl Fn(&mut Recorder, usize)) -> Prediction {
         let mut recorder = Recorder::new(0, warps as usize, Recorder::DEFAULT_LIMIT);
         (0..warps as usize).for_each(|warp| record(&mut recorder, warp));
@@ -116,12 +116,12 @@ fn predict_module(
     predict(&subject, gpu).unwrap_or_else(|e| panic!("{e}"))
 }
 
-/// Every instruction once, without memory.
+/// Records every instruction once, without memory accesses.
 fn straight(code: &Code) -> impl Fn(&mut Recorder, usize) {
     repeated(code, 1)
 }
 
-/// All instructions so many times, as if called in a row.
+/// Records all instructions `times` times, one pass after the other.
 fn repeated(code: &Code, times: u32) -> impl Fn(&mut Recorder, usize) {
     let len = code.len();
     move |recorder, warp| (0..times * len).for_each(|i| recorder.issue(warp, i % len, !0))
@@ -153,12 +153,13 @@ fn independent_fma_fill_the_issue_slots() {
     let a = code.reg(Type::F32);
     let d: Vec<Reg> = (0..16).map(|_| code.reg(Type::F32)).collect();
     (0..100).for_each(|_| d.iter().for_each(|d| code.fma(*d, a)));
-    // Eight warps on four schedulers: two each. 128 lanes issue one warp instruction a clock and sub-partition ...
+    // Eight warps on four schedulers: two each. 128 lanes issue one warp instruction per clock and
+    // sub-partition.
     let p = code.run(&L4, 1, 8, repeated(&code, 5));
     near(p.cycles, 16000.0, 0.02);
     near(p.utilisation.issue, 1.0, 0.02);
     assert_eq!(p.bound, Bound::Fma);
-    // ... and 64 lanes one in two.
+    // 64 lanes issue one warp instruction in two clocks.
     near(code.run(&A100, 1, 8, straight(&code)).cycles, 6400.0, 0.02);
 }
 
@@ -178,12 +179,13 @@ fn bank_conflicts_take_a_wavefront_each() {
     };
     near(cycles(&H200, 4), 1600.0 * 8.0, 0.05);
     near(cycles(&H200, 128), 1600.0 * 8.0 * 32.0, 0.05);
-    // Sixteen load-store units take the addresses of a warp in two clocks; conflicts hide that.
+    // Sixteen load-store units process the addresses of a warp in two clocks. Bank conflicts hide that time.
     near(cycles(&L4, 4), 1600.0 * 8.0 * 2.0, 0.05);
     near(cycles(&L4, 128), 1600.0 * 8.0 * 32.0, 0.05);
 }
 
-/// One warp gets a pass in two clocks, a second of the same sub-partition those between (seen on an H200).
+/// One warp gets a pass in two clocks. A second warp of the same sub-partition uses the passes between
+/// (observed on an H200).
 #[test]
 fn two_warps_of_a_sub_partition_share_the_banks() {
     let mut code = Code::new();
@@ -216,7 +218,7 @@ fn special_functions_come_sixteen_a_clock() {
     assert_eq!(p.bound, Bound::Mufu);
 }
 
-/// `for i in 0..n { m = max(m, shared[i]) }`, rolled, by one thread.
+/// `for i in 0..n { m = max(m, shared[i]) }`, not unrolled, by one thread.
 fn serial_loop() -> (Code, [Reg; 4]) {
     let mut code = Code::new();
     let (m, x) = (code.reg(Type::F32), code.reg(Type::F32));
@@ -255,13 +257,13 @@ fn a_serial_loop_waits_for_shared_memory() {
     // As ptxas lays it out: loads of several iterations in flight, one chain of max, one branch.
     let unrolled = code.run(&L4, 1, 1, |r, warp| record_serial(r, warp, 1024, 1)).cycles / 1024.0;
     assert!((4.0..14.0).contains(&unrolled), "{unrolled} clocks an iteration");
-    // With unrolling forbidden, each iteration has its load, its max and its branch.
+    // Without unrolling, each iteration has its own load, max and branch.
     code.body.statements.insert(0, Statement::Pragma("nounroll".into()));
     let rolled = code.run(&L4, 1, 1, |r, warp| record_serial(r, warp, 1024, 1)).cycles / 1024.0;
     assert!((23.0..45.0).contains(&rolled), "{rolled} clocks an iteration");
 }
 
-/// The dot product of two rows of halves in shared memory, 64 terms; the second row `apart` bytes further.
+/// The dot product of two rows of 64 halves in shared memory. Rows are `row_bytes` bytes apart.
 fn half_dot(row_bytes: u32) -> Module {
     let mut k = Builder::kernel("k");
     let rows = k.shared_array("rows", 16, 32768);
@@ -280,7 +282,8 @@ fn half_dot(row_bytes: u32) -> Module {
     k.into_module(Target::sm(80))
 }
 
-/// Shared loads, FMA-pipe and all instructions of the layout of the module's loop, for one pass of all its iterations.
+/// Counts for the layout of the module's loop: the unroll factor, shared loads, FMA-pipe instructions and all
+/// instructions.
 fn loop_counts(module: &Module) -> (u32, u32, u32, u32) {
     let program = lower::Program::new(module, &L4);
     let block = program.blocks.iter().find(|b| b.is_loop).unwrap_or_else(|| panic!("no loop"));
@@ -298,18 +301,18 @@ fn loop_counts(module: &Module) -> (u32, u32, u32, u32) {
 
 #[test]
 fn loops_come_out_as_ptxas_makes_them() {
-    // ptxas 13, sm_89: 64 iterations laid out, 32 LDS.64, 64 FFMA, 128 HADD2.F32, nothing else.
+    // ptxas 13 for sm_89: 64 unrolled iterations have 32 LDS.64, 64 FFMA, 128 HADD2.F32 and nothing else.
     let (unroll, loads, fma, all) = loop_counts(&half_dot(128));
     let iterations = |n: u32| n * unroll;
     assert!(unroll == 32, "{unroll}");
     assert_eq!(loads, iterations(2) / 4);
     assert_eq!(fma, iterations(1) + 1, "and the address of the first");
     assert!(all <= iterations(3) + iterations(2) / 4 + 4, "{all} of {unroll}");
-    // Rows of 130 bytes: their alignment is 2, and nothing can be joined.
+    // Rows of 130 bytes have an alignment of 2, and no loads can be joined.
     assert_eq!(loop_counts(&half_dot(130)).1, iterations(2));
 }
 
-/// Records `half_dot` (whose loop begins at `first`) as one warp runs it, each lane on its own row of 128 bytes.
+/// Records `half_dot` as one warp runs it. Each lane has a row of 128 bytes.
 fn record_half_dot(module: &Module, recorder: &mut Recorder, warp: usize) {
     let body = module.function("k").and_then(|f| f.body.as_ref());
     let code: Vec<&Instruction> = body
@@ -334,8 +337,8 @@ fn record_half_dot(module: &Module, recorder: &mut Recorder, warp: usize) {
 
 #[test]
 fn rows_of_halves_take_what_an_h200_takes() {
-    // Measured between two readings of %clock64, one CTA: 2109 clocks for one warp, 4165 for four. Every LDS.64 has a
-    // 16-way conflict in each half-warp.
+    // Measured between two reads of %clock64, with one CTA: 2109 clocks for one warp, 4165 for four. Every
+    // LDS.64 has a 16-way conflict in each half-warp.
     let module = half_dot(128);
     for (warps, clocks) in [(1, 2109.0), (4, 4165.0)] {
         let mut recorder = Recorder::new(0, warps, Recorder::DEFAULT_LIMIT);
@@ -386,11 +389,11 @@ fn mma_reaches_the_tensor_peak() {
         let p = code.run(gpu, gpu.sms * 32, 8, straight(&code));
         assert_eq!(p.bound, Bound::Tensor, "{}", gpu.name);
         near(p.utilisation.tensor, 1.0, 0.03);
-        // At the clock that the power limit leaves.
+        // At the clock that the power limit allows.
         near(p.tensor_share, p.clock_mhz / gpu.clock_mhz, 0.10);
         near(p.tensor_fraction, 1.0, 1e-6);
     }
-    // One chain: the latency of each.
+    // One chain: each product takes its latency.
     let mut chain = Code::new();
     chain.body.registers = code.body.registers.clone();
     (0..100).for_each(|_| {
@@ -457,7 +460,7 @@ fn a_copy_reaches_the_bandwidth_of_dram() {
         }
         code.predict(&H200, grid, 8, &[recorder.finish()], u64::from(grid) * 8 * 16 * 512)
     };
-    // 8 warps × 8 loads and 8 stores × 512 bytes a CTA.
+    // Each CTA has 8 warps with 8 loads and 8 stores of 512 bytes.
     let gbps = f64::from(grid) * 8.0 * 16.0 * 512.0 / (p.us - H200.launch_us) * 1e-3;
     near(gbps, 0.9 * 4800.0, 0.05);
     assert_eq!(p.bound, Bound::Dram);
@@ -525,7 +528,7 @@ fn resources_are_estimated_without_ptxas_and_read_with_it() {
     assert_eq!((guess.shared, guess.spill_loads, guess.stack), (32768, 0, 0));
     assert!((12..40).contains(&guess.registers), "{guess:?}");
     assert_eq!(crate::resources::estimate(&module, "absent"), None);
-    // Where there is a ptxas, it has the last word.
+    // Where ptxas is available, check its figures.
     let Ok(ptxas) = crate::resources::Ptxas::find() else { return };
     let found = ptxas.resources(&module.to_string(), "sm_89", "k").unwrap_or_else(|e| panic!("{e}"));
     assert_eq!((found.shared, found.spill_loads), (32768, 0));

@@ -1,9 +1,10 @@
 //! The `.approx` functions. PTX gives them an error bound, not bits.
 //!
-//! ex2, lg2, rcp, rsqrt, sqrt and the divisions are computed as an H200 computes them, bit for bit (`mufu`), with the
-//! instructions that ptxas puts around the unit for subnormals; for other architectures the same value is a stand-in inside
-//! the bound. sin, cos and tanh are the true value rounded, on every architecture. [`is_exact`] says which is which, and
-//! [`error_bound`] what a proof may assume of any hardware.
+//! ex2, lg2, rcp, rsqrt, sqrt and the divisions are computed as an H200 computes them, bit for bit (`mufu`),
+//! including the instructions that ptxas adds around the MUFU for subnormals. For other architectures the
+//! same value is a stand-in within the bound. sin, cos and tanh are the true value rounded, on every
+//! architecture. [`is_exact`] says which results are exact, and [`error_bound`] gives the bound that holds on
+//! any hardware.
 
 mod mufu;
 mod tables;
@@ -49,7 +50,7 @@ pub enum PackedFunction {
     Tanh,
 }
 
-/// Any instruction of this module.
+/// Any instruction that this module implements.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum ApproxOp {
     /// `.approx{.ftz}.f32`.
@@ -62,31 +63,32 @@ pub enum ApproxOp {
     DivFull,
 }
 
-/// How far from the true value a result may lie.
+/// The maximum distance of a result from the true value.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Bound {
     /// |result − f(a)| ≤ bound · |f(a)|, for results that are neither subnormal nor out of range.
     Relative(f64),
     /// |result − f(a)| ≤ bound.
     Absolute(f64),
-    /// Within so many units in the last place.
+    /// Within this number of units in the last place.
     Ulp(u32),
-    /// `Absolute` for inputs between the two numbers, `Relative` elsewhere.
+    /// `absolute` for inputs within `range`, `relative` elsewhere.
     AbsoluteWithin {
         /// Inputs for which the absolute bound holds.
         range: (f64, f64),
-        /// That bound.
+        /// The absolute bound.
         absolute: f64,
         /// The relative bound elsewhere.
         relative: f64,
     },
-    /// `Absolute` for |a| up to the first limit, a wider one up to the second; none beyond.
+    /// Pairs of a limit and a bound. `Absolute` with the first bound for |a| up to the first limit, with the
+    /// second bound up to the second limit. There is no bound beyond.
     AbsoluteByMagnitude([(f64, f64); 2]),
 }
 
 impl Bound {
-    /// Whether `found` is near enough to the true value `exact` of the function at `x`; `ulp` is the unit in the last place
-    /// of the result.
+    /// Whether `found` is close enough to the true value `exact` of the function at `x`. `ulp` is the unit in
+    /// the last place of the result.
     pub fn admits(self, x: f64, found: f64, exact: f64, ulp: f64) -> bool {
         let error = (found - exact).abs();
         let room = match self {
@@ -121,8 +123,9 @@ pub fn error_bound(op: ApproxOp) -> Bound {
         ApproxOp::F32(Function::Rsqrt) => Bound::Relative(two(-22.9)),
         ApproxOp::F32(Function::Sqrt) => Bound::Relative(two(-23.0)),
         ApproxOp::F32(Function::Sin | Function::Cos) => {
-            // Stated as 2^-20.5 and 2^-14.7; an H200's cos.approx goes a little past that, past 2^-20.45 even, for a few inputs of
-            // millions (`evidence/h200.jsonl`, suite selftest), so a tenth is allowed on top.
+            // The PTX ISA states 2^-20.5 and 2^-14.7. An H200's cos.approx slightly exceeds the bound, and
+            // even 2^-20.45, for a few of millions of inputs (`evidence/h200.jsonl`, suite selftest). The
+            // exponents are therefore relaxed by 0.1.
             Bound::AbsoluteByMagnitude([(2.0 * PI, two(-20.4)), (100.0 * PI, two(-14.6))])
         }
         ApproxOp::F32(Function::Tanh) => Bound::Relative(two(-11.0)),
@@ -134,7 +137,7 @@ pub fn error_bound(op: ApproxOp) -> Bound {
     }
 }
 
-/// Whether results are the very bits of that architecture.
+/// Whether results equal those of the architecture bit for bit.
 pub const fn is_exact(op: ApproxOp, sm: u32) -> bool {
     match op {
         ApproxOp::F32(Function::Ex2 | Function::Lg2 | Function::Rcp | Function::Rsqrt | Function::Sqrt)
@@ -146,7 +149,7 @@ pub const fn is_exact(op: ApproxOp, sm: u32) -> bool {
     }
 }
 
-/// `d = function(a)` in the lanes of `active`; the others keep `d`.
+/// `d = function(a)` in the lanes of `active`. The other lanes of `d` keep their values.
 pub fn f32_function(function: Function, ftz: bool, active: u32, d: &mut Lanes32, a: &Lanes32) {
     let arch = pulp::Arch::new();
     match (function, ftz) {
@@ -172,18 +175,19 @@ pub fn f32_function(function: Function, ftz: bool, active: u32, d: &mut Lanes32,
     }
 }
 
-/// A function of the unit on floats.
+/// A function of the MUFU, on floats instead of bits.
 #[inline(always)]
 fn unit(f: impl Fn(u32) -> u32) -> impl Fn(f32) -> f32 {
     move |x| f32::from_bits(f(x.to_bits()))
 }
 
-/// 2^24, by which subnormal operands are made normal.
+/// 2^24, the factor that makes subnormal operands normal.
 const UP: f32 = 16_777_216.0;
-/// 2^126: the reciprocal of more is subnormal.
+/// 2^126. The reciprocal of a larger number is subnormal.
 const HUGE: f32 = 8.507_059e37;
 
-// What ptxas (13.0, sm_90) makes of the forms without `.ftz`, since the unit takes subnormals for 0.
+// The code that ptxas (13.0, sm_90) generates for the forms without `.ftz`, since the MUFU treats subnormals
+// as 0.
 
 #[inline(always)]
 fn ex2(x: f32) -> f32 {
@@ -248,8 +252,9 @@ impl<F: Fn(f32) -> f32> WithSimd for Lanes<'_, F> {
     }
 }
 
-/// `div.approx.f32` and `div.full.f32`: a product with the unit's reciprocal. `div.full` scales both operands of a huge
-/// divisor, for which `div.approx` gives 0; without `.ftz` those of a subnormal one are scaled too.
+/// `div.approx.f32` and `div.full.f32`: a product with the reciprocal of the MUFU. For a huge divisor
+/// `div.approx` gives 0; `div.full` scales both operands. Without `.ftz`, both scale the operands for a
+/// subnormal divisor too.
 #[inline(always)]
 pub fn div_f32(op: DivApprox, ftz: bool, a: u32, b: u32) -> u32 {
     let kept = if ftz { MIN_NORMAL } else { 0 };
@@ -266,7 +271,7 @@ pub fn div_f32(op: DivApprox, ftz: bool, a: u32, b: u32) -> u32 {
     if quotient.is_nan() { 0x7FFF_FFFF } else { flush(quotient.to_bits(), kept) }
 }
 
-/// [`div_f32`] in the lanes of `active`; the others keep `d`.
+/// [`div_f32`] in the lanes of `active`. The other lanes of `d` keep their values.
 pub fn div_lanes(op: DivApprox, ftz: bool, active: u32, d: &mut Lanes32, inputs: [&Lanes32; 2]) {
     pulp::Arch::new().dispatch(Quotients { op, ftz, active, d, inputs });
 }
@@ -301,7 +306,8 @@ pub enum DivApprox {
     Full,
 }
 
-/// `d = function(a)` on both halves of the lanes of `active`. ex2 is the unit's f32, cut off; tanh is rounded.
+/// `d = function(a)` on both halves of the lanes of `active`. ex2 is the MUFU's f32 result truncated; tanh is
+/// rounded.
 pub fn packed_function(function: PackedFunction, format: Packed, active: u32, d: &mut Lanes32, a: &Lanes32) {
     let arch = pulp::Arch::new();
     match (function, format) {
@@ -320,24 +326,24 @@ pub fn packed_function(function: PackedFunction, format: Packed, active: u32, d:
     }
 }
 
-/// 2^x cut off to an f16: 10 bits of fraction, fewer of a subnormal.
+/// 2^x truncated to an f16 with 10 fraction bits, fewer for a subnormal.
 #[inline(always)]
 fn ex2_f16(x: f32) -> f64 {
     let y = f64::from(unit(mufu::ex2)(x));
-    // Down from 2^-14, the smallest normal number, all have the unit 2^-24.
+    // Below 2^-14, the smallest normal number, the unit in the last place is 2^-24.
     let unit = if y >= 2f64.powi(-14) { power_below(y) / 1024.0 } else { 2f64.powi(-24) };
     if y < 65_536.0 { (y / unit).floor() * unit } else { y }
 }
 
-/// 2^x cut off to a bf16.
+/// 2^x truncated to a bf16.
 #[inline(always)]
 fn ex2_bf16(x: f32) -> f64 {
     let y = mufu::ex2(x.to_bits());
-    // A NaN keeps the bits that make it one.
+    // Truncation keeps a NaN a NaN.
     f64::from(f32::from_bits(y & 0xffff_0000))
 }
 
-/// The largest power of two that is not greater.
+/// The largest power of two that is not greater than `y`.
 #[inline(always)]
 fn power_below(y: f64) -> f64 {
     f64::from_bits(y.to_bits() & 0x7ff0_0000_0000_0000)
@@ -504,7 +510,7 @@ mod tests {
                                 "{function:?} {format:?} {x:e} {found:e}"
                             );
                         } else if (function, format) == (PackedFunction::Ex2, Packed::Bf16x2) {
-                            // It has no form without `.ftz`.
+                            // The instruction has no form without `.ftz`.
                             assert_eq!(found, 0.0);
                         } else {
                             assert!((found - exact).abs() <= smallest * 2f64.powi(-8));

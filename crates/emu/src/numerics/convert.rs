@@ -1,4 +1,4 @@
-//! `cvt` between every pair of types (PTX ISA, "cvt"), one value at a time and packed.
+//! `cvt` between every pair of types (PTX ISA, "cvt"), for single values and packed.
 
 use super::float::{self, Modifiers, flush_subnormal};
 use super::integer::IntType;
@@ -55,13 +55,13 @@ pub enum NumberType {
     Float(FloatType),
 }
 
-/// Where a conversion lands.
+/// The precision to which a conversion rounds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Precision {
-    /// The destination's own: `.rn`, `.rz`, `.rm`, `.rp`, `.rna`.
+    /// The precision of the destination type: `.rn`, `.rz`, `.rm`, `.rp`, `.rna`.
     Destination,
-    /// A whole number in the destination's type: `.rni`, `.rzi`, `.rmi`, `.rpi`. Conversions to integers always
-    /// land there, whichever is named.
+    /// A whole number in the destination type: `.rni`, `.rzi`, `.rmi`, `.rpi`. Conversions to integers always
+    /// round to whole numbers, whichever precision is named.
     Integral,
 }
 
@@ -72,9 +72,9 @@ pub struct Conversion {
     pub to: NumberType,
     /// Source type.
     pub from: NumberType,
-    /// Direction of rounding; unused where the conversion is exact.
+    /// Rounding mode; unused where the conversion is exact.
     pub rounding: Rounding,
-    /// What is rounded to.
+    /// The precision of the rounding.
     pub precision: Precision,
     /// `.ftz`: f32 subnormals on either side become zeros.
     pub ftz: bool,
@@ -82,12 +82,12 @@ pub struct Conversion {
     pub sat: bool,
     /// `.relu`: negative results become +0.
     pub relu: bool,
-    /// `.satfinite`: beyond the largest finite number its value with the sign is returned.
+    /// `.satfinite`: results beyond the largest finite number become that number with their sign.
     pub satfinite: bool,
 }
 
 impl Conversion {
-    /// Without modifiers, to nearest even.
+    /// A conversion without modifiers, rounding to nearest even.
     pub const fn new(to: NumberType, from: NumberType) -> Self {
         Self {
             to,
@@ -123,7 +123,8 @@ impl Conversion {
         from.format().decode(if flushed { flush_subnormal(Format::F32, bits) } else { bits })
     }
 
-    /// Out of range clamps, with or without `.sat`. NaN gives zero, or, where a side has 64 bits, the top bit alone.
+    /// Values out of range are clamped, with or without `.sat`. NaN gives zero. If the source is f64 or the
+    /// destination has 64 bits, NaN gives the top bit alone.
     fn float_to_int(&self, from: FloatType, to: IntType, bits: u64) -> u64 {
         match self.source(from, bits) {
             Decoded::Nan if from == FloatType::F64 || to.bits() == 64 => 1 << (to.bits() - 1),
@@ -166,13 +167,13 @@ impl Conversion {
     }
 }
 
-/// `value` rounded to a whole number; one that is whole already is left alone, however large.
+/// `value` rounded to a whole number. A whole number stays unchanged, however large.
 fn integral(value: Exact, rounding: Rounding) -> Exact {
     if value.exponent >= 0 { value } else { Exact::from_signed(value.round_to_integer(rounding), 0) }
 }
 
-/// `cvt.….{f16x2,bf16x2,e4m3x2,e5m2x2}.f32 d, a, b`: a to the upper half of d, b to the lower. Halves are as wide
-/// as the destination type, so fp8 pairs fill the low 16 bits.
+/// `cvt.….{f16x2,bf16x2,e4m3x2,e5m2x2}.f32 d, a, b`: a goes to the upper half of d, b to the lower half. Each
+/// half has the width of the destination type, so fp8 pairs fill the low 16 bits.
 pub fn pack_pair(conversion: &Conversion, a: u32, b: u32) -> u32 {
     let width = match conversion.to {
         NumberType::Float(to) => to.format().sign_bit() + 1,
@@ -182,7 +183,8 @@ pub fn pack_pair(conversion: &Conversion, a: u32, b: u32) -> u32 {
     (a << width | b) as u32
 }
 
-/// `cvt.rn.satfinite.{e4m3x2,e5m2x2}.f16x2` and `cvt.rn.f16x2.{e4m3x2,e5m2x2}`: each half by itself.
+/// `cvt.rn.satfinite.{e4m3x2,e5m2x2}.f16x2` and `cvt.rn.f16x2.{e4m3x2,e5m2x2}`: each half is converted
+/// separately.
 pub fn convert_halves(conversion: &Conversion, pair: u32) -> u32 {
     let width = match conversion.from {
         NumberType::Float(from) => from.format().sign_bit() + 1,
@@ -228,7 +230,7 @@ mod tests {
         let mut state = 5;
         for _ in 0..100_000 {
             let bits = random(&mut state);
-            // Exponents around the 64-bit range, and everything else now and then.
+            // Mostly exponents around the 64-bit range, sometimes any exponent.
             let field = 1023 - 4 + bits % 75;
             let x = f64::from_bits(if bits >> 60 == 0 { bits } else { bits & !(0x7FF << 52) | field << 52 });
             if x.is_nan() {

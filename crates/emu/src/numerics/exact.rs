@@ -1,8 +1,9 @@
-//! Arithmetic on [`Exact`] values, exact or with a sticky last bit that makes any later rounding the right one.
+//! Arithmetic on [`Exact`] values. Results are exact, or have a sticky last bit so that any later rounding is
+//! correct.
 
 use super::round::Exact;
 
-/// Where the leading bit of a normalised magnitude sits: one bit of headroom for a carry, one for luck.
+/// Position of the leading bit of a normalised magnitude. It leaves headroom for a carry.
 const TOP: u32 = 125;
 
 /// Moves the leading bit to [`TOP`]; zero stays zero.
@@ -15,8 +16,8 @@ fn normalise(x: Exact) -> Exact {
     }
 }
 
-/// a + b. Operands have at most 108 significant bits, so bits lost in the alignment lie far below any rounding
-/// position; they are remembered in the last bit. A zero sum is positive: its sign is the caller's affair.
+/// a + b. Operands have at most 108 significant bits, so bits lost in the alignment lie far below any
+/// rounding position. They are kept as a sticky last bit. A zero sum is positive; the caller sets its sign.
 pub fn add(a: Exact, b: Exact) -> Exact {
     if a.magnitude == 0 || b.magnitude == 0 {
         return if a.magnitude == 0 { b } else { a };
@@ -35,7 +36,7 @@ pub fn add(a: Exact, b: Exact) -> Exact {
     Exact { negative: large.negative && magnitude != 0, magnitude, exponent: large.exponent }
 }
 
-/// a · b, exactly; the magnitudes together have at most 128 bits.
+/// a · b, exactly. The magnitudes together have at most 128 bits.
 pub fn mul(a: Exact, b: Exact) -> Exact {
     Exact {
         negative: a.negative != b.negative,
@@ -44,12 +45,12 @@ pub fn mul(a: Exact, b: Exact) -> Exact {
     }
 }
 
-/// a / b for b ≠ 0, to at least 60 bits and a sticky one.
+/// a / b for b ≠ 0, with at least 60 bits and a sticky bit.
 pub fn div(a: Exact, b: Exact) -> Exact {
     let a = normalise(a);
     let quotient = a.magnitude / b.magnitude;
     let sticky = u128::from(!a.magnitude.is_multiple_of(b.magnitude));
-    // One more place keeps the sticky bit apart from the quotient.
+    // The shift makes room for the sticky bit.
     Exact {
         negative: a.negative != b.negative,
         magnitude: quotient << 1 | sticky,
@@ -57,7 +58,7 @@ pub fn div(a: Exact, b: Exact) -> Exact {
     }
 }
 
-/// √a for a ≥ 0, to at least 60 bits and a sticky one.
+/// √a for a ≥ 0, with at least 60 bits and a sticky bit.
 pub fn sqrt(a: Exact) -> Exact {
     let mut a = normalise(a);
     if a.exponent & 1 == 1 {

@@ -1,7 +1,7 @@
-//! Exact binary values and their rounding to a floating-point format: the base of every conversion, of directed
-//! rounding and of the tensor-core output stage.
+//! Exact binary values and their rounding to a floating-point format. All conversions, directed rounding and
+//! the output stage of the tensor cores use them.
 
-/// Where a value between two representable ones goes (PTX ISA, "Rounding modifiers").
+/// The rounding of a value between two representable ones (PTX ISA, "Rounding modifiers").
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Rounding {
     /// `.rn`: to nearest, ties to even.
@@ -21,9 +21,9 @@ pub enum Rounding {
 pub struct Format {
     /// Bits of the exponent field.
     pub exponent_bits: u32,
-    /// Bits of the fraction field, the hidden bit not counted.
+    /// Bits of the fraction field, without the hidden bit.
     pub fraction_bits: u32,
-    /// What the highest exponent field means.
+    /// The meaning of the highest exponent field.
     pub specials: Specials,
 }
 
@@ -32,7 +32,7 @@ pub struct Format {
 pub enum Specials {
     /// IEEE: infinity and NaN.
     Ieee,
-    /// OCP e4m3: ordinary numbers, and only all-ones is NaN; no infinity.
+    /// OCP e4m3: ordinary numbers. Only all ones is NaN, and there is no infinity.
     OnlyNan,
 }
 
@@ -45,7 +45,7 @@ impl Format {
     pub const F16: Self = Self::ieee(5, 10);
     /// bfloat16.
     pub const BF16: Self = Self::ieee(8, 7);
-    /// tf32 as 19 bits (the upper 19 of the f32 that carries it).
+    /// tf32 as 19 bits: the upper 19 bits of the f32 register that holds it.
     pub const TF32: Self = Self::ieee(8, 10);
     /// OCP fp8 e5m2.
     pub const E5M2: Self = Self::ieee(5, 2);
@@ -91,7 +91,7 @@ impl Format {
         }
     }
 
-    /// NVIDIA's canonical NaN: every bit set but the sign (0x7FFFFFFF, 0x7FFF, 0x7F).
+    /// NVIDIA's canonical NaN: every bit set except the sign (0x7FFFFFFF, 0x7FFF, 0x7F).
     pub const fn canonical_nan(self) -> u64 {
         (1 << self.sign_bit()) - 1
     }
@@ -114,10 +114,10 @@ impl Format {
     }
 }
 
-/// What the bits of a [`Format`] say.
+/// The value that the bits of a [`Format`] represent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Decoded {
-    /// Not a number; payloads do not survive on a GPU.
+    /// Not a number. A GPU does not keep NaN payloads.
     Nan,
     /// ±∞.
     Infinity {
@@ -140,13 +140,13 @@ pub struct Exact {
 }
 
 impl Exact {
-    /// From a signed integer significand.
+    /// A value from a signed integer significand.
     pub fn from_signed(significand: i128, exponent: i32) -> Self {
         Self { negative: significand < 0, magnitude: significand.unsigned_abs(), exponent }
     }
 
-    /// The nearest value of `format` in the sense of `rounding`; overflow follows IEEE 754 (§7.4): infinity, or
-    /// the largest finite number where the mode rounds inward.
+    /// Rounds to `format`. Overflow follows IEEE 754 (§7.4): it gives infinity, or the largest finite number
+    /// where the mode rounds toward zero.
     pub fn round_to(self, format: Format, rounding: Rounding) -> u64 {
         let sign = u64::from(self.negative) << format.sign_bit();
         if self.magnitude == 0 {
@@ -155,7 +155,7 @@ impl Exact {
         let top = 127 - self.magnitude.leading_zeros() as i32 + self.exponent;
         let exponent = top.max(format.min_exponent());
         let kept = round_shift(self, exponent - format.fraction_bits as i32, rounding);
-        // A carry out of the fraction moves into the exponent field by plain addition, also from subnormals.
+        // A carry out of the fraction moves into the exponent field by plain addition, also for subnormals.
         let field = (exponent - format.min_exponent()) as u64;
         let bits = (field << format.fraction_bits) + kept;
         if field > format.exponent_ones() || bits > format.max_finite() {
@@ -164,7 +164,7 @@ impl Exact {
         sign | bits
     }
 
-    /// Rounds to an integer; saturates at `u64::MAX` in magnitude.
+    /// Rounds to an integer. A magnitude beyond that of `i128::MAX` becomes `i128::MAX`.
     pub fn round_to_integer(self, rounding: Rounding) -> i128 {
         let magnitude = if self.exponent >= 0 {
             let room = self.magnitude.leading_zeros() as i32 - 2;
@@ -232,7 +232,7 @@ mod tests {
         let mut state = 1u64;
         for _ in 0..200_000 {
             state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
-            // Exponents around and beyond f32's range, both ends.
+            // Exponents around f32's range and beyond both of its ends.
             let exponent = 1023 - 160 + (state >> 33) % 320;
             let x = f64::from_bits(state << 63 | exponent << 52 | (state.rotate_left(17) & ((1 << 52) - 1)));
             assert_eq!(

@@ -1,28 +1,34 @@
 use super::Agent;
 
-/// mbarriers of a CTA that are told apart; more of them share these, and what is known of one is then known of both.
+/// mbarriers of a CTA that the race check distinguishes. With more mbarriers, several share an index, and
+/// what is known of one then counts as known of the others.
 const MBARRIERS: usize = 32;
 /// Warps of a warpgroup.
 const WARPGROUP: usize = 4;
 
-/// Who accesses memory in a cluster, in this order: its warps; the wgmma of each warpgroup, whose epochs are its groups; and,
-/// whose accesses no read slot is kept for, what the bulk copies of each warp read and what they write, whose epochs are
-/// their groups, what each warp knows to be ordered for the asynchronous proxy, and to be initialised of mbarriers; the
-/// mbarriers that copies complete on, whose epochs are their phases; and the grid before, all that it does being of one
-/// epoch.
+/// The actors that access memory in a cluster. Their indices are assigned in this order:
+/// - the warps;
+/// - the wgmma of each warpgroup, whose epochs are its groups;
+/// - the reads, then the writes, of each warp's bulk copies, whose epochs are their groups;
+/// - the fenced actor of each warp: what of the warp is known to be ordered for the asynchronous proxy;
+/// - for each warp, the mbarriers that are known to be initialised;
+/// - the mbarriers that copies complete on, whose epochs are their phases;
+/// - the previous grid (programmatic dependent launch), all of whose accesses have one epoch.
+///
+/// Only warps and wgmmas have a read slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Actors {
     /// CTAs of the cluster.
     pub ctas: usize,
     /// Warps of a CTA.
     pub warps: usize,
-    /// Whether there is any but warps.
+    /// Whether there are actors other than warps.
     pub asynchronous: bool,
-    /// Whether the grid before may still run.
+    /// Whether the previous grid may still run.
     pub overlapping: bool,
 }
 
-/// One of them, in words.
+/// The kind of an actor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Actor {
     Warp(usize),
@@ -42,18 +48,19 @@ impl Actors {
         if self.asynchronous { self.ctas * self.warps.div_ceil(WARPGROUP) } else { 0 }
     }
 
-    /// Those whose reads of shared memory are kept apart.
+    /// The number of actors that have a read slot in the shadow of shared memory.
     pub const fn slots(self) -> usize {
         self.threads() + self.warpgroups()
     }
 
-    /// All of a cluster.
+    /// The number of actors of a cluster.
     pub const fn total(self) -> usize {
         let more = if self.asynchronous { 4 * self.threads() + MBARRIERS * self.ctas } else { 0 };
         self.slots() + more + self.overlapping as usize
     }
 
-    /// The grid before, where it may still run. Its accesses are watched nowhere: it counts as accessing all global memory.
+    /// The previous grid, where it may still run. The emulator does not track its accesses: it counts as
+    /// accessing all global memory.
     pub const fn grid_before(self) -> Option<usize> {
         if self.overlapping { Some(self.total() - 1) } else { None }
     }
@@ -68,27 +75,29 @@ impl Actors {
         self.threads() + self.warpgroup(warp)
     }
 
-    /// The bulk copies of a warp, as they read.
+    /// The reads of a warp's bulk copies.
     pub const fn bulk_reads(self, warp: usize) -> usize {
         self.slots() + warp
     }
 
-    /// The same, as they write: that a group has read tells nothing of what earlier ones have written.
+    /// The writes of a warp's bulk copies. They are an actor of their own because the completed reads of a
+    /// group do not imply that the writes of earlier groups are complete.
     pub const fn bulk_writes(self, warp: usize) -> usize {
         self.slots() + self.threads() + warp
     }
 
-    /// From a warp to what is known to be ordered of it for the asynchronous proxy.
+    /// The offset from the index of a warp to the index of its fenced actor. The epochs of that actor say how
+    /// much of the warp is known to be ordered for the asynchronous proxy.
     pub const fn fenced(self) -> usize {
         self.slots() + 2 * self.threads()
     }
 
-    /// The mbarriers that a warp is known to have initialised.
+    /// The actor that stands for the mbarriers which a warp has initialised.
     pub const fn initialised(self, warp: usize) -> usize {
         self.slots() + 3 * self.threads() + warp
     }
 
-    /// First of [`Actors::initialised`], and their number.
+    /// The index range of all [`Actors::initialised`].
     pub const fn initialisations(self) -> std::ops::Range<usize> {
         let start = self.initialised(0);
         start..start + self.threads()
@@ -99,7 +108,7 @@ impl Actors {
         self.slots() + 4 * self.threads() + cta * MBARRIERS + n % MBARRIERS
     }
 
-    /// Which one it is of its cluster.
+    /// The kind of an agent and its index in its cluster.
     pub fn name(self, agent: Agent) -> Actor {
         let local = agent as usize % self.total();
         let (threads, slots) = (self.threads(), self.slots());
@@ -116,7 +125,7 @@ impl Actors {
         }
     }
 
-    /// The agent that stands for what is known to be ordered of this one for the asynchronous proxy, if it is a warp.
+    /// The fenced actor of an agent, if the agent is a warp and the kernel uses the asynchronous proxy.
     pub fn fenced_agent(self, agent: Agent) -> Option<Agent> {
         let local = agent as usize % self.total();
         (self.asynchronous && local < self.threads()).then(|| agent + self.fenced() as Agent)

@@ -2,16 +2,16 @@ use std::ops::Range;
 
 use super::Actors;
 
-/// A point in a warp's time. It advances whenever a lane of the warp releases; 0 is before everything.
+/// A point in the time of an actor. It advances whenever a lane of a warp releases. 0 is before everything.
 pub(crate) type Epoch = u32;
 
-/// The epoch of an asynchronous write that nobody has waited for: later than everything anyone can know.
+/// The epoch of an asynchronous access that no thread has waited for: later than everything a clock can know.
 pub(crate) const FLIGHT: Epoch = Epoch::MAX;
 
-/// A warp of the grid, or another of its [`Actors`]: cluster · actors of a cluster + actor.
+/// An actor of the grid: index of the cluster · actors of a cluster + index of the [actor](Actors).
 pub(crate) type Agent = u32;
 
-/// All accesses of some lanes of a warp up to an epoch.
+/// All accesses of some lanes of an agent up to an epoch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Part {
     agent: Agent,
@@ -19,29 +19,30 @@ struct Part {
     epoch: Epoch,
 }
 
-/// A set of accesses that happened before. Nearly always whole warps of one cluster synchronise, so that is what is stored
-/// densely; lanes of their own, and warps of other clusters, are listed.
+/// A set of accesses that happened before. Usually whole warps of one cluster synchronise. The clock
+/// therefore stores whole actors of the home cluster densely. It lists single lanes and actors of other
+/// clusters.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Clock {
-    /// For each actor of the home cluster: everything its 32 lanes did up to this epoch.
+    /// For each actor of the home cluster, the epoch up to which the accesses of all its 32 lanes are known.
     warps: Vec<Epoch>,
-    /// By agent, the latest epoch first. A lane is in one part of its agent at most.
+    /// Sorted by agent, the latest epoch first. A lane is in at most one part of its agent.
     parts: Vec<Part>,
 }
 
 impl Clock {
-    /// Knows of nothing, in a cluster of `warps` actors.
+    /// A clock that knows no accesses, in a cluster of `warps` actors.
     pub fn new(warps: usize) -> Clock {
         Clock { warps: vec![0; warps], parts: Vec::new() }
     }
 
-    /// Epoch up to which every lane of an actor of the home cluster is known.
+    /// The epoch up to which every lane of an actor of the home cluster is known.
     #[inline(always)]
     pub fn warp(&self, warp: usize) -> Epoch {
         self.warps.get(warp).copied().unwrap_or(0)
     }
 
-    /// Learns all that `lanes` of `agent` did up to `epoch`. `home` is the first agent of the home cluster.
+    /// Adds all accesses of `lanes` of `agent` up to `epoch`. `home` is the first agent of the home cluster.
     pub fn learn(&mut self, home: Agent, agent: Agent, lanes: u32, epoch: Epoch) {
         let local = agent.wrapping_sub(home) as usize;
         if self.warps.get(local).is_some_and(|known| *known >= epoch) {
@@ -75,7 +76,7 @@ impl Clock {
         }
     }
 
-    /// Learns all that a clock of the same home knows.
+    /// Adds all that a clock of the same home cluster knows.
     pub fn join(&mut self, home: Agent, other: &Clock) {
         for (mine, theirs) in self.warps.iter_mut().zip(&other.warps) {
             *mine = (*mine).max(*theirs);
@@ -83,7 +84,7 @@ impl Clock {
         self.join_parts(home, &other.parts);
     }
 
-    /// Learns all that a clock of another home knows.
+    /// Adds all that a clock of another home cluster knows.
     pub fn join_foreign(&mut self, home: Agent, other: &Clock, other_home: Agent) {
         if home == other_home && self.warps.len() == other.warps.len() {
             return self.join(home, other);
@@ -94,7 +95,7 @@ impl Clock {
         self.join_parts(home, &other.parts);
     }
 
-    /// Merges two sorted lists, agent by agent: clocks that know thousands of lanes mostly know the same.
+    /// Merges two sorted lists, agent by agent. Clocks that know thousands of lanes mostly share their parts.
     fn join_parts(&mut self, home: Agent, other: &[Part]) {
         if other.is_empty() || self.parts == other {
             return;
@@ -116,7 +117,7 @@ impl Clock {
         }
     }
 
-    /// Those of `lanes` of `agent` whose accesses at `epoch` are not known.
+    /// The lanes among `lanes` of `agent` whose accesses at `epoch` are not known.
     pub fn unknown(&self, home: Agent, agent: Agent, lanes: u32, epoch: Epoch) -> u32 {
         let local = agent.wrapping_sub(home) as usize;
         if self.warps.get(local).is_some_and(|known| epoch <= *known) {
@@ -126,7 +127,7 @@ impl Clock {
         parts.take_while(|p| epoch <= p.epoch).fold(lanes, |left, p| left & !p.lanes)
     }
 
-    /// All that is known is ordered for the asynchronous proxy, too.
+    /// Marks everything known as ordered for the asynchronous proxy too.
     pub fn fence(&mut self, home: Agent, actors: Actors) {
         let fenced = actors.fenced();
         for warp in 0..actors.threads() {
@@ -139,7 +140,7 @@ impl Clock {
         }
     }
 
-    /// Only what is known of these actors of each cluster.
+    /// Keeps only what is known of these actors of each cluster.
     pub fn keep(&mut self, actors: &Range<usize>, total: usize) {
         for (actor, epoch) in self.warps.iter_mut().enumerate() {
             if !actors.contains(&actor) {
@@ -149,13 +150,13 @@ impl Clock {
         self.parts.retain(|p| actors.contains(&(p.agent as usize % total)));
     }
 
-    /// Lanes and warps known apart: what copying and joining the clock costs.
+    /// The number of listed parts: the cost of copying and joining the clock.
     pub fn parts(&self) -> usize {
         self.parts.len()
     }
 }
 
-/// Where an agent's parts are.
+/// The index range of an agent's parts.
 fn range(parts: &[Part], agent: Agent) -> Range<usize> {
     let start = parts.partition_point(|p| p.agent < agent);
     start..start + parts[start..].partition_point(|p| p.agent == agent)
@@ -183,7 +184,7 @@ mod tests {
         assert_eq!(other.unknown(20, 20, 1, 1), 1);
     }
 
-    /// Against the definition: the latest epoch known of each lane.
+    /// Compares with the definition: the latest epoch known of each lane.
     #[test]
     fn joined_clocks_know_what_either_knew() {
         let mut rng = SmallRng::seed_from_u64(5);

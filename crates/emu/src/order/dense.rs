@@ -2,35 +2,35 @@ use super::records::Records;
 use super::shadow::{Access, Conflict, Record, Touch, Verdict, Write};
 use super::{Actors, Agent, Epoch, FLIGHT};
 
-/// Bytes of a block: what the accesses that matter for speed, cp.async and ldmatrix, move per lane.
+/// Bytes of a block: the bytes per lane of cp.async and ldmatrix, the accesses that matter for speed.
 const BLOCK: usize = 16;
 
-/// Cells of one size.
+/// The cells of one size.
 #[derive(Debug)]
 struct Level {
     slots: usize,
     writes: Vec<Write>,
-    /// One per slot for each cell: the last reads of each warp.
+    /// `slots` records for each cell: the last reads of each actor that has a slot.
     reads: Vec<Record>,
-    /// For each cell which of `records` are its own, counted from 1.
+    /// For each cell, the index of its entry in `records`, counted from 1; 0 when it has none.
     beside: Vec<u32>,
-    /// What neither fits a slot nor is implied by what is there: writes beside the last, reads of lanes of a warp that
-    /// synchronised apart, and of actors that have no slot.
+    /// Accesses that fit no slot and are not implied by other records: writes beside the last one, reads of
+    /// lanes that synchronised separately from their warp, and reads of actors without a slot.
     records: Vec<Records>,
-    /// Records looked through, for budgets.
+    /// Number of records searched, for the instruction budget.
     work: u64,
 }
 
-/// Shadow of a cluster's shared memory: the last write, and the last reads of each warp, of every 16-byte block; of every
-/// granule of it, once a narrower access has been there.
+/// Shadow of a cluster's shared memory: the last write and the last reads of each warp. It is kept for every
+/// block of 16 bytes, and for every granule of a block after a narrower access to the block.
 #[derive(Debug)]
 pub(crate) struct DenseShadow {
     /// log2 of the granule's bytes.
     shift: u32,
     blocks: Level,
-    /// Those of split blocks, in the order in which they were split.
+    /// The granules of split blocks, in the order of the splits.
     granules: Level,
-    /// For each block where its granules are, counted from 1.
+    /// For each block, the position of its granules, counted from 1; 0 when the block is not split.
     split: Vec<u32>,
 }
 
@@ -45,7 +45,7 @@ impl DenseShadow {
         }
     }
 
-    /// Bytes that it takes at most, all blocks being split.
+    /// The maximum size in bytes, reached when all blocks are split.
     pub fn most_bytes(bytes: usize, granule: u32, actors: Actors) -> u64 {
         let cell = size_of::<Write>() + size_of::<u32>() + actors.slots() * size_of::<Record>();
         let blocks = bytes.div_ceil(BLOCK);
@@ -53,7 +53,7 @@ impl DenseShadow {
         (blocks * (1 + granules)) as u64 * cell as u64
     }
 
-    /// What looking through records has cost, in warp instructions.
+    /// The cost of searching records, in warp instructions.
     pub fn toll(&self) -> u64 {
         (self.blocks.work + self.granules.work) / 16
     }
@@ -71,18 +71,19 @@ impl DenseShadow {
         verdict
     }
 
-    /// A read whose order after the last write is seen to elsewhere.
+    /// Records a read whose order after the last write is checked elsewhere.
     pub fn note_read(&mut self, offset: usize, bytes: usize, a: &Access) {
         self.each(offset, bytes, |level, cell, _| level.note_read(cell, a));
     }
 
-    /// `None` where everything is ordered; else the first conflict and the offset of its cell.
+    /// Records a write. Returns the first conflict and the offset of its cell, or `None` when every earlier
+    /// access is ordered.
     #[inline(always)]
     pub fn write(&mut self, offset: usize, bytes: usize, a: &Access) -> Option<(Conflict, usize)> {
         self.write_unless(offset, bytes, a, |_| false)
     }
 
-    /// A write that does not race with what is forgiven.
+    /// Like [`DenseShadow::write`], but ignores the conflicts that `forgiven` accepts.
     #[inline(always)]
     pub fn write_unless(
         &mut self,
@@ -100,7 +101,7 @@ impl DenseShadow {
         found
     }
 
-    /// The asynchronous write of a thread is complete as of `epoch`.
+    /// Marks the asynchronous write of a thread as complete at `epoch`.
     pub fn land(&mut self, offset: usize, bytes: usize, thread: (Agent, usize), epoch: Epoch, touch: Touch) {
         self.each(offset, bytes, |level, cell, _| {
             let write = &mut level.writes[cell];
@@ -113,14 +114,14 @@ impl DenseShadow {
         });
     }
 
-    /// Whether all of a range was written by somebody.
+    /// Whether every byte of a range was written by any thread.
     pub fn is_written(&mut self, offset: usize, bytes: usize) -> bool {
         let mut written = true;
         self.each(offset, bytes, |level, cell, _| written &= !level.writes[cell].is_never());
         written
     }
 
-    /// Does something in each cell of an aligned access, given its level, its index there and its offset.
+    /// Calls `act` for each cell of an aligned access, with the cell's level, its index there and its offset.
     #[inline(always)]
     fn each(&mut self, offset: usize, bytes: usize, mut act: impl FnMut(&mut Level, usize, usize)) {
         let per_block = BLOCK >> self.shift;
@@ -141,7 +142,7 @@ impl DenseShadow {
         }
     }
 
-    /// Gives each granule of a block what is known of the block.
+    /// Splits a block: each granule gets the state of the block.
     #[cold]
     fn split(&mut self, block: usize) {
         for _ in 0..BLOCK >> self.shift {
@@ -163,7 +164,7 @@ impl Level {
         }
     }
 
-    /// One more cell, of which the same is known as of another level's.
+    /// Appends a cell with the state of a cell of another level.
     fn copy_of(&mut self, other: &Level, cell: usize) {
         self.writes.push(other.writes[cell]);
         self.reads.extend_from_slice(&other.reads[cell * self.slots..][..self.slots]);
@@ -244,7 +245,8 @@ mod tests {
     use super::super::{Strength, WarpView};
     use super::*;
 
-    /// Two lanes read a word in turns, each behind a fence of its own, and a strong store of another warp comes in between.
+    /// Two lanes read a word in turns, each after a fence of its own. A strong store of another warp comes
+    /// between the reads.
     #[test]
     fn few_records_stand_for_many_reads() {
         let actors = Actors { ctas: 1, warps: 2, asynchronous: false, overlapping: false };

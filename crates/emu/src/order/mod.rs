@@ -1,5 +1,6 @@
-//! Happens-before: who knows of whose accesses ([`Clock`], [`WarpView`]), and the last accesses of every place
-//! ([`DenseShadow`], [`PagedShadow`]), after FastTrack (Flanagan & Freund, PLDI 2009) with a thread per lane.
+//! Happens-before. [`Clock`] and [`WarpView`] hold which accesses a warp knows to have happened before.
+//! [`DenseShadow`] and [`PagedShadow`] hold the last accesses of every memory location. The method follows
+//! FastTrack (Flanagan & Freund, PLDI 2009), with one thread per lane.
 
 mod actors;
 mod clock;

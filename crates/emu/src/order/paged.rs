@@ -13,14 +13,14 @@ struct Cell {
 
 const PAGE: u64 = 256;
 
-/// Shadow of global memory, by pages of granules as they are touched.
+/// Shadow of global memory, in pages of granules that are allocated at the first access.
 #[derive(Debug, Default)]
 pub(crate) struct PagedShadow {
     shift: u32,
     pages: HashMap<u64, Vec<Cell>>,
-    /// Records kept beyond the first of each granule.
+    /// Number of records beyond the first of each granule.
     records: u64,
-    /// Records looked through, for budgets.
+    /// Number of records searched, for the instruction budget.
     work: u64,
 }
 
@@ -29,17 +29,17 @@ impl PagedShadow {
         PagedShadow { shift: granule.trailing_zeros(), ..PagedShadow::default() }
     }
 
-    /// What looking through records has cost, in warp instructions.
+    /// The cost of searching records, in warp instructions.
     pub fn toll(&self) -> u64 {
         self.work / 16
     }
 
-    /// Bytes of the records that are kept.
+    /// Size in bytes of the records.
     pub fn bytes(&self) -> u64 {
         self.records * size_of::<(Agent, Record)>() as u64
     }
 
-    /// Does something in each granule of an access.
+    /// Calls `act` for each granule of an access.
     fn each(&mut self, address: u64, bytes: u64, mut act: impl FnMut(&mut Cell)) {
         let first = address >> self.shift;
         let last = (address + bytes - 1) >> self.shift;
@@ -62,7 +62,7 @@ impl PagedShadow {
             } else if cell.write.beside_matters(a) {
                 found = found.or_else(|| cell.records.race_with_read(a));
             }
-            // Looking for what can go whenever the list has doubled costs no more than the reads themselves.
+            // Pruning only when the list has doubled costs no more than the reads themselves.
             if cell.records.len().is_power_of_two() {
                 cell.records.prune(a);
             }
@@ -75,7 +75,7 @@ impl PagedShadow {
         self.write_unless(address, bytes, a, |_| false)
     }
 
-    /// A write that does not race with what is forgiven.
+    /// Records a write, ignoring the conflicts that `forgiven` accepts.
     pub fn write_unless(
         &mut self,
         address: u64,
@@ -91,7 +91,7 @@ impl PagedShadow {
         found
     }
 
-    /// The asynchronous read of a thread is complete as of `epoch`.
+    /// Marks the asynchronous read of a thread as complete at `epoch`.
     pub fn land(&mut self, address: u64, bytes: u64, thread: (Agent, usize), epoch: Epoch, touch: Touch) {
         self.each(address, bytes, |cell| cell.records.land(thread, epoch, touch));
     }

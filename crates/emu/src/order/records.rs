@@ -3,8 +3,8 @@ use smallvec::SmallVec;
 use super::shadow::{Access, Conflict, Record, Strength, Touch, Write};
 use super::{Agent, Epoch, FLIGHT};
 
-/// What stands beside the last write of one place: records by agent, in the order of agents. A new record takes its lanes
-/// from the older ones of its agent that it stands for, so that there are few of each.
+/// The records beside the last write of one memory location, sorted by agent. A new record replaces the lanes
+/// of older records of its agent that it implies. This keeps the list short.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Records(SmallVec<[(Agent, Record); 1]>);
 
@@ -13,7 +13,7 @@ impl Records {
         self.0.len()
     }
 
-    /// Those beyond the one that there is room for.
+    /// The number of records beyond the inline one.
     pub fn spilled(&self) -> i64 {
         self.len().saturating_sub(1) as i64
     }
@@ -24,7 +24,8 @@ impl Records {
         start..start + own
     }
 
-    /// Adds a later record of an agent, whose epochs up to `known` happened before it.
+    /// Adds a record that is later than the present ones. The epochs up to `known` of its agent happened
+    /// before it.
     pub fn note(&mut self, agent: Agent, new: Record, known: Epoch) {
         let own = self.of(agent);
         let mut place = None;
@@ -52,7 +53,7 @@ impl Records {
         }
     }
 
-    /// What a thread had in flight is complete as of `epoch`.
+    /// Marks an access of a thread in flight as complete at `epoch`.
     pub fn land(&mut self, (agent, lane): (Agent, usize), epoch: Epoch, touch: Touch) {
         let own = self.of(agent);
         let lanes = 1 << lane;
@@ -65,12 +66,12 @@ impl Records {
         }
     }
 
-    /// The first that a read races with.
+    /// The first record that a read races with.
     pub fn race_with_read(&self, a: &Access) -> Option<Conflict> {
         self.0.iter().filter(|(_, r)| r.wrote).find_map(|(agent, r)| r.conflict(*agent, a))
     }
 
-    /// Forgets what everyone who reads now already knows of: `a`, a read, stands for it.
+    /// Drops the records that the read `a` implies, because its lane already knows them.
     pub fn prune(&mut self, a: &Access) {
         let lane = a.lanes.trailing_zeros() as usize;
         self.0.retain(|(owner, r)| {
@@ -81,8 +82,8 @@ impl Records {
         });
     }
 
-    /// A write, after `last` and what stands beside that. Returns the first conflict that is not forgiven; what is forgiven
-    /// stays beside it.
+    /// Applies a write after `last` and the records beside it. Returns the first conflict that is not
+    /// forgiven. Forgiven accesses are kept as records.
     pub fn write(
         &mut self,
         last: &mut Write,

@@ -1,14 +1,16 @@
-//! Accesses as they are remembered, and which of them race. What is remembered is kept per granule of memory: the narrowest
-//! access of the kernel to that space. Since accesses are aligned to their width, each covers whole granules.
+//! The records of accesses, and the rules by which accesses race. Records are kept per granule of memory. A
+//! granule is as wide as the narrowest access of the kernel to that space. Since accesses are aligned to
+//! their width, each covers whole granules.
 //!
-//! Of each granule that is the last weak write, and records beside it. A weak access races with all that is not ordered with
-//! it, so that whoever is ordered after a weak write is ordered after what was there before, which is forgotten. A strong
-//! write, or one of a reduction, only stands beside what it does not race with: it orders none of that for others.
+//! Each granule has its last weak write and further records beside it. A weak access races with every access
+//! that is not ordered with it. An access that is ordered after a weak write is therefore ordered after
+//! everything before that write, and the older records are dropped. A strong write or a reduction does not
+//! order the accesses that it does not race with. It is therefore added beside them.
 
 use super::{Agent, Epoch, FLIGHT, WarpView};
 
-/// How far an access is strong: two strong accesses whose scopes include each other do not race (PTX ISA, "Morally
-/// Strong Operations").
+/// The widest scope at which an access is strong. Two strong accesses whose scopes include each other do not
+/// race (PTX ISA, "Morally Strong Operations").
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Strength {
     Weak,
@@ -17,38 +19,41 @@ pub(crate) enum Strength {
     Gpu,
 }
 
-/// What kind of access made a record.
+/// The kind of an access.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Touch {
     Plain,
     Atomic,
     /// The read and the write of a cp.async.
     Copy,
-    /// The same, complete with the phase of an mbarrier: its own thread must have seen that, too.
+    /// The read and the write of a cp.async that completes with the phase of an mbarrier. Its own thread must
+    /// have observed that phase, too.
     CopyArrive,
-    /// What a wgmma reads.
+    /// The reads of a wgmma.
     Wgmma,
     /// The read and the write of a bulk copy, and the write of `st.async`.
     Bulk,
-    /// The same, combined with what is there: such writes do not race with each other.
+    /// The read and the write of a bulk reduction. Such writes do not race with each other.
     Reduce,
-    /// The initialisation and the use of an mbarrier object. Until its end nothing else may touch its memory.
+    /// The initialisation and the use of an mbarrier object. Until the object is invalidated, no other access
+    /// may touch its memory.
     Mbarrier,
-    /// The end of an mbarrier object, whose memory is free again.
+    /// The invalidation of an mbarrier object, which frees its memory.
     MbarrierEnd,
 }
 
-/// One access, by the lanes of one instruction that take part in it.
+/// One access by the participating lanes of one instruction.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Access<'a> {
     pub view: &'a WarpView,
-    /// Who accesses: the index of the warp in its cluster, or of another of its actors.
+    /// The index of the accessing actor in its cluster.
     pub actor: usize,
-    /// When: later than all that anyone can know, for what is in flight.
+    /// The time of the access; [`FLIGHT`] while an asynchronous access is in flight.
     pub epoch: Epoch,
-    /// Whether it is made by the asynchronous proxy, which sees only those generic writes that a proxy fence ordered.
+    /// Whether the asynchronous proxy makes the access. That proxy sees only the generic writes that a proxy
+    /// fence ordered.
     pub proxy: bool,
-    /// The threads that access: one, or all that get a part of what ldmatrix reads.
+    /// The threads that access: one thread, or for ldmatrix all threads that receive a part of the data.
     pub lanes: u32,
     pub pc: u32,
     pub strength: Strength,
@@ -64,7 +69,7 @@ pub(super) struct Write {
     pub(super) lane: u8,
     pub(super) strength: Strength,
     pub(super) touch: Touch,
-    /// The strength of the weakest write among the records beside it.
+    /// The lowest strength among the writes beside this one; `None` when there are none.
     pub(super) beside: Option<Strength>,
 }
 
@@ -73,7 +78,7 @@ impl Access<'_> {
         self.view.home() + self.actor as Agent
     }
 
-    /// Whether, as a write, it leaves what it does not race with to stand beside it.
+    /// Whether the access, as a write, leaves the accesses that it does not race with in place beside it.
     #[inline(always)]
     pub(super) fn stands_beside(&self) -> bool {
         self.strength > Strength::Weak || self.touch == Touch::Reduce
@@ -103,7 +108,7 @@ impl Write {
         }
     }
 
-    /// Of this write with an access that is not ordered after it.
+    /// The conflict of this write with an access that is not ordered after it.
     pub(super) fn conflict(&self, a: &Access) -> Conflict {
         let generic = Access { proxy: false, ..*a };
         Conflict {
@@ -118,7 +123,8 @@ impl Write {
         }
     }
 
-    /// Where the asynchronous proxy looks for it, from the index of a warp.
+    /// The index of the actor in whose epoch `a` must know this write. For an access of the asynchronous
+    /// proxy to a warp's write, that is the fenced actor.
     #[inline(always)]
     fn actor(&self, a: &Access) -> usize {
         let local = self.agent.wrapping_sub(a.view.home()) as usize;
@@ -126,7 +132,7 @@ impl Write {
         if a.proxy && local < actors.threads() { local + actors.fenced() } else { local }
     }
 
-    /// Whether it happened before an access, or does not race with it.
+    /// Whether the write happened before the access, or does not race with it.
     #[inline(always)]
     pub(super) fn ordered(&self, a: &Access) -> bool {
         self.epoch <= a.view.known_to_all(self.actor(a)) && self.touch != Touch::Mbarrier
@@ -137,19 +143,19 @@ impl Write {
         self.epoch == 0 && self.beside.is_none()
     }
 
-    /// Whether a read may race with writes beside this one.
+    /// Whether a read may race with the writes beside this one.
     #[inline(always)]
     pub(super) fn beside_matters(&self, a: &Access) -> bool {
         self.beside.is_some_and(|weakest| a.proxy || weakest.min(a.strength) < Strength::Gpu)
     }
 
-    /// Notes a write that it does not order, whether this is the last one or stays so.
+    /// Notes that a write of this strength stands beside this one.
     pub(super) fn add_beside(&mut self, strength: Strength) {
         self.beside = Some(self.beside.map_or(strength, |weakest| weakest.min(strength)));
     }
 }
 
-/// Accesses by lanes of one actor in one epoch: reads, or writes that stand beside the last one.
+/// Accesses by lanes of one actor in one epoch: reads, or writes beside the last one.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Record {
     pub(super) epoch: Epoch,
@@ -192,8 +198,8 @@ impl Record {
         }
     }
 
-    /// Takes in a later record of the same actor, whose epochs up to `known` happened before it. `false` when both are
-    /// needed.
+    /// Merges a later record of the same actor, whose epochs up to `known` happened before it. Returns
+    /// `false` when both records must be kept.
     #[inline(always)]
     pub(super) fn absorb(&mut self, new: &Record, known: Epoch) -> bool {
         if self.is_with(new) {
@@ -208,14 +214,14 @@ impl Record {
         absorbed
     }
 
-    /// Whether both are one but for the lanes.
+    /// Whether two records differ in their lanes alone.
     #[inline(always)]
     pub(super) fn is_with(&self, new: &Record) -> bool {
         (self.epoch, self.touch, self.strength, self.wrote) == (new.epoch, new.touch, new.strength, new.wrote)
     }
 
-    /// The lanes of it that a later record of the same actor does not stand for: that one must not be forgiven more, and
-    /// come after it.
+    /// The lanes of this record that a later record of the same actor does not imply. A record is implied by
+    /// a later one that comes after it and is exempt from no more conflicts.
     #[inline(always)]
     pub(super) fn lanes_beside(&self, new: &Record, known: Epoch) -> u32 {
         if self.strength < new.strength || self.wrote && !new.wrote {
@@ -229,7 +235,8 @@ impl Record {
         }
     }
 
-    /// How it races with a present access: as a write with all, as a read with a write.
+    /// The conflict of this record with the present access. A recorded write conflicts with every access, a
+    /// recorded read with a write.
     pub(super) fn conflict(&self, agent: Agent, a: &Access) -> Option<Conflict> {
         if self.wrote {
             if !a.proxy && self.epoch != FLIGHT && exempt(self.strength, a.strength, a.view.reach(agent)) {
@@ -253,25 +260,25 @@ pub(crate) struct Conflict {
     pub touch: Touch,
     pub in_flight: bool,
     pub epoch: Epoch,
-    /// Ordered, but not for the asynchronous proxy.
+    /// The accesses are ordered, but not for the asynchronous proxy.
     pub unfenced: bool,
 }
 
-/// What became of an access.
+/// The result of checking an access.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Verdict {
     Fine,
-    /// A read of what was never written.
+    /// A read of memory that was never written.
     Uninitialised,
     Conflict(Conflict),
 }
 
-/// Whether two accesses are strong enough to see each other.
+/// Whether two accesses are morally strong: both scopes include the other thread.
 fn exempt(a: Strength, b: Strength, reach: Strength) -> bool {
     a.min(b) >= reach
 }
 
-/// Whether the write happened before what each lane of the access does, or does not race with it.
+/// Whether the write happened before the access of every lane, or does not race with the access.
 #[inline(always)]
 pub(super) fn write_ordered(w: &Write, a: &Access) -> bool {
     if w.epoch == 0 || w.touch == Touch::Reduce && a.touch == Touch::Reduce {
@@ -309,7 +316,7 @@ fn each_lane(mut lanes: u32) -> impl Iterator<Item = usize> {
     })
 }
 
-/// The lanes of a read that a present write is not ordered after.
+/// The lanes whose recorded read did not happen before the present write.
 fn read_unordered(r: &Record, agent: Agent, a: &Access) -> u32 {
     if r.epoch == 0 || exempt(r.strength, a.strength, a.view.reach(agent)) {
         return 0;

@@ -1,35 +1,36 @@
 use super::{Actors, Agent, Clock, Epoch, FLIGHT, Strength};
 
-/// What the lanes of one warp know.
+/// What the lanes of one warp know to have happened before.
 #[derive(Clone, Debug)]
 pub(crate) struct WarpView {
     /// First warp of the cluster.
     home: Agent,
-    /// Index in the cluster.
+    /// Index of the warp in its cluster.
     warp: usize,
     actors: Actors,
     /// Lanes that exist.
     present: u32,
-    /// Time of accesses made now.
+    /// The epoch of accesses made now.
     now: Epoch,
     /// What every lane knows.
     base: Clock,
     /// What some lanes know beyond that.
     groups: Vec<(u32, Clock)>,
-    /// What lanes showed of what they did themselves.
+    /// Accesses that lanes made themselves and have ordered for another proxy.
     shown: Vec<Shown>,
 }
 
-/// All that some lanes did up to an epoch, each for itself, is ordered for another proxy, too.
+/// Accesses of some lanes up to an epoch that are ordered for another proxy. Each lane knows this of its own
+/// accesses alone.
 #[derive(Clone, Copy, Debug)]
 struct Shown {
-    /// Who stands for it.
+    /// The agent that stands for these accesses in the other proxy.
     agent: Agent,
     lanes: u32,
     epoch: Epoch,
 }
 
-/// What lanes of a warp knew and had done at some time: each has that to release, and no more.
+/// What lanes of a warp knew and had done at some time. Each lane releases its part of that later.
 #[derive(Clone, Debug)]
 pub(crate) struct Moment(WarpView);
 
@@ -39,7 +40,7 @@ impl Moment {
         self.0.known_to(lanes)
     }
 
-    /// Lanes and warps known apart: what copying it costs.
+    /// The number of listed parts: the cost of copying the moment.
     pub fn parts(&self) -> usize {
         self.0.groups.iter().fold(self.0.base.parts(), |sum, (_, clock)| sum + clock.parts())
     }
@@ -63,7 +64,7 @@ impl WarpView {
         self.actors
     }
 
-    /// How strong an access must be for an agent of that number to see it.
+    /// The scope that an access must have to include an agent.
     pub fn reach(&self, agent: Agent) -> Strength {
         let (total, threads) = (self.actors.total() as Agent, self.actors.threads() as Agent);
         let local = agent.wrapping_sub(self.home);
@@ -82,13 +83,15 @@ impl WarpView {
         self.home + self.warp as Agent
     }
 
-    /// Epoch up to which every lane of this warp knows every lane of another actor of the cluster; 0 for other clusters.
+    /// The epoch up to which every lane of this warp knows every lane of another actor of the cluster; 0 for
+    /// other clusters.
     #[inline(always)]
     pub fn known_to_all(&self, warp: usize) -> Epoch {
         self.base.warp(warp)
     }
 
-    /// Whether the accesses of `lanes` of a warp of this cluster at `epoch` happened before what `lane` does now.
+    /// Whether the accesses of `lanes` of a warp of this cluster at `epoch` happened before what `lane` does
+    /// now.
     #[inline(always)]
     pub fn knows(&self, lane: usize, warp: usize, lanes: u32, epoch: Epoch) -> bool {
         epoch <= self.base.warp(warp)
@@ -96,7 +99,8 @@ impl WarpView {
             || self.knows_agent(lane, self.home + warp as Agent, lanes, epoch)
     }
 
-    /// The same for any warp of the grid.
+    /// Whether the accesses of `lanes` of any agent of the grid at `epoch` happened before what `lane` does
+    /// now.
     pub fn knows_agent(&self, lane: usize, agent: Agent, lanes: u32, epoch: Epoch) -> bool {
         if epoch == FLIGHT {
             return false;
@@ -105,7 +109,8 @@ impl WarpView {
         self.was_told(lane, agent, lanes & !own, epoch)
     }
 
-    /// Whether `lane` knows it from a synchronisation, rather than because it did it itself; or has shown it itself.
+    /// Whether `lane` knows the accesses from a synchronisation, or has ordered its own with
+    /// [`WarpView::show`]. That `lane` made the accesses itself is not enough.
     pub fn was_told(&self, lane: usize, agent: Agent, lanes: u32, epoch: Epoch) -> bool {
         let own = |s: &Shown| s.agent == agent && s.lanes >> lane & 1 == 1 && epoch <= s.epoch;
         let lanes = if self.shown.iter().any(own) { lanes & !(1 << lane) } else { lanes };
@@ -118,7 +123,7 @@ impl WarpView {
         left == 0
     }
 
-    /// What `lanes` know and did so far.
+    /// What `lanes` know and have done so far.
     fn known_to(&self, lanes: u32) -> Clock {
         let mut clock = self.base.clone();
         for (members, known) in &self.groups {
@@ -134,14 +139,14 @@ impl WarpView {
         clock
     }
 
-    /// What `lanes` know and did so far, and a new epoch begins.
+    /// What `lanes` know and have done so far. A new epoch begins.
     pub fn release(&mut self, lanes: u32) -> Clock {
         let clock = self.known_to(lanes);
         self.now += 1;
         clock
     }
 
-    /// The same, of which lanes will release their part.
+    /// The present state, for a later release of the part of each of `lanes`. A new epoch begins.
     pub fn moment(&mut self, lanes: u32) -> Moment {
         let groups = self.groups.iter().filter(|(members, _)| members & lanes != 0).cloned().collect();
         let then = WarpView { base: self.base.clone(), groups, shown: self.shown.clone(), ..*self };
@@ -149,12 +154,12 @@ impl WarpView {
         Moment(then)
     }
 
-    /// A moment at which every lane knew a clock, and had done nothing.
+    /// A moment at which every lane knew a clock and had made no accesses.
     pub fn carried(&self, clock: &Clock) -> Moment {
         Moment(WarpView { now: 0, base: clock.clone(), groups: Vec::new(), shown: Vec::new(), ..*self })
     }
 
-    /// From now on `lanes` know what `clock` knows. `live` are the lanes that still run.
+    /// Adds what `clock` knows to the knowledge of `lanes`. `live` are the lanes that still run.
     pub fn acquire(&mut self, lanes: u32, live: u32, clock: &Clock) {
         if lanes & live == live {
             self.base.join(self.home, clock);
@@ -166,7 +171,7 @@ impl WarpView {
         }
     }
 
-    /// `lanes` learn what an actor of the cluster did up to `epoch`.
+    /// Adds the accesses of an actor of the cluster up to `epoch` to the knowledge of `lanes`.
     pub fn learn(&mut self, lanes: u32, live: u32, (actor, of): (usize, u32), epoch: Epoch) {
         let agent = self.home + actor as Agent;
         if lanes & live == live {
@@ -177,22 +182,22 @@ impl WarpView {
         self.acquire(lanes, live, &clock);
     }
 
-    /// `lanes` have waited for the grid before.
+    /// Notes that `lanes` have waited for the previous grid.
     pub fn wait_for_grid(&mut self, lanes: u32, live: u32) {
         if let Some(grid) = self.actors.grid_before() {
             self.learn(lanes, live, (grid, !0), 1);
         }
     }
 
-    /// Whether the grid before has ended for `lane`: it waited, or learned from a thread that did.
+    /// Whether the previous grid has ended for `lane`: it waited, or synchronised with a thread that did.
     #[inline(always)]
     pub fn is_behind_grid(&self, lane: usize) -> bool {
         let Some(grid) = self.actors.grid_before() else { return true };
         self.base.warp(grid) > 0 || self.was_told(lane, self.home + grid as Agent, 1, 1)
     }
 
-    /// A proxy fence by `lanes`: all that each of them knows and did is ordered for the asynchronous proxy. It tells none of
-    /// them what the others did.
+    /// A proxy fence by `lanes`: all that each of them knows and did is ordered for the asynchronous proxy.
+    /// No lane learns the accesses of other lanes.
     pub fn fence_proxy(&mut self, lanes: u32, live: u32) {
         let known = self.groups.iter().filter(|(members, _)| members & lanes != 0);
         let known = known.map(|(members, clock)| (members & lanes, clock.clone()));
@@ -204,7 +209,7 @@ impl WarpView {
         self.show(lanes, self.warp + self.actors.fenced());
     }
 
-    /// What each of `lanes` did so far is known as what `actor` did, and a new epoch begins.
+    /// Records the accesses of each of `lanes` so far as accesses of `actor`. A new epoch begins.
     pub fn show(&mut self, lanes: u32, actor: usize) {
         let agent = self.home + actor as Agent;
         self.shown.iter_mut().filter(|s| s.agent == agent).for_each(|s| s.lanes &= !lanes);
@@ -213,7 +218,7 @@ impl WarpView {
         self.now += 1;
     }
 
-    /// All live lanes meet: what one knows, all know.
+    /// Synchronises lanes: afterwards each knows what all of them know.
     pub fn meet(&mut self, lanes: u32, live: u32) {
         let clock = self.release(lanes);
         self.acquire(lanes, live, &clock);
@@ -222,7 +227,7 @@ impl WarpView {
         }
     }
 
-    /// Forgets separate knowledge after a synchronisation that all live lanes took part in.
+    /// Drops the separate knowledge of lanes after a synchronisation that all live lanes took part in.
     pub fn merged(&mut self) {
         self.groups.clear();
     }

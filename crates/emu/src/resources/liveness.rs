@@ -3,16 +3,18 @@ use ptx::{Body, Instruction, Label, Module, Op, Operand, Statement, Type};
 use super::{Resources, Source, static_shared};
 use crate::model::dataflow::{reads, writes};
 
-/// Registers that every kernel has beside its values: the stack pointer, and temporaries of expanded instructions.
+/// Registers that every kernel has besides its values: the stack pointer, and temporaries of expanded
+/// instructions.
 const OVERHEAD: u32 = 6;
 /// Registers of an SM, on every architecture since sm_50.
 const REGISTER_FILE: u64 = 65536;
-/// The most a thread can have.
+/// The most registers of a thread.
 const MOST: u32 = 255;
 
-/// Estimates registers and spills from the PTX: the most 32-bit words that live at one point, by backward dataflow over
-/// the control-flow graph, plus a small overhead. What ptxas folds away still counts, what it hoists does not, so it is
-/// good to about a fifth. `None` when the module has no such entry.
+/// Estimates registers and spills from the PTX: the most 32-bit words that are live at one point, by backward
+/// dataflow over the control-flow graph, plus a small overhead. Values that ptxas folds away are counted, and
+/// values that it hoists are not. The estimate is accurate to about a fifth. `None` when the module has no
+/// such entry.
 pub fn estimate(module: &Module, entry: &str) -> Option<Resources> {
     let function = module.function(entry)?;
     let body = function.body.as_ref()?;
@@ -39,7 +41,8 @@ pub fn estimate(module: &Module, entry: &str) -> Option<Resources> {
 }
 
 fn words(ty: Type) -> u32 {
-    // Predicates have registers of their own; halves share a word about half of the time, which is not counted on.
+    // Predicates have registers of their own. Halves share a word in about half of the cases; that is not
+    // counted.
     if ty == Type::Pred { 0 } else { ty.bits().div_ceil(32) }
 }
 
@@ -82,7 +85,7 @@ struct Block<'a> {
     next: Vec<usize>,
 }
 
-/// The most words that live at one point.
+/// The most words that are live at one point.
 fn peak(body: &Body) -> u32 {
     let blocks = blocks(body);
     let weight: Vec<u32> = body.registers.iter().map(|r| words(r.ty)).collect();
@@ -117,7 +120,7 @@ fn peak(body: &Body) -> u32 {
     most
 }
 
-/// Takes liveness from after an instruction to before it; `now` follows the words.
+/// Updates liveness from after an instruction to before it. `now` is the number of live words.
 fn step(inst: &Instruction, live: &mut Set, now: &mut u32, weight: &[u32]) {
     if inst.guard.is_none() {
         for r in writes(inst) {

@@ -1,7 +1,8 @@
-//! What a kernel takes of an SM: registers, spills, stack, shared memory, and so how many CTAs fit.
+//! The resources that a kernel uses on an SM: registers, spills, stack and shared memory, and the resulting
+//! occupancy.
 //!
-//! ptxas says it exactly where it can be found; otherwise the registers are estimated from the PTX (see
-//! [`estimate`]), and [`Resources::source`] says so.
+//! ptxas gives exact figures where it is installed. Otherwise the registers are estimated from the PTX (see
+//! [`estimate`]). [`Resources::source`] says which.
 
 mod liveness;
 mod occupancy;
@@ -14,34 +15,34 @@ pub use ptxas::{Ptxas, PtxasError};
 use ptx::{Module, Space};
 use serde::Serialize;
 
-/// Where the figures come from.
+/// The origin of the figures.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Source {
-    /// From ptxas, of that version.
+    /// From ptxas with this version.
     Ptxas(String),
     /// From a liveness analysis of the PTX.
     Estimate,
 }
 
-/// What one kernel takes.
+/// The resources of one kernel.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Resources {
     /// 32-bit registers per thread.
     pub registers: u32,
-    /// Bytes stored to spill slots, over the code (not over the execution).
+    /// Bytes that the code stores to spill slots, counted once per instruction and not per execution.
     pub spill_stores: u32,
-    /// Bytes loaded from them.
+    /// Bytes that the code loads from spill slots.
     pub spill_loads: u32,
     /// Local memory per thread, bytes.
     pub stack: u32,
     /// Static shared memory per CTA, bytes.
     pub shared: u32,
-    /// Where the figures come from.
+    /// The origin of the figures.
     pub source: Source,
 }
 
-/// Static shared memory of a kernel: its own variables and the module's, aligned as they ask.
+/// Static shared memory of a kernel: its own variables and those of the module, aligned as declared.
 pub fn static_shared(module: &Module, entry: &str) -> u32 {
     let own = module.function(entry).and_then(|f| f.body.as_ref()).map(|b| b.variables.as_slice());
     let shared = module.variables().chain(own.unwrap_or_default()).filter(|v| v.space == Space::Shared);

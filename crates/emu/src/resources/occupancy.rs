@@ -3,7 +3,7 @@ use thiserror::Error;
 
 use crate::model::Gpu;
 
-/// What keeps another CTA from fitting.
+/// The resource that limits the number of CTAs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Limiter {
@@ -17,43 +17,44 @@ pub enum Limiter {
     Ctas,
 }
 
-/// How many CTAs an SM holds at a time.
+/// The number of CTAs that an SM holds at a time.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Occupancy {
     /// CTAs.
     pub ctas: u32,
-    /// Their warps.
+    /// Warps of these CTAs.
     pub warps: u32,
-    /// Of the warps that the SM could hold.
+    /// Fraction of the warps that the SM can hold.
     pub fraction: f64,
-    /// What limits it.
+    /// The resource that limits the number of CTAs.
     pub limiter: Limiter,
-    /// Registers per thread as they are handed out.
+    /// Allocated registers per thread.
     pub registers: u32,
-    /// Shared memory per CTA as it is handed out, bytes.
+    /// Allocated shared memory per CTA, in bytes.
     pub shared: u32,
 }
 
-/// Why a CTA does not fit at all.
+/// Why not even one CTA fits.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub enum OccupancyError {
     #[error("a CTA of {threads} threads: 1 to {limit} are accepted")]
     Threads { threads: u64, limit: u32 },
-    #[error("{registers} registers a thread for {threads} threads: the SM has {limit} registers")]
+    #[error("{registers} registers per thread for {threads} threads: the SM has {limit} registers")]
     Registers { registers: u32, threads: u32, limit: u32 },
-    #[error("{bytes} bytes of shared memory a CTA: the machine gives at most {limit}")]
+    #[error("{bytes} bytes of shared memory per CTA: the machine has at most {limit}")]
     Shared { bytes: u32, limit: u32 },
 }
 
-/// Registers are handed out to a warp in units of 256 (CUDA occupancy calculator, sm_80 to sm_90).
+/// Registers are allocated to a warp in units of 256 (CUDA occupancy calculator, sm_80 to sm_90).
 const REGISTER_UNIT: u32 = 256;
-/// Shared memory is handed out in units of 128 bytes (sm_80 and later).
+/// Shared memory is allocated in units of 128 bytes (sm_80 and later).
 const SHARED_UNIT: u32 = 128;
 
-/// How many CTAs of `threads` threads fit on an SM, each with `registers` per thread and `shared` bytes.
+/// The number of CTAs of `threads` threads that fit on an SM, each with `registers` per thread and `shared`
+/// bytes.
 ///
 /// # Errors
-/// When not even one fits.
+/// Not even one CTA fits.
 pub fn occupancy(gpu: &Gpu, threads: u64, registers: u32, shared: u32) -> Result<Occupancy, OccupancyError> {
     let limits = &gpu.limits;
     let count = u32::try_from(threads).ok().filter(|t| (1..=limits.threads_per_cta).contains(t));
@@ -65,7 +66,7 @@ pub fn occupancy(gpu: &Gpu, threads: u64, registers: u32, shared: u32) -> Result
     }
     let warps = count.div_ceil(32);
     let warp_registers = (registers.max(1) * 32).next_multiple_of(REGISTER_UNIT);
-    // Each sub-partition has its own file, and the warps of a CTA are spread over them.
+    // Each sub-partition has its own register file, and the warps of a CTA are distributed over them.
     let by_file = limits.registers / gpu.schedulers / warp_registers;
     let held = (shared + gpu.memory.shared_reserved).next_multiple_of(SHARED_UNIT);
     let candidates = [

@@ -7,7 +7,7 @@ use thiserror::Error;
 
 use super::{Resources, Source};
 
-/// NVIDIA's assembler, run as a program.
+/// NVIDIA's PTX assembler, run as a program.
 #[derive(Clone, Debug)]
 pub struct Ptxas {
     path: PathBuf,
@@ -23,15 +23,15 @@ pub enum PtxasError {
     NotUsable { path: PathBuf, reason: String },
     #[error("ptxas cannot assemble for {arch}:\n{message}")]
     Rejected { arch: String, message: String },
-    #[error("ptxas says nothing of an entry `{0}`")]
+    #[error("the output of ptxas has no entry `{0}`")]
     NoSuchEntry(String),
 }
 
 impl Ptxas {
-    /// The program at `path`.
+    /// The ptxas at `path`.
     ///
     /// # Errors
-    /// When it does not run or is not ptxas.
+    /// The program does not run or is not ptxas.
     pub fn at(path: &Path) -> Result<Ptxas, PtxasError> {
         let unusable = |reason: String| PtxasError::NotUsable { path: path.to_owned(), reason };
         let output = Command::new(path).arg("--version").output().map_err(|e| unusable(e.to_string()))?;
@@ -45,11 +45,11 @@ impl Ptxas {
         }
     }
 
-    /// Looks in the environment (`FLASHCORE_PTXAS`), in `.tools` of the working directory and those above it, and on
-    /// `PATH`, in that order.
+    /// Searches the environment variable `FLASHCORE_PTXAS`, `.tools` in the working directory and the
+    /// directories above it, and `PATH`, in that order.
     ///
     /// # Errors
-    /// When there is none, or the one named by the environment is not usable.
+    /// There is no ptxas, or the one named by the environment variable is not usable.
     pub fn find() -> Result<Ptxas, PtxasError> {
         if let Some(path) = std::env::var_os("FLASHCORE_PTXAS").filter(|p| !p.is_empty()) {
             return Ptxas::at(Path::new(&path));
@@ -65,30 +65,31 @@ impl Ptxas {
         candidate.map_or(Err(PtxasError::NotFound), |path| Ptxas::at(&path))
     }
 
-    /// Its version, like `13.0.88`.
+    /// The version, for example `13.0.88`.
     pub fn version(&self) -> &str {
         &self.version
     }
 
-    /// Assembles PTX for an architecture (`sm_89`) and reads back what the entry takes.
+    /// Assembles PTX for an architecture (`sm_89`) and returns the resources of the entry.
     ///
     /// # Errors
-    /// When ptxas refuses the text, or does not know the entry.
+    /// ptxas rejects the text, or the module does not have the entry.
     pub fn resources(&self, ptx: &str, arch: &str, entry: &str) -> Result<Resources, PtxasError> {
         self.run(ptx, arch, entry, Path::new("/dev/null"))
     }
 
-    /// The same, with the machine code: a cubin, the same for the same code.
+    /// Like [`Ptxas::resources`], and also returns the machine code as a cubin. Equal code gives an equal
+    /// cubin.
     ///
     /// # Errors
-    /// As [`Ptxas::resources`], and where there is no room for a temporary file.
+    /// As for [`Ptxas::resources`], or the temporary file cannot be read.
     pub fn assemble(&self, ptx: &str, arch: &str, entry: &str) -> Result<(Resources, Vec<u8>), PtxasError> {
         static COUNT: AtomicU64 = AtomicU64::new(0);
         let name = format!("flashcore-{}-{}.cubin", std::process::id(), COUNT.fetch_add(1, Relaxed));
         let file = std::env::temp_dir().join(name);
         let resources = self.run(ptx, arch, entry, &file);
         let code = std::fs::read(&file).map_err(|e| self.unusable(&e));
-        // What is left behind would be the system's to clear away.
+        // If the removal fails, the operating system clears the temporary directory.
         let _ = std::fs::remove_file(&file);
         Ok((resources?, code?))
     }
@@ -109,7 +110,7 @@ impl Ptxas {
             .spawn()
             .map_err(unusable)?;
         if let Some(mut stdin) = child.stdin.take() {
-            // A refusal closes the pipe early; the message on stderr says why.
+            // When ptxas rejects the text it closes the pipe early. Its message on stderr gives the reason.
             let _ = stdin.write_all(ptx.as_bytes());
         }
         let output = child.wait_with_output().map_err(unusable)?;
@@ -123,7 +124,7 @@ impl Ptxas {
     }
 }
 
-/// Reads what `ptxas -v` says of one entry.
+/// Parses the output of `ptxas -v` for one entry.
 fn parse(text: &str, entry: &str, source: Source) -> Option<Resources> {
     let mut lines = text.lines().skip_while(|l| !l.contains(&format!("Compiling entry function '{entry}'")));
     lines.next()?;

@@ -1,8 +1,8 @@
-//! How the 32 addresses of an access meet the banks of shared memory and the sectors of the caches.
+//! Maps the 32 addresses of an access to the banks of shared memory and the sectors of the caches.
 
 use super::reuse::{Distance, ReuseStack};
 
-/// Banks of shared memory, 4 bytes wide each, on every architecture since sm_50.
+/// Banks of shared memory, each 4 bytes wide, on every architecture since sm_50.
 const BANKS: usize = 32;
 /// Bytes that a warp moves in one pass over the banks.
 const PASS_BYTES: u32 = 128;
@@ -11,9 +11,9 @@ const SECTOR: u64 = 32;
 
 /// Wavefronts of a shared-memory access of `bytes` per lane.
 ///
-/// Accesses wider than 4 bytes go in groups of consecutive lanes that move 128 bytes together: two half-warps for 8
-/// bytes, four quarters for 16 (CUDA C++ Programming Guide, "Shared Memory"). Within a group, each bank gives one word a
-/// pass; lanes that read one word share it.
+/// Accesses wider than 4 bytes are made in groups of consecutive lanes that move 128 bytes together: two
+/// half-warps for 8 bytes, four quarters for 16 (CUDA C++ Programming Guide, "Shared Memory"). Within a
+/// group, each bank delivers one word per pass. Lanes that read the same word share it.
 pub fn shared_passes(lanes: u32, addresses: &[u64; 32], bytes: u32) -> u32 {
     let words = bytes.div_ceil(4).max(1);
     let group = (PASS_BYTES / (4 * words)).clamp(1, 32) as usize;
@@ -29,7 +29,7 @@ pub fn shared_passes(lanes: u32, addresses: &[u64; 32], bytes: u32) -> u32 {
     passes.max(1)
 }
 
-/// Wavefronts of a shared-memory atomic: lanes on one word are served one after another.
+/// Wavefronts of a shared-memory atomic. Lanes that access the same word are served one after another.
 pub fn atomic_passes(lanes: u32, addresses: &[u64; 32], bytes: u32) -> u32 {
     let words: Vec<u64> = lanes_in(lanes, 0..32).map(|lane| addresses[lane] / 4).collect();
     (fullest_bank(&words) * bytes.div_ceil(4)).max(1)
@@ -45,21 +45,21 @@ fn fullest_bank(words: &[u64]) -> u32 {
     load.into_iter().max().unwrap_or(0)
 }
 
-/// What one access asks of the cache hierarchy.
+/// The requests that one access makes to the cache hierarchy.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct CacheFootprint {
     /// Distinct 32-byte sectors.
     pub sectors: u8,
-    /// Distinct 128-byte lines: tag look-ups of L1, one a cycle.
+    /// Distinct 128-byte lines: tag look-ups of L1, one per clock.
     pub lines: u8,
     /// Sectors that this CTA had not touched before.
     pub fresh: u8,
-    /// Largest reuse distance of the others: 2^reuse sectors at most were touched by this CTA in between.
+    /// Largest reuse distance of the other sectors: this CTA touched at most 2^reuse sectors in between.
     pub reuse: u8,
 }
 
 impl CacheFootprint {
-    /// Of an access of `bytes` at each lane's address.
+    /// The footprint of an access of `bytes` at each lane's address.
     pub(super) fn of(
         lanes: u32,
         addresses: &[u64; 32],
@@ -72,7 +72,7 @@ impl CacheFootprint {
         CacheFootprint::touch(sectors.collect(), stack)
     }
 
-    /// Of two accesses, one after the other.
+    /// The footprint of two accesses, one after the other.
     pub(super) fn and(self, next: CacheFootprint) -> CacheFootprint {
         CacheFootprint {
             sectors: self.sectors.saturating_add(next.sectors),
@@ -82,8 +82,8 @@ impl CacheFootprint {
         }
     }
 
-    /// Of an access to local memory. Word `w` of lane `l` lies at `128·w + 4·l` of the warp's own window, which is put at
-    /// the top of the address space, where no buffer is.
+    /// The footprint of an access to local memory. Word `w` of lane `l` lies at `128·w + 4·l` of the warp's
+    /// own window. The windows lie at the top of the address space, where there are no buffers.
     pub(super) fn of_local(
         warp: usize,
         lanes: u32,
@@ -132,7 +132,7 @@ mod tests {
         std::array::from_fn(|lane| lane as u64 * bytes)
     }
 
-    /// Addresses beyond local memory are refused elsewhere, but recorded here first.
+    /// Addresses beyond local memory are rejected elsewhere, but are recorded here first.
     #[test]
     fn local_offsets_beyond_all_memory_are_counted() {
         let footprint = CacheFootprint::of_local(0, 1, &[u64::MAX; 32], 16, &mut ReuseStack::default());

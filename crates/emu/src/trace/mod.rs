@@ -1,6 +1,6 @@
-//! What the executor writes down of a CTA for the time model: per warp, one [`Event`] for every instruction it
-//! issued, in order. An event knows nothing of a machine; what depends on one (whether a line was still in L1, say)
-//! is recorded as the fact that decides it (a reuse distance).
+//! The trace of a CTA that the executor records for the time model: for each warp, one [`Event`] for every
+//! instruction that it issued, in order. An event does not depend on a machine. What depends on a machine
+//! (for example whether a line is still in L1) is recorded as the fact that determines it (a reuse distance).
 
 mod access;
 mod reuse;
@@ -12,87 +12,89 @@ use reuse::ReuseStack;
 /// One instruction issued by one warp.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Event {
-    /// Which instruction: see [`instruction_bases`].
+    /// Index of the instruction: see [`instruction_bases`].
     pub pc: u32,
-    /// The lanes that execute it, after its guard. 0 when the guard was false everywhere: it was issued all the same.
+    /// The lanes that execute the instruction, after its guard. 0 when the guard was false in all lanes; the
+    /// instruction was issued nevertheless.
     pub lanes: u32,
-    /// What the instruction's text does not say.
+    /// What the instruction's text does not show.
     pub detail: Detail,
 }
 
-/// The part of an event that only execution knows.
+/// The part of an event that is known only from execution.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Detail {
     /// Nothing: arithmetic, branches, and everything else that depends on its operands only.
     None,
-    /// An access to shared memory, `ldmatrix` and atomics included.
+    /// An access to shared memory, including `ldmatrix` and atomics.
     Shared {
-        /// Wavefronts: passes over the banks. One without conflicts for up to 128 bytes a warp.
+        /// Wavefronts: passes over the banks. Without conflicts, one for up to 128 bytes per warp.
         passes: u16,
     },
     /// An access to global, local or constant memory.
     Cached(CacheFootprint),
     /// `cp.async`: a global read and a shared write.
     Copy {
-        /// The global side.
+        /// The footprint of the global read.
         source: CacheFootprint,
-        /// The shared side.
+        /// Passes over the banks of the shared write.
         passes: u8,
     },
     /// Sets the arrivals of a phase of an mbarrier.
     Expect {
-        /// Which.
+        /// The mbarrier.
         at: MbarrierPlace,
-        /// How many.
+        /// Number of arrivals.
         count: u32,
     },
     /// Arrives at an mbarrier, or announces bytes, or both.
     Arrive {
-        /// Which.
+        /// The mbarrier.
         at: MbarrierPlace,
-        /// Arrivals, 255 at most.
+        /// Number of arrivals, at most 255.
         count: u8,
         /// Bytes announced.
         bytes: u32,
     },
-    /// Asks whether the phase of this parity has completed.
+    /// Tests whether the phase with this parity has completed.
     Wait {
-        /// Which mbarrier.
+        /// The mbarrier.
         at: MbarrierPlace,
         /// The parity.
         parity: bool,
-        /// The answer.
+        /// Whether the phase has completed.
         done: bool,
     },
-    /// A bulk copy, or stores that complete like one.
+    /// A bulk copy, or stores that complete like a bulk copy.
     Bulk {
-        /// The mbarrier that counts its bytes, if one does.
+        /// The mbarrier that counts the bytes, if there is one.
         at: MbarrierPlace,
-        /// CTAs that get them.
+        /// Number of CTAs that receive the bytes.
         copies: u8,
         /// Bytes that are fetched.
         bytes: u32,
     },
     /// A CTA barrier.
     Barrier {
-        /// 0 to 15.
+        /// Index of the barrier, 0 to 15.
         id: u8,
-        /// Whether the warp waits.
+        /// Whether the warp waits or only arrives.
         kind: BarKind,
         /// Threads that the barrier waits for.
         threads: u16,
     },
 }
 
-/// Where an mbarrier lies in shared memory, in objects of 8 bytes; of one in another CTA of the cluster, where it lies there.
+/// The position of an mbarrier in shared memory, in units of 8 bytes. For an mbarrier in another CTA of the
+/// cluster, the position in that CTA.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct MbarrierPlace(u16);
 
 impl MbarrierPlace {
-    /// None: a copy that is waited for by groups.
+    /// No mbarrier: the copy is waited for by groups.
     pub const NONE: MbarrierPlace = MbarrierPlace(u16::MAX);
 
-    /// At that address in the window of shared memory, from whose start it counts.
+    /// The position for an address in the window of shared memory.
     pub fn new(address: u64) -> MbarrierPlace {
         MbarrierPlace((address as u32 >> 3) as u16)
     }
@@ -105,19 +107,20 @@ pub struct CtaTrace {
     pub cta: u64,
     /// The events of each warp.
     pub warps: Vec<Vec<Event>>,
-    /// Events not kept because the limit was reached, over all warps.
+    /// Number of events over all warps that were not kept because the limit was reached.
     pub dropped: u64,
 }
 
 impl CtaTrace {
-    /// Instructions issued, those not kept included.
+    /// Instructions issued, including those that were not kept.
     pub fn issues(&self) -> u64 {
         self.warps.iter().map(|w| w.len() as u64).sum::<u64>() + self.dropped
     }
 }
 
-/// First event number of each function of a module, in the module's order (0 for declarations, which have no code):
-/// `pc` of an event is this base plus the number of [`Statement::Inst`] before the instruction in its body.
+/// The first event index of each function of a module, in the module's order (0 for declarations, which have
+/// no code). The `pc` of an event is this base plus the number of [`Statement::Inst`] before the instruction
+/// in its body.
 pub fn instruction_bases(module: &Module) -> Vec<u32> {
     let mut next = 0;
     let count = |s: &&Statement| matches!(s, Statement::Inst(_));
@@ -131,7 +134,7 @@ pub fn instruction_bases(module: &Module) -> Vec<u32> {
         .collect()
 }
 
-/// The `pc` of the first instruction of the entry of that name.
+/// The `pc` of the first instruction of the entry with this name.
 pub fn entry_base(module: &Module, entry: &str) -> Option<u32> {
     let bases = instruction_bases(module);
     let position = module
@@ -140,8 +143,8 @@ pub fn entry_base(module: &Module, entry: &str) -> Option<u32> {
     Some(bases[position])
 }
 
-/// Which CTAs of a grid to record: at most `count`, spread evenly, first and last included, so that a kernel whose
-/// work depends on its position (a causal mask) is sampled over its whole range.
+/// The CTAs of a grid to record: at most `count`, evenly spaced, including the first and the last one. A
+/// kernel whose work depends on its position (a causal mask) is thus sampled over its whole range.
 pub fn sample_ctas(grid: u64, count: u64) -> Vec<u64> {
     let count = count.min(grid);
     match count {
@@ -154,58 +157,60 @@ pub fn sample_ctas(grid: u64, count: u64) -> Vec<u64> {
     }
 }
 
-/// Records the CTAs of a cluster, most often of one. The executor calls one method for each instruction a warp issues; warps
-/// are counted over the cluster.
+/// Records the CTAs of a cluster, usually of one CTA. The executor calls one method for each instruction that
+/// a warp issues. Warps are counted over the cluster.
 #[derive(Debug)]
 pub struct Recorder {
     traces: Vec<CtaTrace>,
     /// Warps of a CTA.
     warps: usize,
-    /// Events that may still be kept.
+    /// Number of events that may still be kept.
     room: u64,
-    /// Of each CTA: they need not share an SM.
+    /// One per CTA, because the CTAs of a cluster need not share an SM.
     reuse: Vec<ReuseStack>,
-    /// What the instruction at work has done so far.
+    /// What was noted about the current instruction so far.
     noted: Option<Detail>,
 }
 
-/// Addresses of the 32 lanes; those of lanes that do not take part are not read.
+/// Addresses of the 32 lanes. Addresses of lanes that do not participate are not read.
 pub type LaneAddresses = [u64; 32];
 
-/// One machine instruction of several that an instruction of PTX becomes.
+/// One of the machine instructions of a PTX instruction.
 #[derive(Clone, Copy, Debug)]
 pub struct AccessPart<'a> {
     /// Lanes that give an address.
     pub lanes: u32,
-    /// Their addresses.
+    /// The addresses of these lanes.
     pub addresses: &'a LaneAddresses,
-    /// Bytes of each.
+    /// Bytes per lane.
     pub bytes: u32,
 }
 
 impl Recorder {
-    /// Events kept per CTA unless told otherwise: 64 MB of them.
+    /// Default limit of events per CTA: 64 MB.
     pub const DEFAULT_LIMIT: u64 = 4 << 20;
 
-    /// For the CTA of linear index `cta` with `warps` warps, keeping at most `limit` events.
+    /// A recorder for the CTA with linear index `cta` and `warps` warps. It keeps at most `limit` events.
     pub fn new(cta: u64, warps: usize, limit: u64) -> Recorder {
         Recorder::of_cluster(&[cta], warps, limit)
     }
 
-    /// For the CTAs of a cluster, which share the limit.
+    /// A recorder for the CTAs of a cluster, which share the limit.
     pub fn of_cluster(ctas: &[u64], warps: usize, limit: u64) -> Recorder {
         let trace = |cta: &u64| CtaTrace { cta: *cta, warps: vec![Vec::new(); warps], dropped: 0 };
         let reuse = ctas.iter().map(|_| ReuseStack::default()).collect();
         Recorder { traces: ctas.iter().map(trace).collect(), warps, room: limit, reuse, noted: None }
     }
 
-    /// An instruction with what was noted of it; most access no memory and are no barrier.
+    /// Records an instruction with what was noted about it. Most instructions access no memory and are no
+    /// barrier.
     pub fn issue(&mut self, warp: usize, pc: u32, lanes: u32) {
         let detail = self.noted.take().unwrap_or(Detail::None);
         self.push(warp, Event { pc, lanes, detail });
     }
 
-    /// A part of what the instruction does that is issued next. Lanes add up; of several mbarriers the first stands for all.
+    /// Notes a part of what the next issued instruction does. The counts of lanes add up. Of several
+    /// mbarriers, the first one stands for all.
     pub fn note(&mut self, part: Detail) {
         self.noted = Some(match (self.noted, part) {
             (
@@ -221,8 +226,8 @@ impl Recorder {
         });
     }
 
-    /// A shared-memory access of `bytes` per lane. For `ldmatrix` and `stmatrix`: 16 bytes for each of the lanes whose
-    /// address is used (8 per matrix).
+    /// A shared-memory access of `bytes` per lane. For `ldmatrix` and `stmatrix`: 16 bytes for each lane
+    /// whose address is used (8 per matrix).
     pub fn shared(&mut self, warp: usize, pc: u32, lanes: u32, addresses: &LaneAddresses, bytes: u32) {
         let passes = shared_passes(lanes, addresses, bytes) as u16;
         self.push(warp, Event { pc, lanes, detail: Detail::Shared { passes } });
@@ -234,13 +239,14 @@ impl Recorder {
         self.push(warp, Event { pc, lanes, detail: Detail::Shared { passes } });
     }
 
-    /// An access of `bytes` per lane to global or constant memory; atomics included.
+    /// An access of `bytes` per lane to global or constant memory, including atomics.
     pub fn global(&mut self, warp: usize, pc: u32, lanes: u32, addresses: &LaneAddresses, bytes: u32) {
         let footprint = CacheFootprint::of(lanes, addresses, bytes, self.reuse(warp));
         self.push(warp, Event { pc, lanes, detail: Detail::Cached(footprint) });
     }
 
-    /// The accesses of a `wmma.load` or `wmma.store` to shared memory: one event with the wavefronts of them all.
+    /// The accesses of a `wmma.load` or `wmma.store` to shared memory, as one event with the sum of their
+    /// wavefronts.
     pub fn shared_parts<'a>(
         &mut self,
         warp: usize,
@@ -252,7 +258,7 @@ impl Recorder {
         self.push(warp, Event { pc, lanes, detail: Detail::Shared { passes } });
     }
 
-    /// As [`Recorder::shared_parts`], to global memory.
+    /// Like [`Recorder::shared_parts`], for global memory.
     pub fn global_parts<'a>(
         &mut self,
         warp: usize,
@@ -266,8 +272,8 @@ impl Recorder {
         self.push(warp, Event { pc, lanes, detail: Detail::Cached(footprint) });
     }
 
-    /// An access to local memory: `offsets` are each thread's own, from 0. The hardware interleaves the threads of a
-    /// warp word by word, so that lanes at one offset share lines.
+    /// An access to local memory. `offsets` are each thread's own, counted from 0. The hardware interleaves
+    /// the threads of a warp word by word, so that lanes with equal offsets share lines.
     pub fn local(&mut self, warp: usize, pc: u32, lanes: u32, offsets: &LaneAddresses, bytes: u32) {
         let footprint = CacheFootprint::of_local(warp, lanes, offsets, bytes, self.reuse(warp));
         self.push(warp, Event { pc, lanes, detail: Detail::Cached(footprint) });
@@ -298,7 +304,7 @@ impl Recorder {
         self.finish_all().into_iter().next().unwrap_or_default()
     }
 
-    /// What was recorded of each CTA of the cluster.
+    /// The traces of the CTAs of the cluster.
     pub fn finish_all(self) -> Vec<CtaTrace> {
         self.traces
     }
@@ -338,7 +344,7 @@ mod tests {
         assert_eq!(sample_ctas(u64::MAX, 3), [0, u64::MAX / 2, u64::MAX - 1]);
     }
 
-    /// Lanes may expect more bytes together than a number holds.
+    /// The bytes that lanes announce together may exceed the range of the counter.
     #[test]
     fn parts_of_an_instruction_add_up_to_what_a_number_holds() {
         let mut recorder = Recorder::new(0, 1, 2);

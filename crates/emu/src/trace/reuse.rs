@@ -1,20 +1,19 @@
-//! Reuse distances: how many distinct sectors were touched since a sector was last. A fully associative LRU cache of
-//! n sectors hits exactly where the distance is at most n, whatever n (Mattson et al., 1970), so one recording serves
-//! every machine.
+//! Reuse distances: the number of distinct sectors touched since the last touch of a sector. A fully
+//! associative LRU cache of n sectors hits if and only if the distance is at most n (Mattson et al., 1970).
+//! One recording therefore serves every machine.
 
 use std::collections::HashMap;
 
-/// How long ago a sector was touched.
+/// The reuse distance of a sector.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Distance {
-    /// Never before.
     First,
-    /// This many distinct sectors ago, itself included.
+    /// Number of distinct sectors touched since then, including the sector itself.
     Sectors(u64),
 }
 
-/// Last touches in a Fenwick tree over time: slot t holds 1 when t is the last touch of some sector, so that a range
-/// sum counts distinct sectors (Bennett & Kruskal, 1975).
+/// The last touches, in a Fenwick tree over time. Slot t holds 1 when t is the last touch of some sector, so
+/// a range sum counts distinct sectors (Bennett & Kruskal, 1975).
 #[derive(Debug, Default)]
 pub(super) struct ReuseStack {
     last: HashMap<u64, usize>,
@@ -23,7 +22,7 @@ pub(super) struct ReuseStack {
 }
 
 impl ReuseStack {
-    /// Notes a touch and says how long ago the last one was.
+    /// Records a touch and returns the distance to the previous one.
     pub(super) fn touch(&mut self, sector: u64) -> Distance {
         if self.now == self.tree.len() {
             self.compact();
@@ -42,7 +41,7 @@ impl ReuseStack {
         distance
     }
 
-    /// Renumbers the last touches 0, 1, 2, … and makes room for as many again.
+    /// Renumbers the last touches 0, 1, 2, … and doubles the room.
     fn compact(&mut self) {
         let mut order: Vec<(usize, u64)> = self.last.iter().map(|(sector, then)| (*then, *sector)).collect();
         order.sort_unstable();

@@ -1,11 +1,11 @@
-//! Code of sm_90a: bulk tensor copies, warpgroup products and clusters, from CUDA C++ and from Triton.
+//! Kernels for sm_90a: bulk tensor copies, warpgroup products and clusters, from CUDA C++ and from Triton.
 
 use ptx::{Arg, Dim3, Element, Kernel, L2Promotion, Swizzle, TensorMapSpec};
 
 use crate::reference::{self, Heads};
 use crate::{Case, Data, assert_close, bf16s, brains, draw, f16s, f32s, floats, halves, read};
 
-/// The map of a whole matrix, whose rows lie one after the other.
+/// The tensor map of a whole matrix whose rows are contiguous.
 fn map(
     buffer: usize,
     element: Element,
@@ -25,7 +25,7 @@ fn map(
     }
 }
 
-/// The last boxes of the matrix reach beyond it, to both sides.
+/// The last boxes extend beyond the matrix in both dimensions.
 #[test]
 fn boxes_come_and_go_through_shared_memory() {
     let (rows, columns) = (150, 120);
@@ -103,7 +103,7 @@ fn a_cluster_sums_in_the_memory_of_its_first_cta() {
     });
 }
 
-/// A kernel of Triton's, which ends in two pointers to scratch memory.
+/// A Triton kernel. Its last two parameters are pointers to scratch memory.
 fn triton(
     file: &'static str,
     grid: Dim3,
@@ -156,9 +156,10 @@ fn triton_attends_with_wgmma() {
     });
 }
 
-/// Triton puts a barrier, but no fence, between the initialisation of an mbarrier and the copy that counts on it; the PTX ISA
-/// ("membar, fence") and the CUDA C++ Programming Guide ("Using TMA to transfer multi-dimensional arrays") have one. That is
-/// found, once for each copy's line, and nothing else is: see `docs/src/how/emulator.md`.
+/// Triton puts a barrier, but no fence, between the initialisation of an mbarrier and the copy that completes
+/// on it. The PTX ISA ("membar, fence") and the CUDA C++ Programming Guide ("Using TMA to transfer
+/// multi-dimensional arrays") require a fence. The emulator reports this once for the line of each copy, and
+/// reports nothing else: see `docs/src/how/emulator.md`.
 #[test]
 fn triton_multiplies_boxes_of_tensor_maps() {
     let (m, n, depth) = (100, 120, 192);
@@ -171,7 +172,7 @@ fn triton_multiplies_boxes_of_tensor_maps() {
         &[],
     );
     let matrices = [[m, depth], [depth, n], [m, n]].map(|extents| extents.map(|n| n as u64));
-    // Each descriptor is a map, then the extents and strides that it was made of.
+    // Each descriptor is a tensor map, followed by the extents and strides from which it was made.
     let described = matrices.iter().enumerate().flat_map(|(index, &[rows, columns])| {
         let (rows, columns) = (rows as u32, columns);
         [Arg::TensorMap { index }, Arg::U32(rows), Arg::U32(columns as u32), Arg::U64(columns), Arg::U64(1)]

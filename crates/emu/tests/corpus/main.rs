@@ -1,5 +1,5 @@
-//! The kernels of `filetests/corpus`, compiled by NVRTC and by Triton from sources of our own: right results and no alarm,
-//! in every schedule, on ragged shapes.
+//! The kernels of `filetests/corpus`, compiled by NVRTC and by Triton from sources of this project. They must
+//! give correct results and no hazard, in every schedule, on ragged shapes.
 
 mod cuda;
 mod hopper;
@@ -12,7 +12,7 @@ use flashcore_emu::{Buffer, Options, Schedule, run};
 use half::{bf16, f16};
 use ptx::{Access, Arg, BufferSpec, Dim3, Kernel, Launch};
 
-/// Contents of a buffer, or its size when the kernel is to write it.
+/// The contents of a buffer, or its size when the kernel writes it.
 enum Data {
     In(Vec<u8>),
     InOut(Vec<u8>),
@@ -39,7 +39,7 @@ fn integers(values: &[i32]) -> Data {
     Data::In(words(values, i32::to_le_bytes))
 }
 
-/// Numbers between −1 and 1 (a linear congruential generator), exact in f16 and in bf16.
+/// Numbers between −1 and 1 from a linear congruential generator. They are exact in f16 and in bf16.
 fn draw(count: usize, seed: u32) -> Vec<f32> {
     let mut state = seed.wrapping_mul(2_654_435_761) | 1;
     let mut next = || {
@@ -50,26 +50,26 @@ fn draw(count: usize, seed: u32) -> Vec<f32> {
 }
 
 struct Case {
-    /// File of the corpus, but for the target.
+    /// File of the corpus, without the target in its name.
     file: &'static str,
     entry: &'static str,
     grid: Dim3,
     block: Dim3,
     shared: u32,
     data: Vec<(&'static str, Data)>,
-    /// Scalars after the buffers, which are passed in order.
+    /// Scalar arguments, which follow the buffers in the argument list.
     scalars: Vec<Arg>,
 }
 
 impl Case {
-    /// Runs every schedule on both targets and hands each result's buffers to `check`.
+    /// Runs every schedule on both targets and passes the buffers of each result to `check`.
     fn check(&self, check: impl Fn(&[Vec<u8>])) {
         for sm in ["80", "89"] {
             self.check_kernel(&self.kernel(sm), &check);
         }
     }
 
-    /// As [`Case::check`], for one kernel.
+    /// Like [`Case::check`], for one kernel.
     fn check_kernel(&self, kernel: &Kernel, check: impl Fn(&[Vec<u8>])) {
         self.each_schedule(kernel, |hazards, buffers| {
             assert!(hazards.is_empty(), "{} {}: {hazards:#?}", self.file, kernel.module.target);
@@ -77,7 +77,7 @@ impl Case {
         });
     }
 
-    /// Runs every schedule and hands what it found and the buffers to `check`.
+    /// Runs every schedule and passes the findings and the buffers to `check`.
     fn each_schedule(&self, kernel: &Kernel, check: impl Fn(&[String], &[Vec<u8>])) {
         for (schedule, seed) in [(Schedule::Late, 0), (Schedule::Early, 1), (Schedule::Random, 2)] {
             let mut buffers: Vec<Buffer> = self

@@ -1,11 +1,10 @@
-//! What the kernels compute, in f64.
+//! The results of the kernels, computed in f64.
 
-/// Numbers as f64.
 pub fn wide(values: &[f32]) -> impl Iterator<Item = f64> {
     values.iter().copied().map(f64::from)
 }
 
-/// Attention over heads that lie one behind the other, each of rows of `dim` numbers.
+/// Attention over contiguous heads. Each head has rows of `dim` numbers.
 pub struct Heads {
     pub heads: usize,
     pub dim: usize,
@@ -20,7 +19,7 @@ pub struct Attention {
     pub lse: Vec<f64>,
 }
 
-/// Attention; a causal mask is aligned to the bottom right.
+/// Attention. A causal mask is aligned to the bottom right.
 pub fn attention(q: &[f32], k: &[f32], v: &[f32], shape: &Heads) -> Attention {
     let dim = shape.dim;
     let mut result = Attention::default();
@@ -43,7 +42,7 @@ pub fn attention(q: &[f32], k: &[f32], v: &[f32], shape: &Heads) -> Attention {
     result
 }
 
-/// `a` of `[m][depth]` times `b`, given by (column, depth) through `at`.
+/// `a` of shape `[m][depth]` times `b`. `at` returns an element of `b` for (column, depth).
 pub fn matmul(a: &[f32], depth: usize, n: usize, at: impl Fn(usize, usize) -> f32) -> Vec<f64> {
     let dot = |row: &[f32], col: usize| wide(row).enumerate().map(|(k, x)| x * f64::from(at(col, k))).sum();
     a.chunks(depth).flat_map(|row| (0..n).map(|col| dot(row, col)).collect::<Vec<f64>>()).collect()
@@ -59,7 +58,7 @@ pub fn softmax(x: &[f32], cols: usize) -> Vec<f64> {
     x.chunks(cols).flat_map(row).collect()
 }
 
-/// Layer normalisation of rows as long as `weight`, ε = 10⁻⁵.
+/// Layer normalisation of rows as long as `weight`, with ε = 10⁻⁵.
 pub fn layernorm(x: &[f32], weight: &[f32], bias: &[f32]) -> Vec<f64> {
     let count = weight.len() as f64;
     let row = |row: &[f32]| {
@@ -80,7 +79,7 @@ pub fn transpose(x: &[f32], rows: usize) -> Vec<f64> {
     (0..x.len()).map(|i| f64::from(x[i % rows * cols + i / rows])).collect()
 }
 
-/// Inclusive sums of parts of `length` numbers.
+/// Inclusive prefix sums of parts of `length` numbers.
 pub fn prefix_sums(x: &[i32], length: usize) -> Vec<i32> {
     let sums = |part: &[i32]| -> Vec<i32> {
         let running = part.iter().scan(0, |sum, v| {
@@ -92,7 +91,7 @@ pub fn prefix_sums(x: &[i32], length: usize) -> Vec<i32> {
     x.chunks(length).flat_map(sums).collect()
 }
 
-/// Merges the splits of each head: unnormalised outputs of `dim` numbers, maxima, and sums of weights.
+/// Merges the splits of each head: unnormalised outputs of `dim` numbers, row maxima, and sums of weights.
 pub fn merge(parts: &[f32], tops: &[f32], sums: &[f32], splits: usize, dim: usize) -> Vec<f64> {
     let head = |(h, tops): (usize, &[f32])| {
         let weights: Vec<f64> = wide(tops).map(f64::exp).collect();

@@ -1,11 +1,12 @@
-//! From Triton's language, by Triton. Its kernels end in two pointers to scratch memory that these do not use.
+//! Kernels from Triton's language, compiled by Triton. Their last two parameters are pointers to scratch
+//! memory, which these kernels do not use.
 
 use ptx::{Arg, Dim3};
 
 use crate::reference::{self, Heads};
 use crate::{Case, Data, assert_close, bf16s, brains, draw, f16s, f32s, floats, halves, integers, read};
 
-/// A kernel of one function, `kernel`, with its scalars and no scratch memory.
+/// A Triton kernel named `kernel`, with its scalars and without scratch memory.
 fn case(
     file: &'static str,
     (grid, threads, shared): (Dim3, u32, u32),
@@ -42,7 +43,7 @@ fn flash() {
 
 #[test]
 fn matmul() {
-    // The strides of its operands are compiled as multiples of 16.
+    // The strides of the operands are compiled as multiples of 16.
     let (m, n, depth) = (100, 80, 96);
     let (a, b) = (draw(m * depth, 4), draw(depth * n, 5));
     let case = case(
@@ -52,7 +53,7 @@ fn matmul() {
         &[Arg::I32(m as i32), Arg::I32(n as i32), Arg::I32(depth as i32)],
     );
     let expected = reference::matmul(&a, depth, n, |col, k| b[k * n + col]);
-    // Half a unit of bf16's last place below 16.
+    // Half a unit in the last place of bf16 below 16.
     case.check(|buffers| assert_close("c", &bf16s(&buffers[2]), &expected, 16.0 / 512.0));
 }
 
@@ -86,13 +87,13 @@ fn layernorm() {
         &[Arg::I32(cols as i32), Arg::F32(1e-5)],
     );
     let expected = reference::layernorm(&x, &weight, &bias);
-    // Half a unit of f16's last place below 4, and a little for f32.
+    // Half a unit in the last place of f16 below 4, plus a margin for f32.
     case.check(|buffers| assert_close("y", &f16s(&buffers[3]), &expected, 4.0 / 4096.0 + 1e-5));
 }
 
 #[test]
 fn transpose() {
-    // Both compiled as multiples of 16; neither is one of the tile's 32.
+    // Both are compiled as multiples of 16. Neither is a multiple of the tile's 32.
     let (rows, cols) = (48, 80);
     let x = draw(rows * cols, 10);
     let case = case(

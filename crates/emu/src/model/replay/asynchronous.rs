@@ -1,6 +1,8 @@
-//! What works beside the warps on sm_90a: products of warpgroups, bulk copies, and the mbarriers and clusters that order them.
+//! The asynchronous units of sm_90a: warpgroup products, bulk copies, and the mbarriers and cluster barriers
+//! that order them.
 //!
-//! CTAs of a cluster stand for each other: what one sends to another counts as if the other sent it here.
+//! One CTA of a cluster represents the others: data that it sends to another CTA counts as if that CTA sent
+//! it here.
 
 use std::collections::HashMap;
 
@@ -10,7 +12,8 @@ use crate::model::lower::Direction;
 use crate::model::prediction::Cause;
 use crate::trace::{Detail, Event, MbarrierPlace};
 
-/// Groups of asynchronous work of a warp: when the open one and the closed ones will be done, oldest first.
+/// Groups of asynchronous work of a warp: the completion times of the open group and of the closed groups,
+/// oldest first.
 #[derive(Default)]
 pub(super) struct Groups {
     open: u64,
@@ -26,25 +29,25 @@ impl Groups {
         self.closed.push(std::mem::take(&mut self.open));
     }
 
-    /// When at most `allowed` closed groups are left.
+    /// The tick at which at most `allowed` closed groups are left.
     pub(super) fn wait(&mut self, allowed: u32) -> u64 {
         let due = self.closed.len().saturating_sub(allowed as usize);
         self.closed.drain(..due).max().unwrap_or(0)
     }
 }
 
-/// An mbarrier.
+/// The state of an mbarrier.
 #[derive(Default)]
 struct Mbarrier {
     expected: i64,
     pending: i64,
     bytes: i64,
-    /// Parity of the phase at work.
+    /// Parity of the current phase.
     odd: bool,
-    /// When what has come of this phase came, and when the last phase was complete.
+    /// The time of the latest arrival of this phase, and the completion time of the last phase.
     latest: u64,
     completed: u64,
-    /// Warps and the parity that each waits for.
+    /// The waiting warps, and the parity that each waits for.
     waiting: Vec<(usize, bool)>,
 }
 
@@ -63,7 +66,7 @@ struct ClusterBarrier {
     waiting: Vec<usize>,
 }
 
-/// What comes to an mbarrier.
+/// An arrival at an mbarrier.
 #[derive(Default)]
 struct Arrival {
     count: u32,
@@ -79,7 +82,7 @@ impl Arrival {
 }
 
 impl Sm<'_> {
-    /// What a step hands to a unit beside the warps, or waits for there.
+    /// Executes the part of a step that an asynchronous unit performs, or a wait for such a unit.
     pub(super) fn perform_beside(&mut self, id: usize, step: &Step, event: &Event, from: At) -> Effect {
         match step.action {
             Action::Mbarrier => {
@@ -115,7 +118,7 @@ impl Sm<'_> {
         }
     }
 
-    /// A bulk copy or a store to the cluster: who waits for it hears of it when its last byte is there.
+    /// A bulk copy or a store to the cluster. Waiting warps are signalled when its last byte has arrived.
     fn bulk(&mut self, id: usize, action: Action, copy: Detail, at: u64) -> Effect {
         let Detail::Bulk { at: place, bytes, copies } = copy else { return Effect::Result(NOW) };
         let done = match action {
@@ -130,8 +133,9 @@ impl Sm<'_> {
         Effect::Result(NOW)
     }
 
-    /// A warp's part of a product: it queues for the tensor core of its sub-partition. Products of one group run one after another,
-    /// with none of another warp in between. One that takes A from registers holds the warp until they are read.
+    /// A warp's part of a product, which queues for the tensor core of its sub-partition. Products of one
+    /// group run one after another, without a product of another warp between them. A product with A in
+    /// registers holds the warp until A is read.
     fn product(&mut self, id: usize, step: &Step, at: u64, from_registers: bool) -> Effect {
         let rest = if self.warps[id].batch.is_none() { self.rest_of_group(id) } else { 0 };
         let warp = &mut self.warps[id];
@@ -147,7 +151,7 @@ impl Sm<'_> {
         Effect::Wait(Ready { at: read.max(at + TICK), cause: Cause::TensorPipe, ..NOW })
     }
 
-    /// Ticks that the products take which the warp issues from here to the end of their group, as far as the block goes.
+    /// Ticks of the products that the warp issues from here to the end of their group, within the block.
     fn rest_of_group(&self, id: usize) -> u64 {
         let warp = &self.warps[id];
         let run = self.planned[warp.planned].runs[warp.index][warp.run];
@@ -164,7 +168,7 @@ impl Sm<'_> {
         Effect::Wait(Ready { at, cause: Cause::TensorPipe, ..NOW })
     }
 
-    /// An operation on an mbarrier, which shared memory has carried out by `at`.
+    /// An operation on an mbarrier that shared memory has performed by `at`.
     fn mbarrier(&mut self, id: usize, operation: Detail, at: u64) -> Effect {
         let slot = self.warps[id].slot;
         let result = Effect::Result(Ready { at, cause: Cause::SharedLatency, ..NOW });
@@ -195,7 +199,7 @@ impl Sm<'_> {
         }
     }
 
-    /// Counts an arrival; a phase that it completes lets the warps go on that waited for it.
+    /// Counts an arrival. If it completes the phase, the warps that wait for the phase continue.
     fn arrive(&mut self, slot: usize, place: MbarrierPlace, arrival: &Arrival) {
         let Some(cta) = self.ctas[slot].as_mut() else { return };
         let object = cta.units.mbarriers.entry(place).or_default();
@@ -230,7 +234,7 @@ impl Sm<'_> {
         self.complete_cluster(slot, at);
     }
 
-    /// Completes the phase of the cluster barrier if all threads of the CTA that are left have arrived.
+    /// Completes the phase of the cluster barrier if all remaining threads of the CTA have arrived.
     pub(super) fn complete_cluster(&mut self, slot: usize, at: u64) {
         let latency = u64::from(self.gpu.units.map_or(0, |u| u.cluster_latency)) * TICK;
         let Some(cta) = self.ctas[slot].as_mut() else { return };
@@ -261,8 +265,8 @@ impl Sm<'_> {
         Effect::Barrier
     }
 
-    /// Lets everybody go on that waits for an mbarrier or the cluster in this CTA; whether there was anybody. The trace was cut, or
-    /// the CTAs of the cluster are not alike.
+    /// Continues every warp that waits for an mbarrier or the cluster barrier in this CTA. Returns whether
+    /// there was one. It is needed when the trace was cut, or when the CTAs of the cluster differ.
     pub(super) fn release_asynchronous(&mut self, slot: usize) -> bool {
         let Some(cta) = self.ctas[slot].as_mut() else { return false };
         let mut due: Vec<(usize, bool)> = Vec::new();

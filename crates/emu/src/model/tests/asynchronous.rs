@@ -1,4 +1,4 @@
-//! The units of sm_90a that work beside the warps, in kernels run as sketches.
+//! The asynchronous units of sm_90a, in kernels run as sketches.
 
 use ptx::*;
 
@@ -8,7 +8,7 @@ use crate::model::*;
 use crate::trace::{CtaTrace, Detail};
 use crate::{Buffer, Checks, Fidelity, Options};
 
-/// The recorded CTAs of a kernel with buffers of 64 KB as parameters.
+/// The recorded CTAs of a kernel. Each parameter is a buffer of 64 KB.
 fn sketched(text: &str, launch: Launch, ctas: &[u64]) -> (Module, Vec<CtaTrace>) {
     let module = parse(text).unwrap_or_else(|e| panic!("{e}"));
     let params = module.entries().next().map_or(0, |f| f.params.len());
@@ -69,7 +69,8 @@ fn kernel(params: &str, body: &str) -> String {
     )
 }
 
-/// `groups` groups of eight m64n64k16, each waited for with `left` groups left, then `fma` multiply-adds of a sum, each of the one before.
+/// `groups` groups of eight m64n64k16. After each group the kernel waits until `left` groups are left, then
+/// executes `fma` dependent multiply-adds.
 fn products(groups: usize, left: u32, fma: usize) -> String {
     let sums: Vec<String> = (0..32).map(|i| format!("%f{i}")).collect();
     let product = format!(
@@ -89,7 +90,7 @@ fn products(groups: usize, left: u32, fma: usize) -> String {
     kernel("", &body)
 }
 
-/// An m64n64k16 of bf16: 131,072 operations, 4096 a clock.
+/// Clocks of an m64n64k16 of bf16: 131,072 operations at 4096 per clock.
 const PRODUCT: f64 = 32.0;
 
 #[test]
@@ -98,19 +99,20 @@ fn products_reach_the_dense_peak() {
     near(p.cycles, 800.0 * PRODUCT, 0.02);
     near(p.utilisation.tensor, 1.0, 0.02);
     assert_eq!(p.bound, Bound::Tensor);
-    // Every SM like this one: the clock that the power limit leaves.
+    // If every SM is as busy as this one, the clock is the one that the power limit allows.
     let all = predicted(&products(100, 1, 0), launch(132, 1, 128));
     near(all.clock_mhz, H200.loaded_clock_mhz, 0.02);
     assert_eq!(p.clock_mhz, H200.clock_mhz);
 }
 
-/// Two warpgroups that begin together: one's products run while the other computes, though nothing says so.
+/// Two warpgroups that start together: one's products run while the other computes, although nothing in the
+/// kernel orders them.
 #[test]
 fn products_of_a_group_are_not_parted_by_another_warpgroup_s() {
-    // A group takes 256 clocks; 64 dependent multiply-adds as long.
+    // A group takes 256 clocks; 64 dependent multiply-adds take the same.
     let p = predicted(&products(50, 0, 64), launch(1, 1, 256));
     near(p.cycles, 50.0 * 2.0 * 8.0 * PRODUCT, 0.12);
-    // Alone, it waits for both in turn.
+    // A single warpgroup waits for one after the other.
     let one = predicted(&products(50, 0, 64), launch(1, 1, 128));
     near(one.cycles, 50.0 * (8.0 * PRODUCT + 256.0), 0.12);
 }
@@ -144,7 +146,8 @@ fn a_barrier_of_a_cluster_takes_the_way_there() {
     assert!(p.share(Cause::Cluster) > 0.5, "{:?}", p.split);
 }
 
-/// CTAs that take numbers from a counter until none is left: one of a hundred takes a hundredth, two that differ in pace share.
+/// CTAs that take numbers from a counter until none is left. One of a hundred CTAs takes a hundredth. Two
+/// CTAs with different speeds share.
 #[test]
 fn a_sketch_gives_a_cta_its_share_of_a_counter() {
     let body = "ld.param.u64 %rd0, [counter];\nNEXT:\natom.global.add.u32 %r0, [%rd0], 1;\nsetp.lt.u32 %p0, %r0, 1000;\n\
@@ -157,7 +160,7 @@ fn a_sketch_gives_a_cta_its_share_of_a_counter() {
         };
         traces.iter().map(atomics).collect()
     };
-    // The last number that it takes is one too many.
+    // The last number that a CTA takes is beyond the end.
     assert_eq!(taken(&[0]), [11]);
     assert_eq!(taken(&[0, 50]).iter().sum::<usize>(), 20 + 2);
 }

@@ -1,15 +1,17 @@
-//! The multifunction unit (MUFU) of an H200, bit for bit: piecewise quadratic interpolation in fixed point, as S. Oberman and
-//! M. Siu describe it in "A High-Performance Area-Efficient Multifunction Interpolator" (ARITH 2005).
+//! The multifunction unit (MUFU) of an H200, bit for bit: piecewise quadratic interpolation in fixed point,
+//! as described by S. Oberman and M. Siu in "A High-Performance Area-Efficient Multifunction Interpolator"
+//! (ARITH 2005).
 //!
-//! The leading 6 bits of a fraction (7 for the reciprocal) choose a segment, the rest is `x`. A segment's result is the sum
-//! of `C0`, `C1·x` and `C2·x²` and a constant that stands for the truncations, cut off at the result's last place.
-//! Of `x²` only the partial products of column 19 and above are summed. Widths, constant and every
-//! coefficient follow from the device's results: no other triple gives all of its segment's. The tests hold all 2²³ fractions
-//! (both binades for the roots, both sides of 1 for the logarithm) against a digest of what the device gave.
+//! The leading 6 bits of a fraction (7 for the reciprocal) select a segment. The remaining bits are `x`. The
+//! result of a segment is the sum of `C0`, `C1·x`, `C2·x²` and a constant that compensates for the
+//! truncations, truncated at the last place of the result. Of `x²` only the partial products of column 19 and
+//! above are summed. The widths, the constant and all coefficients were derived from results of the device:
+//! no other triple gives all results of its segment. The tests compare all 2²³ fractions (both binades for
+//! the roots, both sides of 1 for the logarithm) with a digest of the device's results.
 
 use super::tables::{EX2, LG2, RCP, RSQRT, SQRT};
 
-/// `C0`, `C1`, `C2` of a segment.
+/// `C0`, `C1` and `C2` of a segment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Segment(pub(super) i32, pub(super) i32, pub(super) i32);
 
@@ -17,7 +19,7 @@ const NAN: u32 = 0x7fff_ffff;
 const INFINITY: u32 = 0x7f80_0000;
 const SIGN: u32 = 0x8000_0000;
 const ONE: u32 = 0x3f80_0000;
-/// Bits of a fraction below those that choose one of 64 segments.
+/// Number of fraction bits below the 6 bits that select one of 64 segments.
 const REST: u32 = 17;
 
 impl Segment {
@@ -29,11 +31,12 @@ impl Segment {
     }
 }
 
-/// The square of 17 bits in units of 2^19, of the partial products that are not dropped: those of two different bits `i`
-/// and `j` stand once in column `i + j + 1`, that of a bit with itself in column `2i`.
+/// The square of 17 bits in units of 2^19, from the partial products that are not dropped. The product of two
+/// different bits `i` and `j` stands once, in column `i + j + 1`. The product of a bit with itself stands in
+/// column `2i`.
 ///
-/// So of the upper 8 bits all is kept but the square of the lowest; nothing among the lower 9; and of a lower bit `i` with an upper
-/// one those of `i + j ≥ 18`.
+/// Therefore all products among the upper 8 bits are kept except the square of the lowest of them. None among
+/// the lower 9 bits are kept. Products of a lower bit `i` with an upper bit `j` are kept for `i + j ≥ 18`.
 #[inline(always)]
 fn square(x: u32) -> i64 {
     let upper = x >> 9;
@@ -47,7 +50,7 @@ const fn parts(x: u32) -> (i32, u32) {
     ((x >> 23 & 0xff) as i32 - 127, x & 0x7f_ffff)
 }
 
-/// A magnitude near 1 times a power of two: subnormal results are 0.
+/// A magnitude near 1 times a power of two. Subnormal results become 0.
 #[inline(always)]
 const fn scaled(near_one: u32, power: i32) -> u32 {
     match (near_one >> 23) as i32 + power {
@@ -76,7 +79,7 @@ pub(super) fn ex2(x: u32) -> u32 {
             INFINITY
         };
     }
-    // 23 bits behind the point, what is below is dropped.
+    // A fixed-point number with 23 fraction bits. Lower bits are dropped.
     let significand = u64::from(fraction | 0x80_0000);
     let magnitude = if exponent < -23 {
         0
@@ -85,7 +88,8 @@ pub(super) fn ex2(x: u32) -> u32 {
     } else {
         significand << exponent
     } as i64;
-    // The complement of a negative number leaves out its last unit, except where it has no fraction.
+    // A negative number is formed as the one's complement, without adding the last unit, except where it has
+    // no fraction.
     let whole = magnitude & 0x7f_ffff == 0;
     let fixed = match (negative, whole) {
         (false, _) => magnitude,
@@ -111,12 +115,12 @@ pub(super) fn rcp(x: u32) -> u32 {
     if exponent == 128 {
         return sign;
     }
-    // 128 segments; the rest is one bit shorter and stands one to the left for the square.
+    // 128 segments. The remaining bits are one fewer and are shifted left by one for the square.
     let segment = RCP[(fraction >> 16) as usize];
     let rest = fraction & 0xffff;
     let [c0, c1, c2] = [segment.0, segment.1, segment.2].map(i64::from);
     let mantissa = ((c0 << 13) + 2023 + c1 * i64::from(rest) + c2 * square(rest << 1)) >> 15;
-    // In (½, 1], units of 2^-24.
+    // The result lies in (½, 1], in units of 2^-24.
     sign | scaled(0x3f00_0000 + mantissa as u32, -exponent)
 }
 
@@ -136,7 +140,7 @@ pub(super) fn rsqrt(x: u32) -> u32 {
     if exponent == 128 {
         return 0;
     }
-    // A power of four is exact, though its segment begins one unit lower.
+    // The root of a power of four is exact, although its segment begins one unit lower.
     if fraction == 0 && exponent & 1 == 0 {
         return scaled(ONE, -(exponent >> 1));
     }
@@ -164,7 +168,7 @@ pub(super) fn sqrt(x: u32) -> u32 {
     scaled(ONE + mantissa.clamp(0, 0x7f_ffff) as u32, exponent >> 1)
 }
 
-/// The segment of a root: 64 for even exponents, then 64 for odd ones.
+/// The segment of a root. The table has 64 segments for even exponents, then 64 for odd ones.
 #[inline(always)]
 fn root(table: &[Segment; 128], exponent: i32, fraction: u32) -> Segment {
     table[(exponent & 1) as usize * 64 + (fraction >> REST) as usize]
@@ -189,11 +193,12 @@ pub(super) fn lg2(x: u32) -> u32 {
     if x == ONE {
         return 0;
     }
-    // 36 bits behind the point.
+    // A fixed-point number with 36 fraction bits.
     let of_fraction = LG2[(fraction >> REST) as usize].at(fraction & ((1 << REST) - 1), 12, 837, 1) >> 2;
     let fixed = (i64::from(exponent) << 36) + of_fraction;
     let magnitude = if fixed < 0 { !fixed } else { fixed } as u64;
-    // The complement of a negative number leaves out its last unit; what does not fit 24 bits is dropped.
+    // A negative number is formed as the one's complement, without adding the last unit. Bits beyond 24 are
+    // dropped.
     if magnitude == 0 {
         return 0;
     }
@@ -207,7 +212,7 @@ pub(super) fn lg2(x: u32) -> u32 {
 mod tests {
     use super::*;
 
-    /// Σ yᵢ·(i·φ + 1) mod 2⁶⁴ of consecutive results.
+    /// Σ yᵢ·(i·φ + 1) mod 2⁶⁴ over consecutive results yᵢ.
     fn digest(f: fn(u32) -> u32, first: f32, count: u32) -> u64 {
         (0..count).fold(0, |sum: u64, i| {
             let weight = u64::from(i).wrapping_mul(0x9e37_79b9_7f4a_7c15).wrapping_add(1);
@@ -215,7 +220,7 @@ mod tests {
         })
     }
 
-    /// The digests are of the results of an H200 (driver 580.159.04), all of them.
+    /// The digests are of all results of an H200 (driver 580.159.04).
     #[test]
     fn every_fraction_gives_the_device_s_bits() {
         assert_eq!(digest(ex2, 1.0, 1 << 23), 0x553a_2bb8_c2e3_eefe, "ex2");
@@ -225,7 +230,7 @@ mod tests {
         assert_eq!(digest(lg2, 0.5, 1 << 24), 0x5bc6_d795_ce76_d645, "lg2");
     }
 
-    /// Results of the same device where the fraction is not all.
+    /// Results of the same H200 for exponents and special values that the digests do not cover.
     #[test]
     fn ends_and_exponents_are_the_device_s() {
         for (f, x, y) in [

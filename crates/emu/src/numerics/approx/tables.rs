@@ -1,4 +1,5 @@
-//! The coefficients, recovered from an H200's results: each triple is the only one that gives every result of its segment.
+//! The coefficients of the MUFU, derived from results of an H200. Each triple is the only one that gives
+//! every result of its segment.
 
 use super::mufu::Segment;
 

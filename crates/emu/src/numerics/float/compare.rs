@@ -3,7 +3,7 @@
 use super::flush_subnormal;
 use crate::numerics::round::{Decoded, Format};
 
-/// A floating-point comparison. The first six are false, the `…u` ones true, if an operand is NaN.
+/// A floating-point comparison. If an operand is NaN, the first six are false and the `…u` ones are true.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Comparison {
     Eq,
@@ -51,7 +51,7 @@ pub fn compare(comparison: Comparison, format: Format, ftz: bool, a: u64, b: u64
     }
 }
 
-/// A property that `testp` asks for.
+/// A property that `testp` tests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Property {
     Finite,
@@ -63,7 +63,7 @@ pub enum Property {
     Subnormal,
 }
 
-/// `testp`.
+/// The result of `testp`: whether `a` has the property.
 pub fn test(property: Property, format: Format, a: u64) -> bool {
     let decoded = format.decode(a);
     let magnitude = a & format.canonical_nan();

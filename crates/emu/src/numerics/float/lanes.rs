@@ -1,7 +1,8 @@
-//! f32 `.rn` and packed f16 and bf16 arithmetic on whole registers: what attention kernels spend their time in.
+//! f32 `.rn` and packed f16 and bf16 arithmetic on whole registers: the operations that dominate attention
+//! kernels.
 //!
-//! Inactive lanes keep `d`. Hardware vectors and fused multiply-adds are used where the CPU has them; the bits are
-//! the same without.
+//! Inactive lanes of `d` keep their values. Vector instructions and fused multiply-adds are used where the
+//! CPU has them. The results are the same without them.
 
 use pulp::{Simd, WithSimd};
 
@@ -18,17 +19,17 @@ pub enum F32Op {
     Mul,
     /// a · b + c, rounded once.
     Fma,
-    /// a · b + c, rounded once and clamped to [0, 1]: `.sat`, which takes NaN for 0.
+    /// a · b + c, rounded once and clamped to [0, 1] (`.sat`, which turns NaN into 0).
     FmaSat,
     /// a · b + c, rounded down: `.rm`.
     FmaDown,
-    /// The smaller operand; a NaN loses.
+    /// The smaller operand. If one operand is NaN, the other one.
     Min,
-    /// The larger operand; a NaN loses.
+    /// The larger operand. If one operand is NaN, the other one.
     Max,
 }
 
-/// `d = op(a, b, c)` in the lanes of `active`, `c` being read by the fused operations alone.
+/// `d = op(a, b, c)` in the lanes of `active`. Only the fused operations read `c`.
 #[inline]
 pub fn f32_op(op: F32Op, ftz: bool, active: u32, d: &mut Lanes32, [a, b, c]: [&Lanes32; 3]) {
     let arch = pulp::Arch::new();
@@ -80,7 +81,7 @@ pub fn f32_op(op: F32Op, ftz: bool, active: u32, d: &mut Lanes32, [a, b, c]: [&L
     }
 }
 
-/// The smaller of two, −0 below +0, NaN only if both are.
+/// The smaller of two values. −0 is below +0. The result is NaN only if both are NaN.
 #[inline(always)]
 fn smaller(a: f32, b: f32) -> f32 {
     let equal = f32::from_bits(a.to_bits() | b.to_bits());
@@ -91,7 +92,7 @@ fn smaller(a: f32, b: f32) -> f32 {
     } else {
         b
     };
-    // A comparison with NaN is false and leaves b.
+    // A comparison with NaN is false, which selects b.
     if b.is_nan() { a } else { ordered }
 }
 
@@ -100,14 +101,15 @@ fn clamped(x: f32) -> f32 {
     if x > 0.0 { x.min(1.0) } else { 0.0 }
 }
 
-/// a · b + c rounded toward −∞. The product of two f32 is exact in f64; the sum is known with its error, so that its
-/// neighbour below is taken where the nearest f32 lies above the exact result.
+/// a · b + c rounded toward −∞. The product of two f32 is exact in f64. The sum is computed with its error.
+/// Where the nearest f32 lies above the exact result, its lower neighbour is taken.
 #[inline(always)]
 fn fma_down(a: f32, b: f32, c: f32) -> f32 {
     let (product, c) = (f64::from(a) * f64::from(b), f64::from(c));
     let (sum, error) = two_sum(product, c);
     if sum == 0.0 {
-        // Exact, since nothing here is as small as an f64 can be; what cancels is −0 when rounding down (IEEE 754, 6.3).
+        // The sum is exact, because no operand is small enough to underflow in f64. Terms that cancel give −0
+        // when rounding down (IEEE 754, 6.3).
         return if product.is_sign_positive() && c.is_sign_positive() { 0.0 } else { -0.0 };
     }
     let near = sum as f32;
@@ -115,7 +117,8 @@ fn fma_down(a: f32, b: f32, c: f32) -> f32 {
     if above { near.next_down() } else { near }
 }
 
-/// A value rather than a closure, so that its body is sure to be compiled for the vector set chosen.
+/// A struct rather than a closure, so that its body is certain to be compiled for the chosen vector
+/// instructions.
 struct Lanewise<'a, F> {
     f: F,
     ftz: bool,
@@ -143,7 +146,7 @@ impl<F: Fn([f32; 3]) -> f32 + Copy> WithSimd for Lanewise<'_, F> {
 /// Bits of the smallest normal f32.
 pub(in crate::numerics) const MIN_NORMAL: u32 = 0x0080_0000;
 
-/// Magnitudes below `kept` become zero.
+/// Turns magnitudes below `kept` into zero.
 #[inline(always)]
 pub(in crate::numerics) fn flush(bits: u32, kept: u32) -> u32 {
     if bits & 0x7FFF_FFFF < kept { bits & 0x8000_0000 } else { bits }
@@ -171,9 +174,9 @@ pub enum PackedOp {
     Fma,
     /// max(a · b + c, 0): `.relu`.
     FmaRelu,
-    /// The smaller operand; a NaN loses.
+    /// The smaller operand. If one operand is NaN, the other one.
     Min,
-    /// The larger operand; a NaN loses.
+    /// The larger operand. If one operand is NaN, the other one.
     Max,
 }
 
@@ -185,12 +188,12 @@ pub fn packed_op(format: Packed, op: PackedOp, active: u32, d: &mut Lanes32, inp
     }
 }
 
-/// Each operation gives the value before its one rounding, or one that rounds as it does.
+/// Each closure gives the value before the single rounding, or a value that rounds to the same result.
 fn packed_in<const F: u32, const E: u32>(op: PackedOp, active: u32, d: &mut Lanes32, inputs: [&Lanes32; 3]) {
     match op {
         PackedOp::Add => packed::<F, E>(active, d, inputs, |[a, b, _]| sum_to_odd(a, b)),
         PackedOp::Sub => packed::<F, E>(active, d, inputs, |[a, b, _]| sum_to_odd(a, -b)),
-        // At most 22 bits: exact.
+        // The product has at most 22 bits and is exact.
         PackedOp::Mul => packed::<F, E>(active, d, inputs, |[a, b, _]| a * b),
         PackedOp::Fma => packed::<F, E>(active, d, inputs, |[a, b, c]| sum_to_odd(a * b, c)),
         PackedOp::FmaRelu => packed::<F, E>(active, d, inputs, |[a, b, c]| {
@@ -211,7 +214,8 @@ fn packed<const FRACTION: u32, const EXPONENT: u32>(
     pulp::Arch::new().dispatch(PackedLanes::<_, FRACTION, EXPONENT> { f, active, d, inputs });
 }
 
-/// `cvt.rn.{f16x2,bf16x2}.f32 d, a, b` in the lanes of `active`: a to the upper half, b to the lower.
+/// `cvt.rn.{f16x2,bf16x2}.f32 d, a, b` in the lanes of `active`: a goes to the upper half, b to the lower
+/// half.
 pub fn pack(format: Packed, active: u32, d: &mut Lanes32, inputs: [&Lanes32; 2]) {
     let arch = pulp::Arch::new();
     match format {
@@ -312,13 +316,13 @@ fn smaller64(a: f64, b: f64) -> f64 {
     if b.is_nan() { a } else { ordered }
 }
 
-/// x + y rounded to odd, which a later rounding to fewer bits cannot tell from the exact sum (Boldo and Melquiond,
-/// IEEE TC 2008).
+/// x + y rounded to odd. A later rounding to fewer bits gives the same result as for the exact sum (Boldo and
+/// Melquiond, IEEE TC 2008).
 #[inline(always)]
 fn sum_to_odd(x: f64, y: f64) -> f64 {
     let (sum, error) = two_sum(x, y);
     let bits = sum.to_bits();
-    // An even sum that lost something moves one unit toward what it lost.
+    // An inexact sum with an even last bit moves one unit toward the exact sum.
     let moved = if (error > 0.0) == (sum > 0.0) { bits + 1 } else { bits.wrapping_sub(1) };
     if error != 0.0 && error.is_finite() && bits & 1 == 0 { f64::from_bits(moved) } else { sum }
 }
@@ -339,14 +343,15 @@ pub(in crate::numerics) fn widen<const FRACTION: u32>(bits: u32) -> f64 {
     let value = if FRACTION == 7 {
         f32::from_bits(magnitude << 16)
     } else {
-        // f16 fields read as f32 are off by 2^112; that product is exact, also for subnormals.
+        // The bits of an f16 read as an f32 are too small by a factor of 2^112. The product with 2^112 is
+        // exact, also for subnormals.
         let scaled = f32::from_bits(magnitude << 13) * f32::from_bits((127 + 112) << 23);
         if magnitude >= 0x7C00 { f32::from_bits(magnitude << 13 | 0x7F80_0000) } else { scaled }
     };
     f64::from(f32::from_bits(value.to_bits() | sign))
 }
 
-/// Rounds to nearest even: adding and subtracting 1.5·2^52 units leaves a whole number of them.
+/// Rounds to nearest even. Adding and subtracting 1.5·2^52 units leaves a whole number of units.
 #[inline(always)]
 pub(in crate::numerics) fn narrow<const FRACTION: u32, const EXPONENT: u32>(value: f64) -> u32 {
     let bias = (1 << (EXPONENT - 1)) - 1;
@@ -358,8 +363,8 @@ pub(in crate::numerics) fn narrow<const FRACTION: u32, const EXPONENT: u32>(valu
     let bits = if FRACTION == 7 {
         magnitude.to_bits() >> 16
     } else {
-        // An f16 is an f32 with another bias and 13 bits fewer. Below 2^-14 it counts units of 2^-24, which are
-        // the units in the last place of a f32 just above one half.
+        // An f16 is an f32 with another bias and 13 fewer fraction bits. Below 2^-14, an f16 counts units of
+        // 2^-24. These are the units in the last place of an f32 just above one half.
         let normal = (magnitude.to_bits() >> 13).wrapping_sub(112 << 10).min(infinity);
         let subnormal = (magnitude + 0.5).to_bits().wrapping_sub(0.5f32.to_bits());
         if magnitude < 6.103_515_6e-5 { subnormal } else { normal }

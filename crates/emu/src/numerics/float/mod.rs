@@ -1,8 +1,8 @@
 //! IEEE floating-point instructions of PTX: correctly rounded in every mode, in f16, bf16, f32 and f64.
 //!
-//! Scalars travel as bits in `u64`, whatever the format; [`lanes`] works on whole registers and is meant for speed.
-//! A NaN result is NVIDIA's canonical one: 0x7FFF, 0x7FFFFFFF, and for f64 0xFFF8000000000000 (PTX leaves NaN
-//! payloads open; these are what sm_70 to sm_90 return).
+//! Scalars are passed as bits in `u64`, whatever the format. [`lanes`] works on whole registers for speed. A
+//! NaN result is NVIDIA's canonical NaN: 0x7FFF, 0x7FFFFFFF, and for f64 0xFFF8000000000000. (PTX leaves NaN
+//! payloads open; sm_70 to sm_90 return these.)
 
 pub mod compare;
 pub mod lanes;
@@ -10,7 +10,7 @@ pub mod lanes;
 use super::exact;
 use super::round::{Decoded, Exact, Format, Rounding};
 
-/// What precedes and follows the rounding.
+/// Modifiers that apply before and after the rounding.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Modifiers {
     /// `.ftz` (f32 only): subnormal inputs and results become zeros of their sign.
@@ -22,11 +22,11 @@ pub struct Modifiers {
 }
 
 impl Modifiers {
-    /// None.
+    /// No modifiers.
     pub const NONE: Self = Self { ftz: false, sat: false, relu: false };
 }
 
-/// The format's NaN.
+/// The NaN that instructions return in this format.
 pub const fn nan(format: Format) -> u64 {
     match format.fraction_bits {
         52 => 0xFFF8_0000_0000_0000,
@@ -34,7 +34,7 @@ pub const fn nan(format: Format) -> u64 {
     }
 }
 
-/// One of an instruction's correctly rounded operations.
+/// A correctly rounded operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Operation {
     /// a + b.
@@ -53,7 +53,7 @@ pub enum Operation {
     Rcp,
 }
 
-/// `operation` on `[a, b, c]`; operands that it does not have are ignored.
+/// `operation` on `[a, b, c]`. Operands that the operation does not use are ignored.
 pub fn arithmetic(
     operation: Operation,
     format: Format,
@@ -94,7 +94,7 @@ pub fn finish(format: Format, modifiers: Modifiers, bits: u64) -> u64 {
     if modifiers.sat { bits.min(one) } else { bits }
 }
 
-/// Zero with the sign of `bits` if it is subnormal.
+/// `bits`, or zero with their sign if they are subnormal.
 pub fn flush_subnormal(format: Format, bits: u64) -> u64 {
     let magnitude = bits & format.canonical_nan();
     if magnitude < 1 << format.fraction_bits { bits & !format.canonical_nan() } else { bits }
@@ -128,7 +128,8 @@ fn sum(format: Format, rounding: Rounding, a: Decoded, b: Decoded) -> u64 {
     if total.magnitude != 0 {
         return total.round_to(format, rounding);
     }
-    // IEEE 754 §6.3: an exact zero is −0 if both addends are negative, or if they cancel and rounding is down.
+    // IEEE 754 §6.3: an exact zero is −0 if both addends are negative, or if they cancel and rounding is
+    // down.
     let both_zero = x.magnitude == 0 && y.magnitude == 0;
     let negative =
         if both_zero && x.negative == y.negative { x.negative } else { rounding == Rounding::Down };
@@ -180,7 +181,7 @@ fn root(format: Format, rounding: Rounding, a: Decoded) -> u64 {
     }
 }
 
-/// Which of two values `min` and `max` return.
+/// Selects `min` or `max`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Extremum {
     /// `min`.
@@ -226,19 +227,19 @@ pub fn extremum(which: Extremum, format: Format, modifiers: ExtremumModifiers, a
     if modifiers.xorsign_abs { result | (a ^ b) & sign } else { result }
 }
 
-/// An integer that orders as the value does, −0 below +0.
+/// An integer with the same order as the values. −0 is below +0.
 pub(super) fn order_key(format: Format, bits: u64) -> i128 {
     let magnitude = i128::from(bits & format.canonical_nan());
     if bits >> format.sign_bit() & 1 == 1 { -magnitude - 1 } else { magnitude }
 }
 
-/// `abs`; f16 and bf16 keep a NaN's payload, as all others do, too.
+/// `abs`. A NaN keeps its payload in every format.
 pub fn abs(format: Format, ftz: bool, a: u64) -> u64 {
     let bits = if ftz { flush_subnormal(format, a) } else { a };
     bits & format.canonical_nan()
 }
 
-/// `neg`: flips the sign, of NaN as well.
+/// `neg`: flips the sign, including that of a NaN.
 pub fn neg(format: Format, ftz: bool, a: u64) -> u64 {
     let bits = if ftz { flush_subnormal(format, a) } else { a };
     bits ^ 1 << format.sign_bit()

@@ -1,11 +1,12 @@
-//! Rounding against the CPU, directed modes against exact brackets, and the special cases by hand.
+//! Compares rounding with the CPU, checks that directed modes bracket the exact result, and checks special
+//! cases against values computed by hand.
 
 use super::compare::{Comparison, Property, compare, test};
 use super::lanes::{F32Op, Packed, PackedOp, f32_op, pack, packed_op, unpack};
 use super::*;
 use crate::numerics::Lanes32;
 
-/// Bit patterns with all exponents, and every fourth one special.
+/// Bit patterns with all exponents. Every fourth pattern is a special value.
 struct Patterns(u64);
 
 impl Patterns {
@@ -57,7 +58,8 @@ fn nearest_even_is_the_cpu_s_in_f64_and_f32() {
     }
 }
 
-/// Down ≤ exact ≤ up, neighbours unless equal, and toward zero is the one of smaller magnitude.
+/// Checks down ≤ exact ≤ up: both are equal or neighbours, and rounding toward zero gives the one with the
+/// smaller magnitude.
 #[test]
 fn directed_modes_bracket_the_exact_result() {
     let mut p = Patterns(7);
@@ -257,7 +259,7 @@ fn unpacking_a_register_is_cvt_on_each_lane() {
     for (packed, from) in [(Packed::F16x2, FloatType::F16), (Packed::Bf16x2, FloatType::Bf16)] {
         let scalar = Conversion::new(NumberType::Float(FloatType::F32), NumberType::Float(from));
         for first in (0..=0xFFFF).step_by(32) {
-            // The upper half is not the operand's.
+            // The upper half is not part of the operand.
             let a: Lanes32 = std::array::from_fn(|lane| 0xABCD_0000 | (first + lane as u32));
             let mut d = [7; 32];
             unpack(packed, 0x7FFF_FFFF, &mut d, &a);
@@ -274,7 +276,8 @@ fn unpacking_a_register_is_cvt_on_each_lane() {
     }
 }
 
-/// Near cancellation and near powers of two, where rounding down differs most from rounding to nearest.
+/// Uses near cancellation and values near powers of two, where rounding down differs most from rounding to
+/// nearest.
 #[test]
 fn rounding_down_is_exact_where_terms_cancel() {
     let mut p = Patterns(23);

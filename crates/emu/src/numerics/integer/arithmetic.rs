@@ -1,4 +1,5 @@
-//! Multiplication, division, carries and their kin (PTX ISA, "Integer arithmetic" and "Extended-precision").
+//! Multiplication, division, carries and related operations (PTX ISA, "Integer arithmetic" and
+//! "Extended-precision").
 
 use super::IntType;
 
@@ -9,7 +10,7 @@ pub fn mul_lo(ty: IntType, a: u64, b: u64) -> u64 {
 
 /// `mul.hi`: the upper half of the double-width product.
 pub fn mul_hi(ty: IntType, a: u64, b: u64) -> u64 {
-    // Two u64 can exceed i128; their wrapped product has the same bits.
+    // The product of two u64 can exceed i128. The wrapped product has the same bits.
     let product = ty.read(a).wrapping_mul(ty.read(b));
     if ty.is_signed() {
         ty.write(product >> ty.bits())
@@ -53,8 +54,8 @@ pub fn mad24_hi_sat_s32(a: u64, b: u64, c: u64) -> u64 {
     ty.saturate((product24(ty, a, b) >> 16) + ty.read(c))
 }
 
-/// `div`. By zero PTX leaves the result unspecified; NVIDIA's code gives all ones, and so does this. The smallest
-/// signed number divided by −1 wraps to itself.
+/// `div`. PTX leaves division by zero unspecified. NVIDIA's code gives all ones, and so does this function.
+/// The smallest signed number divided by −1 wraps to itself.
 pub fn div(ty: IntType, a: u64, b: u64) -> u64 {
     match ty.read(b) {
         0 => ty.write(-1),
@@ -62,7 +63,7 @@ pub fn div(ty: IntType, a: u64, b: u64) -> u64 {
     }
 }
 
-/// `rem`, with the sign of the dividend. By zero: all ones, as for [`div`].
+/// `rem`, with the sign of the dividend. A zero divisor gives all ones, as for [`div`].
 pub fn rem(ty: IntType, a: u64, b: u64) -> u64 {
     match ty.read(b) {
         0 => ty.write(-1),
@@ -85,7 +86,7 @@ pub fn sad(ty: IntType, a: u64, b: u64, c: u64) -> u64 {
     ty.write(ty.read(c) + (ty.read(a) - ty.read(b)).abs())
 }
 
-/// `abs`; the smallest number stays itself.
+/// `abs`. The smallest number stays unchanged.
 pub fn abs(ty: IntType, a: u64) -> u64 {
     ty.write(ty.read(a).abs())
 }
@@ -100,7 +101,7 @@ pub fn max(ty: IntType, a: u64, b: u64) -> u64 {
     ty.write(ty.read(a).max(ty.read(b)))
 }
 
-/// A result and the carry flag CC.CF left behind.
+/// A result, and the carry flag CC.CF after the instruction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Carried {
     /// The low bits.
@@ -116,7 +117,8 @@ pub fn add_carry(ty: IntType, a: u64, b: u64, carry: u64) -> Carried {
     Carried { value: sum as u64 & mask, carry: (sum >> ty.bits()) as u64 }
 }
 
-/// `sub.cc` (`borrow` = 0) and `subc.cc`: a − (b + borrow). CC.CF then holds the borrow-out (PTX ISA, "sub.cc").
+/// `sub.cc` (`borrow` = 0) and `subc.cc`: a − (b + borrow). CC.CF then holds the borrow-out (PTX ISA,
+/// "sub.cc").
 pub fn sub_borrow(ty: IntType, a: u64, b: u64, borrow: u64) -> Carried {
     let mask = u64::MAX >> (64 - ty.bits());
     let difference = i128::from(a & mask) - i128::from(b & mask) - i128::from(borrow & 1);
@@ -159,7 +161,7 @@ mod tests {
         assert_eq!(div(IntType::U64, u64::MAX, 2), u64::MAX / 2);
     }
 
-    /// 128-bit arithmetic built from 64- and 32-bit pieces must agree with the CPU's.
+    /// Compares 128-bit arithmetic built from 64- and 32-bit pieces with that of the CPU.
     #[test]
     fn carries_chain_into_long_arithmetic() {
         let mut x = 0x0123_4567_89AB_CDEF_u128;

@@ -2,12 +2,12 @@
 
 use super::IntType;
 
-/// Overlong amounts in `shf`, `szext` and `bmsk`.
+/// How `shf`, `szext` and `bmsk` treat amounts beyond the register's width.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Overlong {
-    /// `.clamp`: as the width of the register.
+    /// `.clamp`: the amount is limited to the width of the register.
     Clamp,
-    /// `.wrap`: modulo 32.
+    /// `.wrap`: the amount is taken modulo 32.
     Wrap,
 }
 
@@ -16,7 +16,7 @@ pub fn popc(a: u64) -> u64 {
     u64::from(a.count_ones())
 }
 
-/// `clz.b32` or `clz.b64`; the width for zero.
+/// `clz.b32` or `clz.b64`. For zero the result is the width.
 pub fn clz(ty: IntType, a: u64) -> u64 {
     u64::from((a << (64 - ty.bits())).leading_zeros().min(ty.bits()))
 }
@@ -47,7 +47,8 @@ pub fn bfe(ty: IntType, a: u64, b: u64, c: u64) -> u64 {
     if length == 0 {
         return 0;
     }
-    // Reading as i128 supplies the sign beyond the register, which is what a field that sticks out takes.
+    // Reading as i128 supplies the sign bits beyond the register. A field that extends past the register
+    // takes them.
     let field = ty.read(a) >> position.min(127);
     let unused = 128 - length.min(128);
     if ty.is_signed() {
@@ -57,7 +58,7 @@ pub fn bfe(ty: IntType, a: u64, b: u64, c: u64) -> u64 {
     }
 }
 
-/// `bfi`: the low `d & 255` bits of a into b from bit `c & 255`.
+/// `bfi`: b, with the field from bit `c & 255` replaced by the low `d & 255` bits of a.
 pub fn bfi(ty: IntType, a: u64, b: u64, c: u64, d: u64) -> u64 {
     let (position, length) = ((c & 255) as u32, (d & 255) as u32);
     if position >= ty.bits() || length == 0 {
@@ -77,7 +78,7 @@ pub fn bmsk(mode: Overlong, a: u32, b: u32) -> u32 {
     (ones << a) as u32
 }
 
-/// `szext`: the low `n` bits of a, extended as `ty` (u32 or s32) says.
+/// `szext`: the low `n` bits of a, sign- or zero-extended according to `ty` (s32 or u32).
 pub fn szext(ty: IntType, mode: Overlong, a: u32, n: u32) -> u32 {
     let n = match mode {
         Overlong::Clamp if n >= 32 => return a,
@@ -130,23 +131,23 @@ pub fn lop3(a: u32, b: u32, c: u32, lut: u8) -> u32 {
 /// How `prmt` reads its selector.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Permute {
-    /// No mode: four nibbles, each a byte number and a flag to replicate that byte's sign.
+    /// No mode: four nibbles, each with a byte index and a flag that replicates the sign of that byte.
     Generic,
-    /// `.f4e`: four bytes upward from the selector.
+    /// `.f4e`: four bytes upward from the selected byte.
     Forward4Extract,
-    /// `.b4e`: four bytes downward from the selector.
+    /// `.b4e`: four bytes downward from the selected byte.
     Backward4Extract,
-    /// `.rc8`: one byte, four times.
+    /// `.rc8`: the selected byte, four times.
     Replicate8,
-    /// `.ecl`: bytes below the selector clamped to it.
+    /// `.ecl`: byte indices below the selector are clamped to it.
     EdgeClampLeft,
-    /// `.ecr`: bytes above the selector clamped to it.
+    /// `.ecr`: byte indices above the selector are clamped to it.
     EdgeClampRight,
-    /// `.rc16`: one half, twice.
+    /// `.rc16`: the selected half, twice.
     Replicate16,
 }
 
-/// `prmt`: four bytes picked from `{b, a}`.
+/// `prmt`: four bytes selected from `{b, a}`.
 pub fn prmt(mode: Permute, a: u32, b: u32, selector: u32) -> u32 {
     let bytes = (u64::from(b) << 32 | u64::from(a)).to_le_bytes();
     let s = selector & 3;
@@ -166,7 +167,7 @@ pub fn prmt(mode: Permute, a: u32, b: u32, selector: u32) -> u32 {
     u32::from_le_bytes([pick(0), pick(1), pick(2), pick(3)])
 }
 
-/// `fns`: the `offset`-th set bit of `mask` from bit `base`, upward or downward, or 0xFFFFFFFF.
+/// `fns`: the `offset`-th set bit of `mask`, counted upward or downward from bit `base`, or 0xFFFFFFFF.
 pub fn fns(mask: u32, base: u32, offset: i32) -> u32 {
     let set = |position: &i64| mask >> position & 1 == 1;
     let base = i64::from(base & 31);
@@ -214,7 +215,7 @@ mod tests {
         assert_eq!(bfind_shiftamt(S64, 1), 63);
         assert_eq!((clz(U32, 0), clz(U64, 1), popc(0xF0F0)), (32, 63, 8));
         assert_eq!(brev(U32, 1), 0x8000_0000);
-        // The examples of PTX ISA, fns.
+        // The examples of the PTX ISA, "fns".
         assert_eq!([fns(0xAAAA_AAAA, 3, 1), fns(0xAAAA_AAAA, 3, -1)], [3, 3]);
         assert_eq!([fns(0xAAAA_AAAA, 2, 1), fns(0xAAAA_AAAA, 2, -1)], [3, 1]);
         assert_eq!([fns(0xAAAA_AAAA, 2, 0), fns(1, 31, 5)], [u32::MAX, u32::MAX]);

@@ -1,10 +1,10 @@
-//! Integer instructions, one lane at a time. Values travel as `u64`, zero-extended from the type's width.
+//! Integer instructions, one lane at a time. Values are passed as `u64`, zero-extended from the type's width.
 
 pub mod arithmetic;
 pub mod bits;
 pub mod packed;
 
-/// An integer type of PTX. Untyped `.bN` operands are the unsigned type of that width.
+/// An integer type of PTX. An untyped `.bN` operand is represented by the unsigned type of that width.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum IntType {
     U8,
@@ -43,7 +43,7 @@ impl IntType {
         if self.is_signed() { (-(1 << (bits - 1)), (1 << (bits - 1)) - 1) } else { (0, (1 << bits) - 1) }
     }
 
-    /// The number that the low bits of `bits` denote.
+    /// The number that the low bits of `bits` represent.
     #[inline]
     pub const fn read(self, bits: u64) -> i128 {
         let unused = 64 - self.bits();
@@ -54,7 +54,7 @@ impl IntType {
         }
     }
 
-    /// The low bits of `value`, zero-extended: arithmetic wraps.
+    /// The low bits of `value`, zero-extended, so that arithmetic wraps.
     #[inline]
     pub const fn write(self, value: i128) -> u64 {
         let unused = 64 - self.bits();

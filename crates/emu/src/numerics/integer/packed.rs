@@ -7,12 +7,13 @@ fn piece(ty: IntType, word: u32, i: u32) -> i64 {
     ty.read(u64::from(word >> (ty.bits() * i))) as i64
 }
 
-/// `cvt.pack.sat`: `b` lowest, above it `a`, each saturated to `bits` bits, and above them the low bits of `c`.
+/// `cvt.pack.sat`: `b` in the lowest bits, `a` above it, each saturated to `bits` bits. The low bits of `c`
+/// fill the bits above.
 pub fn saturated(bits: u32, signed: bool, a: i32, b: i32, c: u32) -> u32 {
     let (least, most) =
         if signed { (-(1 << (bits - 1)), (1 << (bits - 1)) - 1) } else { (0, (1 << bits) - 1) };
     let element = |x: i32| i64::from(x).clamp(least, most) as u64 & (u64::MAX >> (64 - bits));
-    // Nothing has checked yet that two elements fit a word.
+    // The decoder has not checked that two elements fit a word.
     let pair = (element(a) << bits | element(b)) as u32;
     if bits < 16 { c << (2 * bits) | pair } else { pair }
 }
@@ -23,7 +24,7 @@ pub fn dp4a(a_type: IntType, b_type: IntType, a: u32, b: u32, c: u32) -> u32 {
     c.wrapping_add(sum as u32)
 }
 
-/// Which bytes of b a `dp2a` takes.
+/// The bytes of b that a `dp2a` uses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Half {
     /// `.lo`: bytes 0 and 1.
@@ -32,7 +33,7 @@ pub enum Half {
     High,
 }
 
-/// `dp2a`: c plus two products of a half by a byte; `a_type` is u16 or s16, `b_type` u8 or s8.
+/// `dp2a`: c plus two products of a half and a byte. `a_type` is u16 or s16, `b_type` is u8 or s8.
 pub fn dp2a(half: Half, a_type: IntType, b_type: IntType, a: u32, b: u32, c: u32) -> u32 {
     let first = match half {
         Half::Low => 0,
@@ -42,7 +43,7 @@ pub fn dp2a(half: Half, a_type: IntType, b_type: IntType, a: u32, b: u32, c: u32
     c.wrapping_add(sum as u32)
 }
 
-/// Applies `f` to the two halves of each word: `min.u16x2`, `max.s16x2` and their like.
+/// Applies `f` to the two halves of each word: `min.u16x2`, `max.s16x2` and similar instructions.
 pub fn halves(ty: IntType, a: u32, b: u32, f: impl Fn(i64, i64) -> i64) -> u32 {
     (0..2).fold(0, |word, i| {
         let result = f(piece(ty, a, i), piece(ty, b, i));

@@ -1,4 +1,4 @@
-//! Operand elements as integer significand and exponent.
+//! Decodes operand elements to an integer significand and an exponent.
 
 use super::super::round::{Decoded, Format, Rounding};
 use super::Input;
@@ -16,12 +16,12 @@ pub fn format(input: Input) -> Format {
     }
 }
 
-/// Element `k` of a register's run, as the bits of [`format`].
+/// Element `k` of the run of elements that a register holds, as bits of [`format()`].
 #[inline(always)]
 pub fn element(input: Input, register: u32, k: usize) -> u32 {
     match input {
         Input::F16 | Input::Bf16 => register >> (16 * (k % 2)) & 0xFFFF,
-        // The tensor core ignores the 13 low bits of the f32 that carries a tf32.
+        // The tensor core ignores the 13 low bits of the f32 register that holds a tf32.
         Input::Tf32 => register >> 13,
         Input::E4m3 | Input::E5m2 | Input::S8 | Input::U8 => register >> (8 * (k % 4)) & 0xFF,
         Input::Bits(_) => register >> (k % 32) & 1,
@@ -29,7 +29,7 @@ pub fn element(input: Input, register: u32, k: usize) -> u32 {
     }
 }
 
-/// Bits of an element in the multiplier's format: fp8 widened to f16 where the recipe runs it so.
+/// Bits of an element in the multiplier's format. fp8 is widened to f16 where the recipe multiplies in f16.
 #[inline(always)]
 pub fn widen(recipe: &Recipe, input: Input, bits: u32) -> u32 {
     match (recipe.order, input) {
@@ -39,7 +39,7 @@ pub fn widen(recipe: &Recipe, input: Input, bits: u32) -> u32 {
     }
 }
 
-/// Every e4m3 as f16, exactly.
+/// Every e4m3 value as an exact f16.
 static E4M3_AS_F16: std::sync::LazyLock<[u16; 256]> = std::sync::LazyLock::new(|| {
     std::array::from_fn(|bits| match Format::E4M3.decode(bits as u64) {
         Decoded::Finite(value) => value.round_to(Format::F16, Rounding::NearestEven) as u16,

@@ -1,9 +1,10 @@
-//! The tensor core's sum over 16 rows at once. Gives the bits of [`super::reference`] for finite operands and hands
-//! every other fragment to it.
+//! The tensor core's sum, 16 rows at a time. For finite operands the results equal those of
+//! [`super::reference`]. All other fragments are passed to that module.
 //!
-//! A column of D is computed as vectors over its 16 rows, one element of B broadcast at a time, in two passes: the
-//! largest exponent, then the aligned and truncated products, summed in i32. Significands have at most 11 bits, so
-//! a product shifted to 25 fraction bits stays below 2^27 and 16 of them below 2^31.
+//! A column of D is computed as vectors over its 16 rows, with one element of B broadcast at a time. The
+//! first pass finds the largest exponent. The second pass sums the aligned and truncated products in i32.
+//! Significands have at most 11 bits. A product shifted to 25 fraction bits therefore stays below 2^27, and a
+//! sum of 16 products below 2^31.
 
 use std::ops::Range;
 
@@ -17,10 +18,11 @@ use super::{Accumulator, Input, MmaKind, TensorRules, decode, reference};
 
 const ROWS: usize = 16;
 const COLUMNS: usize = 8;
-/// Products whose aligned sum is sure to fit an i32.
+/// The number of products whose aligned sum always fits an i32.
 const RUN: usize = 16;
 
-/// How exponents are stored: shifted to be positive, and for zeros below all that matter.
+/// Encoding of exponents: `shift` makes them positive, and `zero` stands for a zero, below all exponents that
+/// matter.
 #[derive(Clone, Copy)]
 struct Exponents {
     shift: i32,
@@ -33,19 +35,19 @@ const FACTOR: Exponents = Exponents { shift: 512, zero: 0 };
 const SUM: Exponents =
     Exponents { shift: 2 * FACTOR.shift, zero: (2 * FACTOR.shift + LEAST_ALIGNMENT) as u32 };
 
-/// A or B in the order of execution: `[k][row or column]`, value = ±magnitude · 2^(exponent − fraction bits).
+/// A or B in the order of execution: `[k][row or column]`. value = ±magnitude · 2^(exponent − fraction bits).
 struct Side<const K: usize, const W: usize> {
-    /// All bits set where negative.
+    /// All bits are set for a negative value.
     sign: [[u32; W]; K],
     magnitude: [[u32; W]; K],
-    /// That of the leading bit of the format, also for subnormals, stored as [`Exponents`] says.
+    /// Exponent of the format's leading bit, also for subnormals, encoded as in [`Exponents`].
     exponent: [[u32; W]; K],
 }
 
 /// C or a partial sum: `[column][row]`, with 24-bit magnitudes.
 type Sums = Side<COLUMNS, ROWS>;
 
-/// D of a floating-point kind with f16 or f32 accumulators, whose operands have been checked.
+/// D of a floating-point kind with f16 or f32 accumulators. The operands have been checked.
 pub fn mma(
     kind: MmaKind,
     rules: TensorRules,
@@ -61,7 +63,8 @@ pub fn mma(
     }
 }
 
-/// The arguments as a value: unlike a closure, its body is sure to be compiled for the vector set chosen.
+/// The arguments as a struct: unlike a closure, its body is certain to be compiled for the chosen vector
+/// instructions.
 struct Finite<'a> {
     kind: MmaKind,
     recipe: Recipe,
@@ -72,7 +75,7 @@ struct Finite<'a> {
 }
 
 impl pulp::WithSimd for Finite<'_> {
-    /// `None` as soon as an operand or a sum is not finite.
+    /// `None` when an operand or a sum is not finite.
     type Output = Option<()>;
 
     #[inline(always)]
@@ -94,13 +97,14 @@ impl pulp::WithSimd for Finite<'_> {
 }
 
 impl Finite<'_> {
-    /// With `E` elements to an operand register, `K` products to a dot product and `CHUNK` to a fused sum.
+    /// Runs with `E` elements per operand register, `K` products per dot product and `CHUNK` products per
+    /// fused sum.
     #[inline(always)]
     fn run<S: Simd, const E: usize, const K: usize, const CHUNK: usize>(self, simd: S) -> Option<()> {
         let Self { kind, recipe, a, b, c, d } = self;
         let (rows, columns) = gather::<E, K>(kind, &recipe, a, b);
         let [fa, fb] = [kind.a(), kind.b()].map(|input| decode::format(recipe.operand(input)));
-        // A carries the shift that gives a product of the largest exponent all the bits kept.
+        // A is shifted so that a product with the largest exponent has all the bits that are kept.
         let side_a =
             decode_side(fa, recipe.fraction_bits - fa.fraction_bits - fb.fraction_bits, FACTOR, &rows)?;
         let side_b = decode_side(fb, 0, FACTOR, &columns)?;
@@ -128,7 +132,7 @@ impl Finite<'_> {
     }
 }
 
-/// Element bits of A and B, transposed so that a row of the result holds all rows (columns) of one k.
+/// Element bits of A and B. A row of the result holds the elements of all rows (columns) for one k.
 #[inline(always)]
 fn gather<const E: usize, const K: usize>(
     kind: MmaKind,
@@ -138,7 +142,7 @@ fn gather<const E: usize, const K: usize>(
 ) -> ([[u32; ROWS]; K], [[u32; COLUMNS]; K]) {
     let mut rows = [[0; ROWS]; K];
     let mut columns = [[0; COLUMNS]; K];
-    // A register holds elements of 4·E neighbours in k.
+    // A register of each of four lanes holds `E` elements, so four lanes hold 4·E consecutive elements in k.
     for run in 0..K / (4 * E) {
         let (upper, lower, right) = (transpose(&a[2 * run]), transpose(&a[2 * run + 1]), transpose(&b[run]));
         for offset in 0..4 * E {
@@ -160,7 +164,7 @@ fn gather<const E: usize, const K: usize>(
     (rows, columns)
 }
 
-/// A register by place in the group, then by group.
+/// A register indexed by the lane's position in its group, then by group.
 #[inline(always)]
 fn transpose(register: &Lanes32) -> [[u32; 8]; 4] {
     let mut by_place = [[0; 8]; 4];
@@ -172,7 +176,7 @@ fn transpose(register: &Lanes32) -> [[u32; 8]; 4] {
     by_place
 }
 
-/// Clears what stands beside the element in its register and brings it to the multiplier's format.
+/// Clears the bits beside the element in its register and converts the element to the multiplier's format.
 #[inline(always)]
 fn finish_elements<const E: usize, const K: usize, const W: usize>(
     input: Input,
@@ -186,7 +190,7 @@ fn finish_elements<const E: usize, const K: usize, const W: usize>(
     }
 }
 
-/// Splits bits into sign, magnitude · 2^`up` and exponent; `None` if there is a NaN or infinity.
+/// Splits bits into sign, magnitude · 2^`up` and exponent. `None` if an element is NaN or infinite.
 #[inline(always)]
 fn decode_side<const K: usize, const W: usize>(
     format: Format,
@@ -250,12 +254,12 @@ fn scatter(accumulator: Accumulator, bits: &[[u32; ROWS]; COLUMNS], d: &mut [Lan
     }
 }
 
-/// FADD or HADD2: adds `given` to `sums`, to nearest even.
+/// Adds `given` to `sums`, rounding to nearest even, as FADD or HADD2 does.
 #[inline(always)]
 fn add_rounded(accumulator: Accumulator, sums: &mut [u32], given: &[u32]) {
     for (sum, &given) in sums.iter_mut().zip(given) {
         *sum = match accumulator {
-            // Two f16 have at most 51 bits between them: their f64 sum is exact.
+            // The sum of two f16 has at most 51 bits and is exact in f64.
             Accumulator::F16 => narrow::<10, 5>(widen::<10>(given) + widen::<10>(*sum)),
             _ => {
                 let sum = f32::from_bits(given) + f32::from_bits(*sum);
@@ -265,7 +269,7 @@ fn add_rounded(accumulator: Accumulator, sums: &mut [u32], given: &[u32]) {
     }
 }
 
-/// Partial sums as 24-bit significands, whatever their format.
+/// Partial sums as 24-bit significands, for either format.
 #[inline(always)]
 fn decode_sums(accumulator: Accumulator, bits: &[[u32; ROWS]; COLUMNS]) -> Option<Sums> {
     match accumulator {
@@ -295,7 +299,8 @@ fn column_sum<S: Simd, const K: usize, const CHUNK: usize>(
             *largest = simd.max_u32s(*largest, exponent);
         }
     }
-    // C has 23 fraction bits: 2 more, and recipes with fewer than 25 shift further.
+    // C has 23 fraction bits. It is shifted left by 2, and recipes with fewer than 25 bits shift right by
+    // `extra`.
     let extra = 25 - recipe.fraction_bits;
     let mut total = [0f64; ROWS];
     for row in 0..ROWS {
@@ -339,7 +344,7 @@ fn products<S: Simd, const K: usize>(
     sum
 }
 
-/// Exponent of the unit in which a sum with this largest (shifted) exponent is counted.
+/// Exponent of the unit in which a sum with this largest exponent (encoded) is counted.
 #[inline(always)]
 fn unit_exponent(largest: u32, recipe: &Recipe) -> i32 {
     largest as i32 - SUM.shift - recipe.fraction_bits as i32
@@ -351,23 +356,23 @@ fn power_of_two(exponent: i32) -> f64 {
     f64::from_bits(((exponent + 1023) as u64) << 52)
 }
 
-/// Rounds `total · 2^(largest − kept)` toward zero to f32 (or to the shorter fraction of Ada's fp8).
+/// Rounds `total · 2^(largest − kept)` toward zero to f32, or to the shorter fraction of Ada's fp8 sums.
 #[inline(always)]
 fn to_f32(total: &[f64; ROWS], largest: &[u32; ROWS], recipe: &Recipe) -> [u32; ROWS] {
-    // The unit of subnormals is dealt with by an integer truncation, that of normals by clearing low bits.
+    // Subnormals are truncated as integers, normal numbers by clearing low bits.
     let unit = Format::F32.min_exponent() - recipe.output_fraction as i32;
     let mask = !((1u64 << (52 - recipe.output_fraction)) - 1);
     let mut bits = [0; ROWS];
     for row in 0..ROWS {
         let units = (total[row] * power_of_two(unit_exponent(largest[row], recipe) - unit)).trunc();
         let kept = f64::from_bits(units.to_bits() & mask) * power_of_two(unit);
-        // Adding zero turns −0, left by a truncated negative, into the +0 of an integer sum.
+        // Adding zero turns −0, left by a truncated negative value, into +0, the zero of an integer sum.
         bits[row] = ((kept + 0.0) as f32).to_bits();
     }
     bits
 }
 
-/// Rounds to nearest even f16; a zero is +0.
+/// Rounds to f16, to nearest even. A zero result is +0.
 #[inline(always)]
 fn to_f16(total: &[f64; ROWS], largest: &[u32; ROWS], recipe: &Recipe) -> [u32; ROWS] {
     let mut bits = [0; ROWS];
@@ -378,6 +383,6 @@ fn to_f16(total: &[f64; ROWS], largest: &[u32; ROWS], recipe: &Recipe) -> [u32; 
     bits
 }
 
-// The i32 sums rely on 11-bit significands at most.
+// The i32 sums require significands of at most 11 bits.
 const _: () = assert!(Format::F16.fraction_bits <= 10 && Format::TF32.fraction_bits <= 10);
 const _: () = assert!(Input::F16.bits() * RUN == 256);

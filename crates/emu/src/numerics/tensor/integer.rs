@@ -3,7 +3,7 @@
 use super::super::Lanes32;
 use super::{Accumulator, BitProduct, Input, MmaKind, decode, layout};
 
-/// D of an s8/u8 kind whose operands have been checked. `.satfinite` clamps the exact sum once; without it the
+/// D of an s8/u8 kind. The operands have been checked. `.satfinite` clamps the exact sum once. Without it the
 /// sum wraps (PTX ISA: "accumulator wraps").
 pub fn mma(kind: MmaKind, a: &[Lanes32], b: &[Lanes32], c: &[Lanes32], d: &mut [Lanes32]) {
     let shape = kind.shape();
@@ -21,7 +21,7 @@ pub fn mma(kind: MmaKind, a: &[Lanes32], b: &[Lanes32], c: &[Lanes32], d: &mut [
     }
     let saturate = matches!(kind.accumulator(), Accumulator::S32 { saturate: true });
     for column in 0..shape.n {
-        // At most 32 products of 16 bits: no partial sum leaves 32 bits.
+        // At most 32 products of 16 bits: every partial sum fits 32 bits.
         let mut sums = [0i32; 16];
         for (rows, columns) in matrix_a.iter().zip(&matrix_b).take(shape.k) {
             for (sum, factor) in sums.iter_mut().zip(rows) {
@@ -37,7 +37,7 @@ pub fn mma(kind: MmaKind, a: &[Lanes32], b: &[Lanes32], c: &[Lanes32], d: &mut [
     }
 }
 
-/// D of a kind of bits whose operands have been checked: a register is a run of 32 in k.
+/// D of a single-bit kind. The operands have been checked. A register holds 32 consecutive elements in k.
 pub fn mma_bits(kind: MmaKind, a: &[Lanes32], b: &[Lanes32], c: &[Lanes32], d: &mut [Lanes32]) {
     let shape = kind.shape();
     for row in 0..shape.m {

@@ -1,4 +1,4 @@
-//! Which `mma.sync` exist: shapes, element types, and the architectures that have them.
+//! The `mma.sync` kinds that exist: shapes, element types, and the architectures that support them.
 
 /// M, N and K of one warp-wide product: A is M×K, B is K×N, C and D are M×N.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -34,7 +34,7 @@ pub enum Input {
     Bits(BitProduct),
 }
 
-/// How bits are multiplied; the ones of the product are counted.
+/// The operation that multiplies single bits. The ones of the product are counted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum BitProduct {
     /// `.xor.popc`
@@ -80,26 +80,27 @@ pub enum Accumulator {
     },
 }
 
-/// The tensor core whose arithmetic is followed.
+/// The architecture whose tensor-core arithmetic is used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum TensorRules {
     /// sm_80, sm_86, sm_87: 24 bits kept, at most 8 f16 products in one sum.
     Ampere,
-    /// sm_89: as Ampere, and fp8 with 13 bits.
+    /// sm_89: like Ampere, and fp8 with 13 bits.
     Ada,
     /// sm_90: 25 bits kept, 16 f16 products in one sum; fp8 `mma.sync` runs as f16.
     Hopper,
-    /// `wgmma` of sm_90a: as Hopper, but fp8 is native, with 32 products in one sum and 13 bits (MMA-Sim; not re-measured
-    /// here).
+    /// `wgmma` of sm_90a: like Hopper, but fp8 is native, with 32 products in one sum and 13 bits (MMA-Sim;
+    /// not re-measured here).
     HopperAsync,
-    /// sm_100, sm_103: as Hopper; fp8 `mma.sync` runs as f16 there too.
+    /// sm_100, sm_103: like Hopper. fp8 `mma.sync` also runs as f16.
     Blackwell,
-    /// sm_120, sm_121: 25 bits kept; fp8 is native with 32 products in one sum (MMA-Sim; not re-measured here).
+    /// sm_120, sm_121: 25 bits kept; fp8 is native with 32 products in one sum (MMA-Sim; not re-measured
+    /// here).
     RtxBlackwell,
 }
 
 impl TensorRules {
-    /// The rules of compute capability `sm` (80 for sm_80), if it has `mma.sync` of sm_80 or later.
+    /// The rules of compute capability `sm` (80 for sm_80); `None` if it lacks the `mma.sync` of sm_80.
     pub const fn of_sm(sm: u32) -> Option<Self> {
         match sm {
             80..=88 => Some(Self::Ampere),
@@ -112,7 +113,7 @@ impl TensorRules {
     }
 }
 
-/// One dense `mma.sync` that PTX defines; [`MmaKind::new`] admits no other.
+/// A dense `mma.sync` that PTX defines. [`MmaKind::new`] rejects all others.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct MmaKind {
     shape: Shape,
@@ -121,21 +122,21 @@ pub struct MmaKind {
     accumulator: Accumulator,
 }
 
-/// No such `mma.sync`, or not on this architecture.
+/// The `mma.sync` does not exist, or not on this architecture.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{kind:?} does not exist on {rules:?} (PTX ISA, mma.sync: shapes and types by target)")]
 pub struct UnsupportedMma {
-    /// What was asked for.
+    /// The requested kind.
     pub kind: MmaKind,
-    /// The architecture; Hopper, the most complete one, where no architecture was named.
+    /// The architecture. If none was named, Hopper, which supports the most kinds.
     pub rules: TensorRules,
 }
 
 impl MmaKind {
-    /// Checks shape against types (PTX ISA, table of `mma.sync` shapes).
+    /// Makes a kind if PTX defines the shape for the types (PTX ISA, table of `mma.sync` shapes).
     ///
     /// # Errors
-    /// A combination that PTX does not define.
+    /// PTX does not define the combination.
     pub fn new(shape: Shape, a: Input, b: Input, accumulator: Accumulator) -> Result<Self, UnsupportedMma> {
         let kind = Self { shape, a, b, accumulator };
         let dims = (shape.m, shape.n, shape.k);
@@ -165,7 +166,7 @@ impl MmaKind {
         if exists { Ok(kind) } else { Err(UnsupportedMma { kind, rules: TensorRules::Hopper }) }
     }
 
-    /// Every kind there is, for tests over all of them.
+    /// All kinds that exist, for tests.
     pub fn all() -> Vec<Self> {
         use Accumulator as Acc;
         use Input::{Bf16, Bits, E4m3, E5m2, F16, F64, S8, Tf32, U8};
@@ -187,7 +188,7 @@ impl MmaKind {
     /// Whether the target of `rules` has this instruction.
     ///
     /// # Errors
-    /// It has not: fp8 before sm_89, f64 with 16 rows before sm_90.
+    /// The target lacks the instruction: fp8 before sm_89, f64 with 16 rows before sm_90.
     pub fn check(self, rules: TensorRules) -> Result<(), UnsupportedMma> {
         let early = matches!(rules, TensorRules::Ampere | TensorRules::Ada);
         let missing = match class(self.a) {
@@ -198,7 +199,7 @@ impl MmaKind {
         if missing { Err(UnsupportedMma { kind: self, rules }) } else { Ok(()) }
     }
 
-    /// M, N, K.
+    /// The shape M×N×K.
     pub const fn shape(self) -> Shape {
         self.shape
     }
@@ -218,7 +219,7 @@ impl MmaKind {
         self.accumulator
     }
 
-    /// Registers a lane holds of A, of B, and of C (as many as of D).
+    /// Registers that a lane holds of A, of B and of C. D has as many as C.
     pub const fn registers(self) -> [usize; 3] {
         let Shape { m, n, k } = self.shape;
         let c = match self.accumulator {
@@ -229,7 +230,7 @@ impl MmaKind {
     }
 }
 
-/// Types that may meet in one product.
+/// Groups of element types. A and B must be in the same group.
 #[derive(PartialEq, Eq)]
 enum Class {
     F16,

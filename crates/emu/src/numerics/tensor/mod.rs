@@ -1,15 +1,15 @@
 //! `mma.sync` bit for bit: D = A·B + C over the fragments of one warp (PTX ISA, "Matrix multiply-accumulate
 //! operation using mma instruction").
 //!
-//! A tensor core does not round after each addition. It multiplies exactly, aligns the products and C to the
-//! largest exponent among them, truncates each toward zero to a few bits below that exponent, adds exactly and
-//! rounds once: toward zero for f32, to nearest even for f16. Zeros take no part in the alignment, a zero sum is +0,
-//! NaN comes out as 0x7FFFFFFF or 0x7FFF. How many products join one such sum, and how many bits are kept, is the
-//! architecture's: see [`TensorRules`] and [`recipe`].
+//! A tensor core does not round after each addition. It multiplies exactly and aligns the products and C to
+//! the largest exponent among them. It truncates each toward zero to a few bits below that exponent, adds
+//! exactly and rounds once: toward zero for f32, to nearest even for f16. Zeros take no part in the
+//! alignment, and a zero sum is +0. NaN results are 0x7FFFFFFF or 0x7FFF. The number of products in one such
+//! sum and the number of bits kept depend on the architecture: see [`TensorRules`] and [`recipe`].
 //!
-//! Sources: Fasi et al. (PeerJ CS 7:e330, 2021), Khattak and Mikaitis (arXiv 2512.07004), MMA-Sim (arXiv 2511.10909),
-//! the machine code of each target, and, for Hopper, comparison with an H200. The rules of the other architectures
-//! have not been compared with hardware here.
+//! Sources: Fasi et al. (PeerJ CS 7:e330, 2021), Khattak and Mikaitis (arXiv 2512.07004), MMA-Sim (arXiv
+//! 2511.10909), the machine code of each target, and, for Hopper, comparison with an H200. The rules of the
+//! other architectures have not been compared with hardware here.
 
 mod decode;
 mod fast;
@@ -28,7 +28,7 @@ pub use random::{Distribution, Fragment, Fragment64, random_fragment, random_fra
 
 use super::{Lanes32, Lanes64};
 
-/// The registers handed to an [`mma`] do not fit its kind.
+/// The number of registers passed to an [`mma`] does not match its kind.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{kind:?} takes {expected} registers in operand {operand}, got {found}")]
 pub struct OperandError {
@@ -36,19 +36,19 @@ pub struct OperandError {
     pub kind: MmaKind,
     /// `a`, `b`, `c` or `d`.
     pub operand: char,
-    /// Registers the fragment layout needs.
+    /// Number of registers that the fragment layout needs.
     pub expected: usize,
-    /// Registers given.
+    /// Number of registers given.
     pub found: usize,
 }
 
 /// Why an `mma` was not executed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum MmaError {
-    /// Wrong number of registers.
+    /// The number of registers is wrong.
     #[error(transparent)]
     Operand(#[from] OperandError),
-    /// The architecture or the register width does not have this instruction.
+    /// The architecture, or an `mma` on registers of this width, does not support this kind.
     #[error(transparent)]
     Unsupported(#[from] UnsupportedMma),
 }
@@ -56,7 +56,7 @@ pub enum MmaError {
 /// Executes one `mma.sync` on 32-bit registers: every kind except f64.
 ///
 /// # Errors
-/// A register count that is not the fragment's, an f64 kind, or a kind that `rules` does not have.
+/// The number of registers does not match the fragment, the kind is f64, or `rules` does not have the kind.
 pub fn mma(
     kind: MmaKind,
     rules: TensorRules,
@@ -76,11 +76,12 @@ pub fn mma(
     Ok(())
 }
 
-/// Executes one `mma.sync` on f64 fragments: a chain of fused multiply-adds in the order of k, each rounded to
-/// nearest even.
+/// Executes one `mma.sync` on f64 fragments: a chain of fused multiply-adds in the order of k. Each is
+/// rounded to nearest even.
 ///
 /// # Errors
-/// A register count that is not the fragment's, a kind other than f64, or a shape that `rules` does not have.
+/// The number of registers does not match the fragment, the kind is not f64, or `rules` does not have the
+/// shape.
 pub fn mma_f64(
     kind: MmaKind,
     rules: TensorRules,
@@ -98,7 +99,7 @@ pub fn mma_f64(
     Ok(())
 }
 
-/// A value rather than a closure, so that its body is sure to be compiled with hardware multiply-adds.
+/// A struct rather than a closure, so that its body is certain to be compiled with hardware multiply-adds.
 struct FusedChain<'a> {
     shape: Shape,
     a: &'a [Lanes64],
@@ -128,7 +129,8 @@ impl pulp::WithSimd for FusedChain<'_> {
     }
 }
 
-/// One step of DMMA. A NaN operand passes on, made quiet: B's before the sum's before A's (measured on an H200).
+/// One step of DMMA. A NaN operand is returned as a quiet NaN. B's NaN takes precedence over the sum's, and
+/// that over A's (measured on an H200).
 #[inline(always)]
 fn fma_f64(a: f64, b: f64, sum: f64) -> f64 {
     let result = a.mul_add(b, sum);
@@ -139,10 +141,10 @@ fn fma_f64(a: f64, b: f64, sum: f64) -> f64 {
     f64::from_bits(given.map_or(F64_NAN, |x| x.to_bits() | F64_QUIET))
 }
 
-/// The bit that tells a quiet NaN from a signalling one.
+/// The bit that distinguishes a quiet NaN from a signalling one.
 const F64_QUIET: u64 = 1 << 51;
 
-/// The NaN that DMMA produces where no operand is one.
+/// The NaN that DMMA produces when no operand is NaN.
 const F64_NAN: u64 = super::float::nan(super::round::Format::F64);
 
 fn check_counts(kind: MmaKind, found: [usize; 4]) -> Result<(), OperandError> {

@@ -1,23 +1,23 @@
-//! Random fragments that look for differences between two implementations of `mma`.
+//! Random fragments for comparing two implementations of `mma`.
 
 use super::super::round::{Exact, Format, Rounding};
 use super::super::{Lanes32, Lanes64};
 use super::{Accumulator, Input, MmaKind, decode};
 
-/// How the elements of a fragment are drawn.
+/// The distribution of a fragment's elements.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Distribution {
-    /// Uniform bit patterns: every exponent, subnormals, NaN and infinity alike.
+    /// Uniform bit patterns: all exponents, subnormals, NaN and infinity.
     Bits,
     /// Standard normal values, as in attention.
     Normal,
-    /// Finite values whose exponents spread over the whole format, subnormals and zeros included.
+    /// Finite values with exponents over the whole range of the format, including subnormals and zeros.
     WideExponents,
     /// Products and C that nearly cancel.
     Cancellation,
-    /// Results about the smallest normal and subnormal numbers of the accumulator.
+    /// Results near the smallest normal and subnormal numbers of the accumulator.
     Underflow,
-    /// Mostly finite, with zeros of both signs, the extremes, infinities and NaN sprinkled in.
+    /// Mostly finite values, mixed with zeros of both signs, the extremes, infinities and NaN.
     Specials,
 }
 
@@ -74,15 +74,15 @@ fn registers(count: usize, mut draw: impl FnMut() -> u32) -> Vec<Lanes32> {
     (0..count).map(|_| std::array::from_fn(|_| draw())).collect()
 }
 
-/// SplitMix64 (Steele et al., OOPSLA 2014) and the distributions over it.
+/// SplitMix64 (Steele et al., OOPSLA 2014), and the distributions on top of it.
 struct Source {
     state: u64,
     distribution: Distribution,
-    /// Binade around which [`Distribution::Cancellation`] draws, per fragment.
+    /// The binade around which [`Distribution::Cancellation`] draws values. It is chosen per fragment.
     center: i32,
     /// Exponent of the accumulator's smallest normal number.
     smallest: i32,
-    /// Whether factors are being drawn, or sums.
+    /// Whether factors (A and B) or sums (C) are drawn.
     factors: bool,
 }
 
@@ -111,7 +111,7 @@ impl Source {
         match input {
             Input::F16 | Input::Bf16 => self.packed(decode::format(input), 16),
             Input::E4m3 | Input::E5m2 => self.packed(decode::format(input), 8),
-            // The low 13 bits carry nothing, which is to be tested, too.
+            // The low 13 bits must have no effect; random bits test that.
             Input::Tf32 => (self.value(Format::TF32) as u32) << 13 | (self.next() & 0x1FFF) as u32,
             Input::S8 | Input::U8 | Input::F64 | Input::Bits(_) => self.next() as u32,
         }
@@ -130,7 +130,7 @@ impl Source {
         (0..32 / bits).fold(0, |word, i| word | (self.value(format) as u32) << (bits * i))
     }
 
-    /// Small sums, and sums next to both ends of the range.
+    /// Small sums, and sums near both ends of the range.
     fn integer(&mut self) -> u32 {
         let bits = self.next();
         let small = (bits >> 40) as u32;
@@ -154,7 +154,8 @@ impl Source {
         }
     }
 
-    /// Sum of twelve uniforms less six (Irwin–Hall): close to N(0, 1), and the same on every machine.
+    /// The sum of twelve uniform numbers minus six (Irwin–Hall): close to N(0, 1), and equal on every
+    /// machine.
     fn normal(&mut self, format: Format) -> u64 {
         let sum: i64 = (0..12).map(|_| (self.next() >> 40) as i64).sum();
         Exact::from_signed(i128::from(sum - (6 << 24)), -24).round_to(format, Rounding::NearestEven)
@@ -174,7 +175,7 @@ impl Source {
         magnitude | (self.next() & 1) << format.sign_bit()
     }
 
-    /// Powers of two near one binade, off by a few units in the last place, with random signs.
+    /// Powers of two near one binade, changed by a few units in the last place, with random signs.
     fn near_center(&mut self, format: Format) -> u64 {
         let bits = self.next();
         let binade = self.center + (bits % 3) as i32 - 1;
@@ -183,7 +184,8 @@ impl Source {
         self.signed(format, magnitude.min(format.max_finite()))
     }
 
-    /// Factors whose products come near the accumulator's smallest numbers; sums that are subnormal or zero.
+    /// Factors whose products are near the accumulator's smallest numbers, and sums that are subnormal or
+    /// zero.
     fn small(&mut self, format: Format) -> u64 {
         let bits = self.next();
         if !self.factors {

@@ -1,32 +1,34 @@
-//! How each architecture cuts a dot product into fused sums.
+//! How each architecture divides a dot product into fused sums.
 
 use super::{Accumulator, Input, MmaKind, TensorRules};
 
-/// The lowest exponent to which a sum is aligned, reached when C is zero and every product is smaller. Measured on an
-/// H200 with bf16 and tf32, the only inputs to go so low: of −127 to −136 this one alone gives every bit.
+/// The lowest exponent to which a sum is aligned. It applies when C is zero and every product is smaller.
+/// Measured on an H200 with bf16 and tf32, the only inputs that reach it: of −127 to −136, only this value
+/// gives every bit.
 pub const LEAST_ALIGNMENT: i32 = -133;
 
 /// The order of arithmetic of one `mma`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Recipe {
-    /// Products in one fused sum; sums are chained, each taking the one before as its C.
+    /// Products in one fused sum. Each sum takes the result of the previous one as its C.
     pub chunk: usize,
     /// Bits kept below the largest exponent of a sum.
     pub fraction_bits: u32,
-    /// Fraction bits of the f32 result of a sum; 23 except for Ada's fp8. Unused for f16 results.
+    /// Fraction bits of the f32 result of a sum: 23, except for Ada's fp8. Unused for f16 results.
     pub output_fraction: u32,
-    /// Which of the K products come first.
+    /// The order of the K products.
     pub order: Order,
 }
 
-/// Which products a chunk takes, and when C joins.
+/// The products of each chunk, and the point at which C is added.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Order {
-    /// In the order of k, C in the first sum.
+    /// In the order of k. C is in the first sum.
     Natural,
-    /// fp8 run as f16: of every four neighbours in k the first two go to the first sum, the other two to the
-    /// second; the chain starts from zero and C is added at the end by an ordinary rounded addition.
-    /// (Machine code for sm_90 and sm_100: F2FP.F16.UNPACK_B of low and high halves, HMMA twice, FADD or HADD2.)
+    /// fp8 multiplied as f16. Of every four consecutive elements in k, the first two go to the first sum and
+    /// the other two to the second sum. The chain starts from zero, and an ordinary rounded addition adds C
+    /// at the end. (Machine code for sm_90 and sm_100: F2FP.F16.UNPACK_B of low and high halves, HMMA twice,
+    /// FADD or HADD2.)
     SplitPairs,
 }
 
@@ -35,7 +37,8 @@ impl Recipe {
     pub fn new(kind: MmaKind, rules: TensorRules) -> Self {
         let k = kind.shape().k;
         let fp8 = matches!(kind.a(), Input::E4m3 | Input::E5m2);
-        // A full 32-byte row of operands takes two steps before Hopper: k16 of 16 bits, k8 of tf32, k32 of fp8.
+        // Before Hopper, a full 32-byte row of operands takes two steps: k16 of 16-bit types, k8 of tf32, k32
+        // of fp8.
         let halves = kind.a().bits() * k == 256;
         let stepped = if halves { k / 2 } else { k };
         match rules {
@@ -77,7 +80,7 @@ impl Recipe {
         }
     }
 
-    /// The format in which A or B enters the multiplier.
+    /// The format in which an operand enters the multiplier.
     pub fn operand(&self, input: Input) -> Input {
         match self.order {
             Order::Natural => input,

@@ -1,13 +1,13 @@
-//! The tensor core's sum, element by element and in plain integers: slow, and easy to check against the papers.
-//! The fast path must give the same bits; it also comes here for fragments that hold NaN or infinity.
+//! The tensor core's sum, element by element and in plain integers. It is slow, and easy to check against the
+//! papers. The fast path must give the same bits. Fragments with NaN or infinity are always computed here.
 
 use super::super::Lanes32;
 use super::super::round::{Decoded, Exact, Format, Rounding};
 use super::recipe::{LEAST_ALIGNMENT, Order, Recipe};
 use super::{Accumulator, MmaKind, TensorRules, decode, layout};
 
-/// A dot product's number: value = significand · 2^(exponent − fraction bits of its format), where the exponent
-/// is that of the format's leading bit, also for subnormals.
+/// A term of a dot product: value = significand · 2^(exponent − fraction bits of its format). The exponent is
+/// that of the format's leading bit, also for subnormals.
 #[derive(Clone, Copy)]
 enum Term {
     Nan,
@@ -46,7 +46,7 @@ fn product(a: Term, b: Term) -> Term {
     }
 }
 
-/// Result format of one fused sum.
+/// The result format of one fused sum, its rounding, and the number of f32 fraction bits that it drops.
 fn output(accumulator: Accumulator, recipe: &Recipe) -> (Format, Rounding, u32) {
     match accumulator {
         Accumulator::F16 => (Format::F16, Rounding::NearestEven, 0),
@@ -57,7 +57,7 @@ fn output(accumulator: Accumulator, recipe: &Recipe) -> (Format, Rounding, u32) 
     }
 }
 
-/// One fused sum: the bits of the accumulator type.
+/// The result of one fused sum, as bits of the accumulator type.
 fn fused_sum(terms: &[Term], recipe: &Recipe, accumulator: Accumulator) -> u32 {
     let (format, rounding, dropped) = output(accumulator, recipe);
     let (mut nan, mut infinities) = (false, [false; 2]);
@@ -66,7 +66,8 @@ fn fused_sum(terms: &[Term], recipe: &Recipe, accumulator: Accumulator) -> u32 {
         match *term {
             Term::Nan => nan = true,
             Term::Infinity { negative } => infinities[usize::from(negative)] = true,
-            // Zeros take no part in the alignment, whatever exponent the other factor has (seen on an H200).
+            // Zeros take no part in the alignment, whatever the exponent of the other factor (observed on an
+            // H200).
             Term::Finite { significand: 0, .. } => {}
             Term::Finite { exponent, .. } => largest = largest.max(exponent),
         }
@@ -85,7 +86,7 @@ fn fused_sum(terms: &[Term], recipe: &Recipe, accumulator: Accumulator) -> u32 {
         if let Term::Finite { significand, fraction_bits, exponent } = *term
             && significand != 0
         {
-            // Toward zero, to units of 2^(largest − kept).
+            // Truncates toward zero to units of 2^(largest − kept).
             let shift = (largest - kept) - (exponent - fraction_bits as i32);
             let magnitude = significand.abs();
             let aligned = if shift <= 0 { magnitude << -shift } else { magnitude >> shift.min(63) };
@@ -94,18 +95,18 @@ fn fused_sum(terms: &[Term], recipe: &Recipe, accumulator: Accumulator) -> u32 {
     }
     let exact = Exact::from_signed(i128::from(sum), largest - kept);
     let bits = exact.round_to(format, rounding);
-    // Beyond the largest f32 the hardware gives infinity although it truncates.
+    // Beyond the largest f32 the hardware returns infinity, although it truncates otherwise.
     let overflowed = rounding == Rounding::Zero
         && (127 - exact.magnitude.leading_zeros() as i32 + exact.exponent) > Format::F32.bias()
         && exact.magnitude != 0;
     let bits =
         if overflowed { format.infinity() | u64::from(exact.negative) << format.sign_bit() } else { bits };
-    // A negative sum that rounds to nothing is +0.
+    // A negative sum that rounds to zero gives +0.
     let bits = if bits == 1 << format.sign_bit() { 0 } else { bits };
     (bits << dropped) as u32
 }
 
-/// D of a floating-point kind with f16 or f32 accumulators, whose operands have been checked.
+/// D of a floating-point kind with f16 or f32 accumulators. The operands have been checked.
 pub fn mma(
     kind: MmaKind,
     rules: TensorRules,
@@ -117,7 +118,8 @@ pub fn mma(
     let shape = kind.shape();
     let recipe = Recipe::new(kind, rules);
     let [ea, eb] = [kind.a(), kind.b()].map(|input| input.per_register());
-    // One buffer for every sum: threads that share the allocator's lock spend ten times the arithmetic on it.
+    // One buffer for all sums: with an allocation per sum, threads that share the allocator's lock spend ten
+    // times as long there as on the arithmetic.
     let mut terms = Vec::with_capacity(1 + recipe.chunk);
     for row in 0..shape.m {
         for column in 0..shape.n {
@@ -156,11 +158,11 @@ fn accumulator_format(accumulator: Accumulator) -> Format {
     }
 }
 
-/// FADD or HADD2: one ordinary addition, to nearest even.
+/// One ordinary addition, rounded to nearest even, as FADD or HADD2 does it.
 fn add_rounded(accumulator: Accumulator, x: u32, y: u32) -> u32 {
     match accumulator {
         Accumulator::F16 => {
-            // The sum of two f16 is exact in f32, so rounding it once more rounds once.
+            // The sum of two f16 is exact in f32, so it is rounded only once.
             let [x, y] = [x, y].map(|bits| half::f16::from_bits(bits as u16).to_f32());
             let sum = half::f16::from_f32(x + y);
             if sum.is_nan() { 0x7FFF } else { u32::from(sum.to_bits()) }

@@ -1,4 +1,5 @@
-//! The fast path against the reference, the reference against hand-made sums, and the layouts against PTX's tables.
+//! Compares the fast path with the reference, the reference with sums computed by hand, and the layouts with
+//! PTX's tables.
 
 use super::*;
 
@@ -43,7 +44,7 @@ fn fast_and_reference_agree_bit_for_bit() {
     assert!(compared > 5_000, "{compared}");
 }
 
-/// One row and column: D[0][0] of an f16 `mma` whose A row and B column are given.
+/// D[0][0] of an f16 `mma` with the given row of A and column of B.
 fn dot(kind: MmaKind, rules: TensorRules, a: &[f32], b: &[f32], c: f32) -> f32 {
     let [na, nb, nc] = kind.registers();
     let (mut ra, mut rb, mut rc) = (vec![[0; 32]; na], vec![[0; 32]; nb], vec![[0; 32]; nc]);
@@ -64,11 +65,12 @@ fn dot(kind: MmaKind, rules: TensorRules, a: &[f32], b: &[f32], c: f32) -> f32 {
 fn kept_bits_and_chaining_tell_the_architectures_apart() {
     let k8 = kind(16, 8, Input::F16, Input::F16, Accumulator::F32);
     let k16 = kind(16, 16, Input::F16, Input::F16, Accumulator::F32);
-    // 1 − 2^-25: the small term survives with 25 bits, and is cut with 24.
+    // 1 − 2^-25: the small term is kept with 25 bits and truncated with 24.
     let (a, b) = ([1.0, -(2f32.powi(-12))], [1.0, 2f32.powi(-13)]);
     assert_eq!(dot(k8, TensorRules::Ampere, &a, &b, 0.0), 1.0);
     assert_eq!(dot(k8, TensorRules::Hopper, &a, &b, 0.0), 1.0 - 2f32.powi(-24));
-    // 2^15·2^15 and its negative cancel: in one sum they cost the 1 its place only on chained hardware.
+    // 2^15·2^15 and its negative cancel. Both in one sum with the 1, they align the 1 below the bits that are
+    // kept.
     let mut a = [0.0; 16];
     (a[0], a[8], a[15]) = (32768.0, -32768.0, 1.0);
     let b = [32768.0, 0., 0., 0., 0., 0., 0., 0., 32768.0, 0., 0., 0., 0., 0., 0., 1.0];
@@ -80,7 +82,7 @@ fn kept_bits_and_chaining_tell_the_architectures_apart() {
 #[test]
 fn results_are_truncated_not_rounded() {
     let k8 = kind(16, 8, Input::F16, Input::F16, Accumulator::F32);
-    // 2 − 2^-24 + … : the nearest f32 is 2, toward zero it is the number below.
+    // 2 − 2^-24 + …: the nearest f32 is 2; rounding toward zero gives the number below.
     let result = dot(k8, TensorRules::Hopper, &[1.0, -(2f32.powi(-12))], &[2.0, 2f32.powi(-12)], 0.0);
     assert_eq!(result, 2.0 - 2f32.powi(-23));
     assert_eq!(dot(k8, TensorRules::Hopper, &[1.0], &[-0.0], -0.0).to_bits(), 0, "a zero sum is +0");
@@ -89,7 +91,7 @@ fn results_are_truncated_not_rounded() {
     assert_eq!(dot(k8, TensorRules::Hopper, &[1.0], &[65504.0], f32::MAX), f32::MAX);
 }
 
-/// D[0][0] for element bits of A's row and B's column; every other element is zero.
+/// D[0][0] for the given element bits of A's row and B's column. All other elements are zero.
 fn dot_bits(kind: MmaKind, rules: TensorRules, pairs: &[(u32, u32)], c: u32) -> u32 {
     let [na, nb, nc] = kind.registers();
     let (mut a, mut b, mut rc) = (vec![[0; 32]; na], vec![[0; 32]; nb], vec![[0; 32]; nc]);
@@ -106,14 +108,15 @@ fn dot_bits(kind: MmaKind, rules: TensorRules, pairs: &[(u32, u32)], c: u32) -> 
     d[0][0]
 }
 
-/// Found by random fragments on an H200, where simpler rules fail by one unit or by everything.
+/// Cases found with random fragments on an H200. Simpler rules give results that differ by one unit or
+/// completely.
 #[test]
 fn results_seen_on_an_h200() {
     let run = |k, input, accumulator, pairs: &[(u32, u32)], c| {
         dot_bits(kind(16, k, input, input, accumulator), TensorRules::Hopper, pairs, c)
     };
     use Accumulator::{F16 as H, F32 as S};
-    // A product with a zero factor does not join the alignment, however large the other factor.
+    // A product with a zero factor takes no part in the alignment, however large the other factor is.
     let pairs = [(0x8760_BCE1, 0), (0, 0x6378_A370), (0x74F0_062A, 0x9858_ACFD), (0xC34C_EFDE, 0)];
     assert_eq!(run(4, Input::Tf32, S, &pairs[..2], 0x1045_E88B), 0x1045_E88B);
     let pairs = [(0x8B5A, 0x8000), (0x7AE7, 0x8000), (0x7233, 0x0359), (0x51E3, 0x8000)];
@@ -129,7 +132,7 @@ fn results_seen_on_an_h200() {
     assert_eq!(run(8, Input::F16, H, &[(0x986D, 0x0013)], 0), 0);
 }
 
-/// A product of small integers is exact everywhere, so it checks layouts and nothing else.
+/// A product of small integers is exact under all rules, so the test checks only the layouts.
 #[test]
 fn small_integers_multiply_exactly_in_every_layout() {
     for kind in MmaKind::all().into_iter().filter(|kind| kind.a().bits() > 1) {
@@ -216,7 +219,8 @@ fn bits_are_combined_and_counted() {
             let kind = kind(m, k, bits, bits, Accumulator::S32 { saturate: false });
             let [na, nb, nc] = kind.registers();
             let (mut a, mut b) = (vec![[0; 32]; na], vec![[0; 32]; nb]);
-            // Row 3 of A has the first 64 of k, column 5 of B the last of the first 64, one more, and of the third 32 all.
+            // Row 3 of A has ones in the first 64 k. Column 5 of B has 1, 2, 32 and 30 ones in the four runs
+            // of 32 k. And: 1 + 2 ones. Xor: 31 + 30 + 32 + 30 ones.
             for (place, word) in [(0, !0), (1, !0)] {
                 let (register, lane) = layout::locate_a(kind.shape(), 32, 3, 32 * place);
                 a[register][lane] = word;

@@ -1,9 +1,10 @@
-//! `wmma`: products of a whole warp made of `mma`, and the place of every element in their fragments.
+//! `wmma`: products of a whole warp, composed of `mma`, and the position of every element in their fragments.
 //!
-//! PTX leaves both open; ptxas 13 makes the same of them for sm_80 to sm_90, and this follows its machine code.
-//! A product is two `mma` with 16×8 sums, next to each other (m16n16k16) or one below the other (m32n8k16);
-//! m8n32k16 is m32n8k16 transposed: Dᵀ = Bᵀ·Aᵀ + Cᵀ. tf32 chains two k4 for each, also where the target has k8. So
-//! fragments hold what `layout` says of `mma`, one tile after the other.
+//! PTX specifies neither. ptxas 13 generates the same code for sm_80 to sm_90, and this module follows that
+//! machine code. A product consists of two `mma` with 16×8 sums, next to each other (m16n16k16) or one below
+//! the other (m32n8k16). m8n32k16 is m32n8k16 transposed: Dᵀ = Bᵀ·Aᵀ + Cᵀ. tf32 chains two k4 products for
+//! each of them, also where the target has k8. A fragment therefore consists of the fragments that `layout`
+//! describes for `mma`, one tile after the other.
 
 use std::ops::Range;
 
@@ -14,12 +15,12 @@ use crate::numerics::{Lanes32, Lanes64};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct WmmaKind {
     shape: Shape,
-    /// What it is made of.
+    /// The `mma` that the product consists of.
     tile: MmaKind,
 }
 
 impl WmmaKind {
-    /// The product of these, if PTX has it.
+    /// The product of this shape and these types; `None` if PTX does not have it.
     pub fn new(shape: Shape, input: Input, accumulator: Accumulator) -> Option<WmmaKind> {
         let dims = (shape.m, shape.n, shape.k);
         let (m, k) = match (input, dims) {
@@ -34,7 +35,7 @@ impl WmmaKind {
         Some(WmmaKind { shape, tile })
     }
 
-    /// Every kind there is.
+    /// All kinds that exist, for tests.
     pub fn all() -> Vec<WmmaKind> {
         use Input::{Bf16, F16, F64, S8, Tf32, U8};
         let shapes = [(16, 16, 16), (32, 8, 16), (8, 32, 16), (16, 16, 8), (8, 8, 4)];
@@ -49,17 +50,18 @@ impl WmmaKind {
         kinds
     }
 
-    /// M, N, K.
+    /// The shape M×N×K.
     pub const fn shape(self) -> Shape {
         self.shape
     }
 
-    /// The `mma` that it is made of, whose element types are its own.
+    /// The `mma` that the product consists of. It has the same element types.
     pub const fn tile(self) -> MmaKind {
         self.tile
     }
 
-    /// For each `mma` in order: which tile of its left and right operand, which tile of C and D, which step in k.
+    /// For each `mma` in order: the tile of its left operand, of its right operand, of C and D, and the step
+    /// in k.
     fn steps(self) -> impl Iterator<Item = [usize; 4]> {
         let (m, n) = if is_transposed(self.shape) {
             (self.shape.n, self.shape.m)
@@ -72,7 +74,7 @@ impl WmmaKind {
             .flat_map(move |k| (0..rows * columns).map(move |sum| [sum % rows, sum / rows, sum, k]))
     }
 
-    /// Registers of the left operand, of the right one and of C that `mma` takes in a step.
+    /// The registers of the left operand, of the right operand and of C that one `mma` uses.
     fn operands<'f>(
         self,
         [row, column, sum, k]: [usize; 4],
@@ -86,15 +88,15 @@ impl WmmaKind {
     }
 }
 
-/// Whether B plays the part of A, with rows and columns exchanged.
+/// Whether B is the left operand, with rows and columns exchanged.
 const fn is_transposed(shape: Shape) -> bool {
     shape.n == 32
 }
 
-/// Executes one `wmma.mma` on 32-bit registers: `sums` are C and become D.
+/// Executes one `wmma.mma` on 32-bit registers. `sums` holds C and receives D.
 ///
 /// # Errors
-/// An f64 kind.
+/// The kind is f64.
 pub fn wmma(
     kind: WmmaKind,
     rules: TensorRules,
@@ -114,7 +116,7 @@ pub fn wmma(
 /// Executes one `wmma.mma` of f64.
 ///
 /// # Errors
-/// Another kind.
+/// The kind is not f64.
 pub fn wmma_f64(
     kind: WmmaKind,
     rules: TensorRules,
@@ -126,7 +128,7 @@ pub fn wmma_f64(
     mma_f64(kind.tile, rules, a, b, &c, sums)
 }
 
-/// Which matrix a fragment is of.
+/// The matrix that a fragment belongs to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Matrix {
     /// M×K.
@@ -137,24 +139,25 @@ pub enum Matrix {
     Accumulator,
 }
 
-/// The elements of a matrix in the registers of a warp. The matrix is seen in lines: rows of A and of most accumulators,
-/// columns of B; a line is where the lanes of a group of four follow each other.
+/// The positions of a matrix's elements in the registers of a warp. The matrix consists of lines: rows of A
+/// and of most accumulators, columns of B. The four lanes of a group hold consecutive parts of one line.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FragmentLayout {
-    /// Whether lines are rows.
+    /// Whether lines are rows (otherwise columns).
     pub lines_are_rows: bool,
     /// Bits of an element.
     pub bits: usize,
-    /// Neighbours in a line that a lane holds of a block.
+    /// Number of consecutive elements of a line that a lane holds in one block.
     pub run: usize,
-    /// First line of each block, and where in it the block starts. A block is eight lines of four runs.
+    /// The first line of each block, and the start of the block within its lines. A block is eight lines of
+    /// four runs.
     pub blocks: Vec<(usize, usize)>,
-    /// Registers of a lane, 32 bits wide, or 64 where the elements are.
+    /// Registers per lane. A register has 64 bits if the elements have, otherwise 32.
     pub registers: usize,
 }
 
 impl FragmentLayout {
-    /// The fragment of a `wmma` of that shape with elements of `bits`.
+    /// The fragment of a `wmma` with this shape and elements of `bits` bits.
     pub fn new(matrix: Matrix, shape: Shape, bits: usize, registers: usize) -> FragmentLayout {
         let Shape { m, n, k } = shape;
         let transposed = is_transposed(shape);
@@ -165,7 +168,8 @@ impl FragmentLayout {
             Matrix::Accumulator => (m, n, 2),
         };
         let is_left = matches!((matrix, transposed), (Matrix::A, false) | (Matrix::B, true));
-        // Lines that one `mma` takes: all there are of sums, 16 or 8 of its left operand, 8 of its right one.
+        // Lines that one `mma` uses: all lines of an accumulator, 16 or 8 of the left operand, 8 of the right
+        // operand.
         let tile = match matrix {
             Matrix::Accumulator => lines,
             _ if is_left => lines.min(16),
@@ -181,18 +185,18 @@ impl FragmentLayout {
         FragmentLayout { lines_are_rows, bits, run, blocks, registers }
     }
 
-    /// Registers of one block: elements of accumulators as wide as a register have one each.
+    /// Registers of one block. Accumulator elements as wide as a register have one register each.
     fn registers_per_block(&self) -> usize {
         (self.run * self.bits).div_ceil(self.bits.max(32))
     }
 
-    /// Line and place of the first element that a lane holds in a block.
+    /// Line and position of the first element that a lane holds in a block.
     fn at(&self, block: (usize, usize), lane: usize) -> (usize, usize) {
         (block.0 + lane / 4, block.1 + lane % 4 * self.run)
     }
 
-    /// Calls `f` with register, lane, line, place in the line and shift for every element of the fragment, those that
-    /// f16 holds twice included.
+    /// Calls `f` with register, lane, line, position in the line and shift for every element of the fragment.
+    /// f16 elements that the fragment holds twice are visited twice.
     pub fn each(&self, mut f: impl FnMut(usize, usize, usize, usize, usize)) {
         let per_block = self.registers_per_block();
         let per_register = self.run / per_block;
@@ -213,24 +217,24 @@ impl FragmentLayout {
 pub struct FragmentAccess {
     /// Lanes that give an address.
     pub lanes: u32,
-    /// Neighbours in memory that a lane accesses.
+    /// Number of consecutive elements in memory that a lane accesses.
     pub elements: usize,
-    /// Line and place of the first of them.
+    /// Line and position of each lane's first element.
     pub at: [(usize, usize); 32],
-    /// Whether the whole warp gets what each lane reads (LDSM).
+    /// Whether the whole warp receives what each lane reads (LDSM).
     pub for_all: bool,
 }
 
 impl FragmentLayout {
-    /// The accesses that ptxas makes of a load or store. `along` says whether neighbours in a line are neighbours in memory,
-    /// `rows` whether rows of 16 bytes may be loaded by LDSM: A and B in shared memory.
+    /// The accesses that ptxas generates for a load or store. `along`: consecutive elements of a line are
+    /// consecutive in memory. `rows`: LDSM may load rows of 16 bytes (A and B in shared memory).
     pub fn accesses(&self, along: bool, rows: bool) -> Vec<FragmentAccess> {
         match (along, self.bits) {
             (_, 16) | (true, 8) if rows => self.matrices(along),
             (true, _) => {
                 self.blocks.iter().map(|b| self.lane_wise(self.run, |lane| self.at(*b, lane))).collect()
             }
-            // Eight by eight halves are read transposed, and set right by MOVM.
+            // Blocks of 8×8 halves are read transposed. MOVM transposes them back.
             (false, 16) => {
                 let turned = |block: (usize, usize)| {
                     self.lane_wise(2, move |lane| (block.0 + lane % 4 * 2, block.1 + lane / 4))
@@ -249,7 +253,7 @@ impl FragmentLayout {
         }
     }
 
-    /// MOVMs that go with [`FragmentLayout::accesses`].
+    /// The number of MOVMs that accompany [`FragmentLayout::accesses`].
     pub fn transposes(&self, along: bool, rows: bool) -> usize {
         if !along && self.bits == 16 && !rows { self.blocks.len() } else { 0 }
     }
@@ -258,7 +262,8 @@ impl FragmentLayout {
         FragmentAccess { lanes: !0, elements, at: std::array::from_fn(at), for_all: false }
     }
 
-    /// LDSM: four matrices of halves or two of bytes at a time, lane 8·matrix + row with the address of a row.
+    /// LDSM: four matrices of halves or two of bytes at a time. Lane 8·matrix + row gives the address of a
+    /// row.
     fn matrices(&self, along: bool) -> Vec<FragmentAccess> {
         let at_once = self.bits / 4;
         let access = |blocks: &[(usize, usize)]| FragmentAccess {
@@ -279,15 +284,17 @@ mod tests {
     use super::Matrix::{A, Accumulator as C, B};
     use super::*;
 
-    /// Number, bytes of a lane, and MOVMs.
+    /// Number of instructions, bytes per lane, and number of MOVMs.
     type Instructions = (usize, usize, usize);
 
-    /// Shape, matrix, bits; the first element of each register of lane 0, and the last of lane 29's last register, as row
-    /// and column; the machine instructions that load it by rows and columns from shared, by rows and columns from global memory.
+    /// Shape, matrix, bits. Row and column of the first element of each register of lane 0, and of the last
+    /// element of lane 29's last register. The machine instructions that load the matrix by rows and by
+    /// columns from shared memory, then by rows and by columns from global memory.
     type Row =
         ((usize, usize, usize), Matrix, usize, &'static [(usize, usize)], (usize, usize), [Instructions; 4]);
 
-    /// Read off the code that ptxas 13 emits for sm_80: addresses of the loads, and which register is stored as which.
+    /// Read from the code that ptxas 13 generates for sm_80: the addresses of the loads, and the order in
+    /// which registers are stored.
     #[rustfmt::skip]
     const SEEN: [Row; 23] = [
     ((16, 16, 16), A, 16, &[(0, 0), (8, 0), (0, 8), (8, 8), (0, 0), (8, 0), (0, 8), (8, 8)], (15, 11), [(1, 16, 0), (1, 16, 0), (4, 4, 0), (4, 4, 4)]),
@@ -352,7 +359,7 @@ mod tests {
                 let bytes = accesses[0].elements * row.2 / 8;
                 let found = (accesses.len(), bytes, layout.transposes(along, matrices));
                 assert_eq!(found, expected, "{row:?}, shared {shared}, by rows {by_rows}");
-                // Together they touch every element once.
+                // Together the accesses touch every element once.
                 let touched: usize =
                     accesses.iter().map(|a| a.lanes.count_ones() as usize * a.elements).sum();
                 let elements = layout.blocks.len() * 32 * layout.run;
@@ -361,7 +368,7 @@ mod tests {
         }
     }
 
-    /// Small integers, whose sums are exact: what is checked is which element meets which.
+    /// Sums of small integers are exact, so the test checks only which elements are multiplied.
     #[test]
     fn products_of_small_integers() {
         let shapes = [(16, 16, 16), (32, 8, 16), (8, 32, 16), (16, 16, 8)];
@@ -413,13 +420,13 @@ mod tests {
         });
     }
 
-    /// HMMA.1684 twice, on sm_90 as well, where `mma` of tf32 has eight products in a sum.
+    /// ptxas generates HMMA.1684 twice, on sm_90 too, where `mma` of tf32 sums eight products at once.
     #[test]
     fn tf32_chains_sums_of_four() {
         let shape = Shape { m: 16, n: 16, k: 8 };
         let kind = WmmaKind::new(shape, Input::Tf32, Accumulator::F32).unwrap();
         let mut a = vec![[0; 32]; 4];
-        // 1, 0, 0, 2^-25 and then −1: rounded in between, nothing is left of the small one.
+        // The terms are 1, 0, 0, 2^-25 and then −1. Rounding between the two sums loses the small term.
         let small = 2f32.powi(-25);
         (a[0][0], a[0][3]) = (1f32.to_bits(), small.to_bits());
         a[2][0] = (-1f32).to_bits();
