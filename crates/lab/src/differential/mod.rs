@@ -9,7 +9,7 @@ mod warpgroup;
 
 use emu::numerics::tensor::wmma::WmmaKind;
 use emu::numerics::tensor::{self, Distribution, MmaKind, TensorRules};
-use ptx::{Kernel, Machine, Module, Target};
+use ptx::{Kernel, Machine, Module, Target, Violations};
 use rayon::prelude::*;
 use serde::Serialize;
 
@@ -157,6 +157,14 @@ pub enum CompareError<E: std::error::Error> {
         /// What the machine said.
         source: E,
     },
+    /// The verifier refuses the kernel around the instruction, a fault of ours.
+    #[error("{instruction}: the kernel breaks the rules of PTX: {violations}")]
+    Generator {
+        /// The instruction.
+        instruction: String,
+        /// What is refused.
+        violations: Violations,
+    },
     /// The emulator refused the instruction.
     #[error(transparent)]
     Emulator(#[from] tensor::MmaError),
@@ -178,6 +186,9 @@ pub fn compare<M: Machine>(
     let cases = fragments.div_ceil(subject.fragments());
     // A multiple of what a CTA takes, and of the turns that products take in having a C.
     let batch = (BATCH / subject.fragments()).min(cases).next_multiple_of(WARPS_PER_CTA);
+    let module = module
+        .verify()
+        .map_err(|violations| CompareError::Generator { instruction: instruction.clone(), violations })?;
     let kernel = kernel::launch(subject, module, batch);
     let failed = |source| CompareError::Machine { instruction: instruction.clone(), source };
     let mut buffers = Vec::new();

@@ -1,7 +1,7 @@
 //! A launch file meets the module it launches.
 
 use problem::{Problem, Tensor};
-use ptx::{Access, Arg, BufferSpec, Function, Kernel, Launch, Module, Param, TensorMapSpec};
+use ptx::{Access, Arg, BufferSpec, Function, Kernel, Launch, Module, Param, TensorMapSpec, Verified};
 
 use super::{ArgSpec, BufferType, Init, LaunchError, LaunchSpec, MapTarget, Memory};
 
@@ -42,13 +42,11 @@ pub struct Bound {
 
 impl Bound {
     /// A kernel of ours, whose buffers are named `q`, `k`, `v`, `out` and `lse`, or `q_codes` and so on with `scales` where
-    /// inputs are quantised, and `counter` and `scratch` where CTAs divide tiles among them; its module is numbered as it
-    /// prints, so that findings name lines.
+    /// inputs are quantised, and `counter` and `scratch` where CTAs divide tiles among them.
     ///
     /// # Errors
     /// The name of a buffer that stands for nothing.
-    pub fn of_kernel(mut kernel: Kernel, problem: &Problem) -> Result<Bound, LaunchError> {
-        kernel.module.number_lines();
+    pub fn of_kernel(kernel: Kernel, problem: &Problem) -> Result<Bound, LaunchError> {
         let role = |buffer: &BufferSpec| match buffer.name.as_str() {
             "lse" => Ok(Role::Lse),
             "scales" => Ok(Role::Scales),
@@ -75,7 +73,7 @@ impl LaunchSpec {
     ///
     /// # Errors
     /// A [`LaunchError`] when the entry is not there or its parameters do not fit the arguments.
-    pub fn bind(&self, module: Module) -> Result<Bound, LaunchError> {
+    pub fn bind(&self, module: Verified) -> Result<Bound, LaunchError> {
         let entry = self.pick_entry(&module)?;
         self.check_params(entry)?;
         let launch = Launch {
