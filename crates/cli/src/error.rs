@@ -67,6 +67,9 @@ pub enum CliError {
         /// Where and why.
         violations: ptx::Violations,
     },
+    /// A kernel of the command's own that the verifier refuses.
+    #[error("a kernel of this command breaks the rules of PTX, which is a fault of FlashCore: {0}")]
+    Generator(#[from] ptx::Violations),
     /// A fault of ours.
     #[error(
         "internal error: {0}\nThis is a fault of FlashCore, not of the input, and there is no verdict. Please report it \

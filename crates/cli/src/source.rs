@@ -25,24 +25,20 @@ pub fn load(file: &Path, launch: &Path, sm: Option<Target>) -> Result<(Bound, St
         }
         _ => return Err(CliError::Extension(file.to_path_buf())),
     };
+    let module = ptx::parse(&text).map_err(|error| CliError::Parse { path: file.to_path_buf(), error })?;
+    let target = module.target;
     let mut module =
-        ptx::parse(&text).map_err(|error| CliError::Parse { path: file.to_path_buf(), error })?;
-    if let Err(violations) = module.verify() {
-        return Err(CliError::Verify { path: file.to_path_buf(), violations });
-    }
+        module.verify().map_err(|violations| CliError::Verify { path: file.to_path_buf(), violations })?;
     if let Some(device) = sm {
-        let target = module.target;
-        if !target.runs_on(device.sm) {
+        module = module.for_device(device.sm).ok_or_else(|| {
             let accepted = match target.suffix {
                 TargetSuffix::None => {
                     format!("{} or later, for which {} was written", target.sm, file.display())
                 }
                 _ => format!("{}: {} was written for {target}", target.sm, file.display()),
             };
-            return Err(CliError::Argument { argument: "--sm", value: device.sm.to_string(), accepted });
-        }
-        module.target = Target { sm: device.sm, ..target };
-        module.version = module.version.max(module.target.minimum_version());
+            CliError::Argument { argument: "--sm", value: device.sm.to_string(), accepted }
+        })?;
     }
     Ok((spec.bind(module).map_err(refuse)?, text))
 }

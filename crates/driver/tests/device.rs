@@ -30,7 +30,7 @@ fn store() -> Kernel {
     let one = Dim3(1, 1, 1);
     let (grid, cluster, block) = (one, one, Dim3(32, 1, 1));
     Kernel {
-        module: k.into_module(Target::sm(80)),
+        module: k.into_verified(Target::sm(80)).unwrap(),
         entry: "store".to_owned(),
         launch: Launch { grid, cluster, block, dynamic_shared: 0, overlapping: false },
         buffers: vec![BufferSpec { name: "to".to_owned(), bytes: 4, access: Access::Write }],

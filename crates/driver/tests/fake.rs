@@ -30,7 +30,7 @@ fn kernel(entry: &str) -> Kernel {
     k.st(to, word);
     let one = Dim3(1, 1, 1);
     Kernel {
-        module: k.into_module(Target::sm(80)),
+        module: k.into_verified(Target::sm(80)).unwrap(),
         entry: entry.to_owned(),
         launch: Launch {
             grid: one,
@@ -389,7 +389,9 @@ fn contract() {
         [(specific(90), true), (specific(100), false), (Target::sm(89), true), (Target::sm(100), false)]
     {
         let mut of_target = k.clone();
-        of_target.module.target = target;
+        let mut module = of_target.module.into_module();
+        (module.target, module.version) = (target, module.version.max(target.minimum_version()));
+        of_target.module = module.verify().unwrap();
         match load(&context, &of_target) {
             Ok(_) => assert!(runs, "{target}"),
             Err(error) => {
@@ -417,7 +419,7 @@ fn mapped() -> Kernel {
     builder.param_tensor_map("map");
     builder.param_u32("word");
     Kernel {
-        module: builder.into_module(Target { sm: 90, suffix: TargetSuffix::ArchSpecific }),
+        module: builder.into_verified(Target::sm_a(90)).unwrap(),
         args: vec![Arg::TensorMap { index: 0 }, Arg::U32(9)],
         tensor_maps: vec![spec],
         buffers: vec![BufferSpec { name: "to".to_owned(), bytes: 1040, access: Access::Write }],

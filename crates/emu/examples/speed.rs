@@ -26,7 +26,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let pointers = (0..4).map(|index| Arg::Buffer { index, offset: 0 });
     let scalars = [Arg::I32(512), Arg::I32(512), Arg::F32(0.125), Arg::I32(0)];
     let kernel = Kernel {
-        module: ptx::parse(&text)?,
+        module: ptx::parse(&text)?.verify()?,
         entry: "flash".into(),
         launch: Launch {
             grid: Dim3(8, 8, 1),

@@ -13,7 +13,10 @@ fn deadlock(warps: u32, body: &str) -> String {
          mov.u32 %r2, bars;\n{body}\nret;\n}}\n"
     );
     let kernel = Kernel {
-        module: ptx::parse(&text).unwrap_or_else(|e| panic!("{e}")),
+        module: ptx::parse(&text)
+            .unwrap_or_else(|e| panic!("{e}"))
+            .verify()
+            .unwrap_or_else(|e| panic!("{e}")),
         entry: "k".into(),
         launch: Launch {
             grid: Dim3(1, 1, 1),

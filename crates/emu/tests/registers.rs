@@ -7,7 +7,7 @@ use ptx::{Dim3, Kernel, Launch};
 
 fn kernel(text: &str) -> Kernel {
     Kernel {
-        module: ptx::parse(text).unwrap(),
+        module: ptx::parse(text).unwrap().verify().unwrap(),
         entry: "k".into(),
         launch: Launch {
             grid: Dim3(1, 1, 1),

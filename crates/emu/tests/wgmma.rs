@@ -173,6 +173,7 @@ impl Case {
     /// Checks twice the product: the first wgmma does not add to D, the second does.
     fn check(&self) {
         let module = ptx::parse(&self.source()).unwrap_or_else(|e| panic!("{e}\n{}", self.source()));
+        let module = module.verify().unwrap_or_else(|e| panic!("{e}"));
         let (operands, fragments) = (self.shared(), self.fragments());
         let out = 64 * self.columns * if self.d == "f16" { 2 } else { 4 };
         let spec = |name: &str, bytes, access| BufferSpec { name: name.into(), bytes, access };

@@ -1,4 +1,5 @@
 use problem::{Band, DType, ProblemError};
+use ptx::Violations;
 
 /// Why no kernel could be emitted.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -9,6 +10,12 @@ pub enum KernelError {
     /// The plan does not fit the problem or the architecture.
     #[error(transparent)]
     Plan(#[from] PlanError),
+    /// The verifier refuses what the generator wrote: a fault of the generator.
+    #[allow(missing_docs, reason = "the message says what the fields are")]
+    #[error(
+        "the generator of {family} wrote PTX that breaks its rules: {violations}; please report the plan and the problem"
+    )]
+    Generator { family: &'static str, violations: Violations },
 }
 
 /// Why a plan does not fit. Each variant names the gene or argument, its value and what would be accepted.

@@ -152,17 +152,20 @@ impl Plan {
 /// left so by each; scratch memory may hold anything.
 ///
 /// # Errors
-/// When the problem cannot be stated or the plan does not fit it or the architecture.
+/// When the problem cannot be stated or the plan does not fit it or the architecture, and when the verifier refuses the
+/// kernel, which is a fault of ours.
 pub fn emit(problem: &Problem, plan: &Plan, arch: &Arch) -> Result<Kernel, KernelError> {
     problem.check()?;
     plan.check(problem, arch)?;
     let canonical = &*problem.canonical();
-    let mut kernel = match plan {
+    let emitted = match plan {
         Plan::Mma(plan) => plan.emit(canonical, arch),
         Plan::Small(plan) => plan.emit(canonical),
         Plan::Wgmma(plan) => plan.emit(canonical, arch),
         Plan::Ladder { rung } => rung.emit(canonical, arch),
     };
+    let mut kernel =
+        emitted.map_err(|violations| KernelError::Generator { family: plan.family(), violations })?;
     if canonical.seq_kv != problem.seq_kv {
         for (buffer, whole) in kernel.buffers.iter_mut().zip(tensor_buffers(problem, false)) {
             buffer.bytes = whole.bytes;

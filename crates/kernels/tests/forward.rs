@@ -174,13 +174,13 @@ fn every_synchronisation_is_needed() {
 }
 
 fn without(kernel: &Kernel, item: usize, statement: usize) -> Kernel {
-    let mut mutant = kernel.clone();
-    if let Item::Function(function) = &mut mutant.module.items[item]
+    let mut module = kernel.module.clone().into_module();
+    if let Item::Function(function) = &mut module.items[item]
         && let Some(body) = &mut function.body
     {
         body.statements.remove(statement);
     }
-    mutant
+    Kernel { module: module.assume_verified(), ..kernel.clone() }
 }
 
 /// Matrix loads and the stores and loads of the epilogue meet every bank once, whatever the width of a row.

@@ -142,7 +142,7 @@ fn contracts_hold_together() {
             let plan = with_lse(default_plan(&problem));
             let kernel = kernel(&problem, &plan);
             let module = ptx::parse(&kernel.module.to_string()).expect("what is printed is parsed");
-            assert_eq!(module, kernel.module);
+            assert_eq!(module, *kernel.module);
             let entry = kernel.module.function(&kernel.entry).unwrap();
             let params: Vec<u32> = entry.params.iter().map(|p| p.bytes()).collect();
             assert_eq!(params, kernel.args.iter().map(|a| a.bytes()).collect::<Vec<_>>());

@@ -117,8 +117,8 @@ fn statements(kernel: &Kernel) -> &[Statement] {
 }
 
 fn without(kernel: &Kernel, site: &Site) -> Kernel {
-    let mut mutant = kernel.clone();
-    for item in &mut mutant.module.items {
+    let mut module = kernel.module.clone().into_module();
+    for item in &mut module.items {
         if let Item::Function(function) = item
             && *function.name == *kernel.entry
             && let Some(body) = &mut function.body
@@ -126,7 +126,7 @@ fn without(kernel: &Kernel, site: &Site) -> Kernel {
             body.statements.drain(site.at..site.at + site.count);
         }
     }
-    mutant
+    Kernel { module: module.assume_verified(), ..kernel.clone() }
 }
 
 /// Schedules and seeds, for each problem. Those that lag behind are the first consumer's warps, or the second's.

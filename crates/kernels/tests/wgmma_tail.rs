@@ -161,13 +161,13 @@ fn what_cannot_be_shared_is_refused() {
 
 /// The kernel with its entry's statements changed.
 fn changed(kernel: &Kernel, change: impl FnOnce(&mut Vec<Statement>)) -> Kernel {
-    let mut mutant = kernel.clone();
-    let entry = mutant.module.items.iter_mut().find_map(|item| match item {
+    let mut module = kernel.module.clone().into_module();
+    let entry = module.items.iter_mut().find_map(|item| match item {
         Item::Function(function) if *function.name == *kernel.entry => function.body.as_mut(),
         _ => None,
     });
     change(&mut entry.expect("an entry").statements);
-    mutant
+    Kernel { module: module.assume_verified(), ..kernel.clone() }
 }
 
 /// Where the entry has instructions of a kind.

@@ -68,7 +68,7 @@ fn write_kernels(folder: &Path, sm: &str) -> Result<usize, Box<dyn std::error::E
     for probe in all(target) {
         let name = probe.name.replace([' ', '.', ',', ':'], "_");
         let units = if probe.kind == Kind::Loop { 1 } else { probe.units.min(8) };
-        let text = probe.module(target, units).to_string();
+        let text = probe.module(target, units)?.to_string();
         flashcore_lab::store::write(&folder.join(format!("{name}.ptx")), text.as_bytes())?;
     }
     Ok(0)
@@ -112,7 +112,7 @@ fn launches(
     rows: &Path,
     provenance: &Provenance,
 ) -> Result<(), Box<dyn std::error::Error>> {
-    let module = Builder::kernel("empty").into_module(target);
+    let module = Builder::kernel("empty").into_verified(target)?;
     for (ctas, threads) in [(1, 32), (132, 128), (132, 1024), (1056, 128), (8448, 128), (67584, 128)] {
         let launch = Launch {
             grid: Dim3(ctas, 1, 1),

@@ -43,6 +43,9 @@ pub enum AnatomyError {
     Kernel(#[from] KernelError),
     #[error(transparent)]
     Parse(#[from] ptx::ParseError),
+    /// PTX that breaks the rules.
+    #[error(transparent)]
+    Verify(#[from] ptx::Violations),
     /// The launch file is malformed or does not fit the PTX.
     #[error(transparent)]
     Launch(#[from] LaunchError),
@@ -70,7 +73,7 @@ pub fn dissect(candidate: &Candidate, shape: &Shape, device: &str) -> Result<Ana
         Candidate::Kernel(Source { language: Language::Cuda, .. }) => Err(AnatomyError::Compiled),
         Candidate::Kernel(Source { language: Language::Ptx, text, launch }) => {
             let gpu = machine_of(device).ok_or_else(no_device)?;
-            let bound = launch.parse::<LaunchSpec>()?.bind(ptx::parse(text)?)?;
+            let bound = launch.parse::<LaunchSpec>()?.bind(ptx::parse(text)?.verify()?)?;
             let launch = bound.kernel.launch;
             examine(&bound, &launch, gpu, Fidelity::Exact, Some(text.clone()))
         }

@@ -86,6 +86,6 @@ fn hidden_as(kernel: &Kernel, score: f32) -> Kernel {
     });
     let changed = lines.collect::<Vec<_>>().join("\n");
     assert_ne!(changed, text.trim_end());
-    kernel.module = ptx::parse(&changed).unwrap();
+    kernel.module = ptx::parse(&changed).unwrap().verify().unwrap();
     kernel
 }

@@ -26,7 +26,8 @@ fn private_arrays(words: u32) -> Finding {
     );
     let launch = "[launch]\ngrid = [1]\nblock = [1024]\n[[arg]]\nrole = \"buffer\"\ndtype = \"f32\"\nelements = 1024\n\
                   init = \"zeros\"\n";
-    let bound = launch.parse::<LaunchSpec>().unwrap().bind(ptx::parse(&text).unwrap()).unwrap();
+    let module = ptx::parse(&text).unwrap().verify().unwrap();
+    let bound = launch.parse::<LaunchSpec>().unwrap().bind(module).unwrap();
     let study = study(bound, Some(text), &Settings::quick().first_run(), &[machine::L4], None).unwrap();
     let finding = study.findings.iter().find(|f| f.name == "local memory").cloned();
     finding.unwrap_or_else(|| panic!("{:?}", study.findings))
@@ -47,7 +48,7 @@ fn a_budget_is_spent_once() {
     let text =
         ".version 7.0\n.target sm_80\n.address_size 64\n.visible .entry k()\n{\nAGAIN:\nbra AGAIN;\n}\n";
     let spec = "[launch]\ngrid = [1]\nblock = [64]\n".parse::<LaunchSpec>().unwrap();
-    let bound = spec.bind(ptx::parse(text).unwrap()).unwrap();
+    let bound = spec.bind(ptx::parse(text).unwrap().verify().unwrap()).unwrap();
     let settings = Settings { step_limit: 100_000, ..Settings::thorough() };
     let proof = prove(&bound, &settings).unwrap();
     assert_eq!((proof.verdict, proof.runs, proof.reasons.len()), (Verdict::Incomplete, 0, 1));

@@ -25,7 +25,7 @@ fn with_constant(bound: &Bound, from: f32, to: f32) -> Bound {
     let word = |x: f32| format!("0f{:08X}", x.to_bits());
     let text = bound.kernel.module.to_string();
     assert!(text.contains(&word(from)), "no {from} in {text}");
-    let module = ptx::parse(&text.replace(&word(from), &word(to))).unwrap();
+    let module = ptx::parse(&text.replace(&word(from), &word(to))).unwrap().verify().unwrap();
     Bound { kernel: Kernel { module, ..bound.kernel.clone() }, ..bound.clone() }
 }
 

@@ -15,7 +15,7 @@ use lab::gate::mutate::{Fault, mutant, sites};
 use lab::gate::{Settings, Verdict, prove};
 use lab::launchfile::{Bound, LaunchSpec};
 use problem::{Band, DType, Layout, Problem};
-use ptx::{Item, Op, Statement};
+use ptx::{Item, Kernel, Op, Statement};
 
 /// A rung of the ladder on one head.
 fn rung(rung: RungPlan) -> Bound {
@@ -41,7 +41,7 @@ fn compiled(name: &str, sm: u32) -> Bound {
     let text =
         |file: String| std::fs::read_to_string(folder.join(&file)).unwrap_or_else(|e| panic!("{file}: {e}"));
     let launch: LaunchSpec = text(format!("{name}.toml")).parse().unwrap();
-    launch.bind(ptx::parse(&text(format!("{name}_sm{sm}.ptx"))).unwrap()).unwrap()
+    launch.bind(ptx::parse(&text(format!("{name}_sm{sm}.ptx"))).unwrap().verify().unwrap()).unwrap()
 }
 
 /// The kernel with a fault at one of its sites.
@@ -52,8 +52,8 @@ fn with(fault: Fault, site: usize, bound: Bound) -> Bound {
 
 /// The kernel with a fault at the first site behind the first instruction of a kind.
 fn with_behind(first: fn(&Op) -> bool, fault: Fault, bound: Bound) -> Bound {
-    let mut before = bound.kernel.clone();
-    for item in &mut before.module.items {
+    let mut before = bound.kernel.module.clone().into_module();
+    for item in &mut before.items {
         if let Item::Function(function) = item
             && let Some(body) = &mut function.body
         {
@@ -61,6 +61,7 @@ fn with_behind(first: fn(&Op) -> bool, fault: Fault, bound: Bound) -> Bound {
             body.statements.truncate(at.expect("an instruction of the kind"));
         }
     }
+    let before = Kernel { module: before.assume_verified(), ..bound.kernel.clone() };
     with(fault, sites(&before, fault), bound)
 }
 

@@ -1,6 +1,6 @@
 use std::fmt;
 
-use crate::{Module, TensorMapSpec};
+use crate::{TensorMapSpec, Verified};
 
 /// Extents in x, y and z.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
@@ -100,10 +100,45 @@ impl Arg {
 
 /// A module with its launch contract: everything a machine needs except the contents of the buffers. There is
 /// no host code in a kernel, so a candidate kernel can only run.
+///
+/// The module is [`Verified`]:
+///
+/// ```
+/// # use flashcore_ptx as ptx;
+/// use ptx::{Kernel, Module};
+///
+/// fn replace(kernel: &mut Kernel, module: Module) -> Result<(), ptx::Violations> {
+///     kernel.module = module.verify()?;
+///     Ok(())
+/// }
+/// ```
+///
+/// A module that was not verified has another type:
+///
+/// ```compile_fail,E0308
+/// # use flashcore_ptx as ptx;
+/// use ptx::{Kernel, Module};
+///
+/// fn replace(kernel: &mut Kernel, module: Module) -> Result<(), ptx::Violations> {
+///     kernel.module = module;
+///     Ok(())
+/// }
+/// ```
+///
+/// Nor can a verified one be changed:
+///
+/// ```compile_fail,E0594
+/// # use flashcore_ptx as ptx;
+/// use ptx::{Kernel, Module};
+///
+/// fn empty(kernel: &mut Kernel) {
+///     kernel.module.items = Vec::new();
+/// }
+/// ```
 #[derive(Clone, Debug, PartialEq)]
 pub struct Kernel {
     /// The module.
-    pub module: Module,
+    pub module: Verified,
     /// Name of the `.entry` to launch.
     pub entry: String,
     /// The launch configuration.

@@ -45,7 +45,7 @@ fn refused(version: &str, form: &str) -> Option<String> {
         Ok(module) => module,
         Err(error) => return Some(error.to_string()),
     };
-    let violations = module.verify().map_or_else(|found| found.0, |_| Vec::new());
+    let violations = module.check().map_or_else(|found| found.0, |()| Vec::new());
     violations
         .into_iter()
         .find(|violation| violation.rule != Rule::Undefined)

@@ -30,10 +30,19 @@ fn round_trip(path: &Path) -> Result<(), Failed> {
 
 fn verify(path: &Path) -> Result<(), Failed> {
     let module = read(path)?;
-    module.verify()?;
+    module.check()?;
     let minimum = module.minimum_version();
     if minimum > module.version {
         return Err(format!("needs {minimum} but has {}", module.version).into());
+    }
+    let target = module.target;
+    let verified = module.verify()?;
+    for sm in [80, 89, 90, 100, 103, 120] {
+        match verified.clone().for_device(sm) {
+            Some(compiled) if target.runs_on(sm) => compiled.check()?,
+            None if !target.runs_on(sm) => {}
+            _ => return Err(format!("sm_{sm} for code of {target}").into()),
+        }
     }
     Ok(())
 }

@@ -32,7 +32,7 @@ fn parse_case(case: &Case) -> Result<(), String> {
 }
 
 fn accepted(text: &str, module: &Module) -> Result<(), String> {
-    module.verify().map_err(|violations| violations.to_string())?;
+    module.check().map_err(|violations| violations.to_string())?;
     let printed = module.to_string();
     let again = parse(&printed).map_err(|e| format!("printed text: {e}"))?;
     if again != *module {
@@ -52,7 +52,7 @@ fn accepted(text: &str, module: &Module) -> Result<(), String> {
 fn verify_case(case: &Case) -> Result<(), String> {
     let mut wanted = expected_errors(&case.text);
     let module = parse(&case.text).map_err(|e| e.to_string())?;
-    let found: Vec<Violation> = module.verify().map_or_else(|violations| violations.0, |_| Vec::new());
+    let found: Vec<Violation> = module.check().map_or_else(|violations| violations.0, |()| Vec::new());
     for violation in found {
         let message = format!("{}: {}", violation.rule.name(), violation.message);
         match wanted.iter().position(|w| w.fits(violation.line, &message)) {

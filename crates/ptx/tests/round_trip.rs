@@ -29,7 +29,7 @@ fn corpus() -> Vec<String> {
 /// Whatever parses must verify or be refused, print, and read back as itself.
 fn survives(text: &str) {
     if let Ok(module) = parse(text) {
-        let _ = module.verify();
+        let _ = module.check();
         let printed = module.to_string();
         let again = parse(&printed).unwrap_or_else(|e| panic!("printed text: {e}\n{printed}"));
         assert_eq!(again, module, "{printed}");

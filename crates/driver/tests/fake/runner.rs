@@ -18,7 +18,7 @@ pub fn emulate(path: &Path) {
     let (text, mut rest) = bytes[head_ends + 2..].split_at(numbers(lines.next().unwrap())[0] as usize);
     let allocations: Vec<(u64, usize)> = lines.map(numbers).map(|line| (line[0], line[1] as usize)).collect();
 
-    let module = ptx::parse(std::str::from_utf8(text).unwrap()).unwrap();
+    let module = ptx::parse(std::str::from_utf8(text).unwrap()).unwrap().verify().unwrap();
     let sizes: Vec<u32> = module.function(&entry).unwrap().params.iter().map(ptx::Param::bytes).collect();
     let place = |address: u64| {
         let inside = |&(start, length): &(u64, usize)| (start..start + length as u64).contains(&address);

@@ -114,7 +114,7 @@ impl Case {
             .collect();
         let pointers = (0..buffers.len()).map(|index| Arg::Buffer { index, offset: 0 });
         Kernel {
-            module: ptx::parse(&text).unwrap_or_else(|e| panic!("{}: {e}", self.file)),
+            module: ptx::parse(&text).unwrap_or_else(|e| panic!("{}: {e}", self.file)).verify().unwrap(),
             entry: self.entry.to_string(),
             launch: Launch {
                 grid: self.grid,

@@ -6,6 +6,7 @@ use problem::{DType, Layout, Problem, Tensor};
 use ptx::{
     Access, Arg, BufferSpec, Builder, CmpOp, Dim3, F32, FloatMods, Global, Half, Kernel, Launch, Local, Op,
     Operand, Pointer, Precision, R32, Rounding, Shared, SpecialReg, Src, TernaryOp, Type, UnaryOp, Value,
+    Violations,
 };
 
 use super::RungPlan;
@@ -111,7 +112,7 @@ pub(super) fn kernel(
     rows: u32,
     threads: u32,
     body: impl FnOnce(&mut Builder, &Cta),
-) -> Kernel {
+) -> Result<Kernel, Violations> {
     let mut k = Builder::kernel(rung.name());
     let cta = cta(&mut k, rows, threads);
     body(&mut k, &cta);
@@ -123,8 +124,8 @@ pub(super) fn kernel(
     };
     let mut args: Vec<Arg> = (0..4).map(|index| Arg::Buffer { index, offset: 0 }).collect();
     args.extend([Arg::U32(problem.seq_q as u32), Arg::F32(problem.softmax_scale())]);
-    Kernel {
-        module: k.into_module(arch.target()),
+    Ok(Kernel {
+        module: k.into_verified(arch.target())?,
         entry: rung.name().to_owned(),
         launch: Launch {
             grid: Dim3(problem.seq_q as u32 / rows, problem.heads_q as u32, problem.batch as u32),
@@ -136,7 +137,7 @@ pub(super) fn kernel(
         buffers: Tensor::ALL.map(buffer).into(),
         tensor_maps: Vec::new(),
         args,
-    }
+    })
 }
 
 fn cta(k: &mut Builder, rows: u32, threads: u32) -> Cta {

@@ -11,7 +11,7 @@
 //! sums of the output are f32 in shared memory, and a tile's sum is added there atomically.
 
 use problem::Problem;
-use ptx::{Builder, CmpOp, F32, Kernel, Pred, Shared};
+use ptx::{Builder, CmpOp, F32, Kernel, Pred, Shared, Violations};
 
 use super::RungPlan;
 use super::common::{
@@ -23,7 +23,7 @@ use crate::Arch;
 const THREADS: u32 = 128;
 const MATH: Math = Math::Accurate;
 
-pub(super) fn emit(problem: &Problem, arch: &Arch) -> Kernel {
+pub(super) fn emit(problem: &Problem, arch: &Arch) -> Result<Kernel, Violations> {
     common::kernel(problem, arch, RungPlan::Minimal, 1, THREADS, |k, cta| {
         let row = Row::new(k, cta);
         cta.for_each_tile(k, |k, tile| {

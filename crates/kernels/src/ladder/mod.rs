@@ -28,7 +28,7 @@ mod u8_stage_b;
 pub use u8_common::{Quantised, dequantise, quantise};
 
 use problem::{Band, Problem};
-use ptx::Kernel;
+use ptx::{Kernel, Violations};
 use serde::{Deserialize, Serialize};
 
 use crate::{Arch, PlanError};
@@ -259,7 +259,7 @@ impl RungPlan {
     }
 
     /// The kernel; the plan has been checked.
-    pub(crate) fn emit(self, problem: &Problem, arch: &Arch) -> Kernel {
+    pub(crate) fn emit(self, problem: &Problem, arch: &Arch) -> Result<Kernel, Violations> {
         match self {
             RungPlan::Minimal => minimal::emit(problem, arch),
             RungPlan::NanReduction => nan_reduction::emit(problem, arch),

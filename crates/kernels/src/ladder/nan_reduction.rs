@@ -10,14 +10,14 @@
 //! The structure follows the first version in the seeds' published history; all but the reductions is Phase 1's.
 
 use problem::Problem;
-use ptx::{Builder, CmpOp, F32, Kernel, Pred, Shared};
+use ptx::{Builder, CmpOp, F32, Kernel, Pred, Shared, Violations};
 
 use super::RungPlan;
 use super::common::{self, Array, Cta, shuffle_down};
 use super::phase1::{self, MATH, ROWS, Reduced, THREADS, Turn};
 use crate::Arch;
 
-pub(super) fn emit(problem: &Problem, arch: &Arch) -> Kernel {
+pub(super) fn emit(problem: &Problem, arch: &Arch) -> Result<Kernel, Violations> {
     common::kernel(problem, arch, RungPlan::NanReduction, ROWS, THREADS, |k, cta| {
         let warps = Warps::new(k, cta);
         phase1::body(k, cta, |k, row| warps.update(k, row));

@@ -15,7 +15,7 @@
 //! vector loads came later in that line of kernels.
 
 use problem::Problem;
-use ptx::{Builder, CmpOp, F32, Global, Kernel, MatrixOrder, Pointer, Pred, R16, R32, Shared};
+use ptx::{Builder, CmpOp, F32, Global, Kernel, MatrixOrder, Pointer, Pred, R16, R32, Shared, Violations};
 
 use super::RungPlan;
 use super::common::{
@@ -29,7 +29,7 @@ const MATH: Math = Math::Fast;
 /// Extent of a WMMA fragment.
 const FRAGMENT: u32 = 16;
 
-pub(super) fn emit(problem: &Problem, arch: &Arch) -> Kernel {
+pub(super) fn emit(problem: &Problem, arch: &Arch) -> Result<Kernel, Violations> {
     common::kernel(problem, arch, RungPlan::P1Wmma, ROWS, THREADS, |k, cta| {
         k.max_threads(THREADS);
         let rows = SerialRows::new(k, cta);

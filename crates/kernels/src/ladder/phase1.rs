@@ -11,7 +11,7 @@
 //! are f32 in shared memory, maxima and sums arrays of 16 in every thread, indexed at run time and so in local memory.
 
 use problem::Problem;
-use ptx::{Builder, CmpOp, F32, Kernel, Local, Pointer, Pred, R32, Shared};
+use ptx::{Builder, CmpOp, F32, Kernel, Local, Pointer, Pred, R32, Shared, Violations};
 
 use super::RungPlan;
 use super::common::{
@@ -25,7 +25,7 @@ pub(super) const ROWS: u32 = 16;
 pub(super) const THREADS: u32 = 128;
 pub(super) const MATH: Math = Math::Accurate;
 
-pub(super) fn emit(problem: &Problem, arch: &Arch) -> Kernel {
+pub(super) fn emit(problem: &Problem, arch: &Arch) -> Result<Kernel, Violations> {
     common::kernel(problem, arch, RungPlan::Phase1, ROWS, THREADS, |k, cta| {
         let serial = Serial::new(k, cta);
         body(k, cta, |k, row| serial.update(k, row));

@@ -12,7 +12,7 @@
 //! tiles copied a half at a time, maxima and sums of a warp's eight rows in arrays of nine indexed at run time.
 
 use problem::Problem;
-use ptx::{Builder, CmpOp, F32, Global, Kernel, Local, Pointer, Pred, R16, R32, Shared};
+use ptx::{Builder, CmpOp, F32, Global, Kernel, Local, Pointer, Pred, R16, R32, Shared, Violations};
 
 use super::RungPlan;
 use super::common::{
@@ -26,7 +26,7 @@ pub(super) const ROWS: u32 = 32;
 pub(super) const THREADS: u32 = 128;
 const WARPS: u32 = THREADS / 32;
 
-pub(super) fn emit(problem: &Problem, arch: &Arch) -> Kernel {
+pub(super) fn emit(problem: &Problem, arch: &Arch) -> Result<Kernel, Violations> {
     common::kernel(problem, arch, RungPlan::Phase3, ROWS, THREADS, |k, cta| {
         let rows = Rows::new(k, cta, Math::Accurate);
         let lane_0 = k.setp_u(CmpOp::Eq, rows.lane, 0);

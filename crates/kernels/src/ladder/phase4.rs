@@ -12,7 +12,7 @@
 //! them; all but copies, reductions and barriers is Phase 3's.
 
 use problem::Problem;
-use ptx::{Builder, CmpOp, F32, Global, Kernel, Pred, R32, Shared};
+use ptx::{Builder, CmpOp, F32, Global, Kernel, Pred, R32, Shared, Violations};
 
 use super::RungPlan;
 use super::common::{self, Array, DIM, Math, Tile, shuffle_down};
@@ -28,7 +28,7 @@ pub(super) enum Scores {
     BehindBarrier,
 }
 
-pub(super) fn emit(problem: &Problem, arch: &Arch, order: Scores) -> Kernel {
+pub(super) fn emit(problem: &Problem, arch: &Arch, order: Scores) -> Result<Kernel, Violations> {
     let rung = match order {
         Scores::Unordered => RungPlan::Phase4Race,
         Scores::BehindBarrier => RungPlan::Phase4,

@@ -15,7 +15,7 @@
 //! over the keys; and, against the stores of single halves, an array of 64 of them in local memory before the vector stores.
 
 use problem::Problem;
-use ptx::{Builder, CmpOp, F32, Global, Half, Kernel, Pointer, R16, R32, Shared};
+use ptx::{Builder, CmpOp, F32, Global, Half, Kernel, Pointer, R16, R32, Shared, Violations};
 
 use super::RungPlan;
 use super::common::{
@@ -37,7 +37,7 @@ pub(super) enum Home {
     Shared,
 }
 
-pub(super) fn emit(problem: &Problem, arch: &Arch, home: Home) -> Kernel {
+pub(super) fn emit(problem: &Problem, arch: &Arch, home: Home) -> Result<Kernel, Violations> {
     const ARRAYS: [(&str, u32); 3] = [("maxima", 4 * ROWS), ("sums", 4 * ROWS), ("output", 4 * ROWS * DIM)];
     match home {
         Home::Local => common::kernel(problem, arch, RungPlan::Phase6It1, ROWS, THREADS, |k, cta| {

@@ -9,7 +9,7 @@
 //! The structure follows the published code of the record; rows are padded to 72 bytes.
 
 use problem::Problem;
-use ptx::{Builder, F32, Kernel, Pointer, R32, Shared};
+use ptx::{Builder, F32, Kernel, Pointer, R32, Shared, Violations};
 
 use super::RungPlan;
 use super::common::ALIGN;
@@ -19,7 +19,7 @@ use crate::Arch;
 /// Elements from row to row.
 const PITCH: u32 = 72;
 
-pub(super) fn emit(problem: &Problem, arch: &Arch) -> Kernel {
+pub(super) fn emit(problem: &Problem, arch: &Arch) -> Result<Kernel, Violations> {
     u8_common::emit(problem, arch, RungPlan::U8Baseline, |k| Bytes {
         queries: k.shared_array("queries", ALIGN, ROWS * PITCH),
         tiles: ["keys", "values"].map(|name| k.shared_array(name, ALIGN, KEYS * PITCH)),

@@ -15,7 +15,7 @@
 use problem::Problem;
 use ptx::{
     Access, Arg, BinaryOp, BufferSpec, Builder, CacheOp, CmpOp, CpAsync, Dim3, F32, FloatMods, Global, Half,
-    Kernel, Launch, Local, Op, Operand, Pointer, Pred, R32, Shared, SpecialReg, Src, Type, Value,
+    Kernel, Launch, Local, Op, Operand, Pointer, Pred, R32, Shared, SpecialReg, Src, Type, Value, Violations,
 };
 
 use super::common::ALIGN;
@@ -139,7 +139,7 @@ pub(super) fn emit<T: Tiles>(
     arch: &Arch,
     rung: RungPlan,
     declare: impl FnOnce(&mut Builder) -> T,
-) -> Kernel {
+) -> Result<Kernel, Violations> {
     let mut k = Builder::kernel(rung.name());
     k.max_threads(THREADS);
     k.min_ctas_per_sm(2);
@@ -152,8 +152,8 @@ pub(super) fn emit<T: Tiles>(
     let mut args: Vec<Arg> = (0..5).map(|index| Arg::Buffer { index, offset: 0 }).collect();
     let sizes = [problem.seq_q, problem.head_dim].map(|n| Arg::U32(n as u32));
     args.extend(sizes.into_iter().chain([Arg::F32(problem.softmax_scale())]));
-    Kernel {
-        module: k.into_module(arch.target()),
+    Ok(Kernel {
+        module: k.into_verified(arch.target())?,
         entry: rung.name().to_owned(),
         launch: Launch {
             grid: Dim3(problem.seq_q as u32 / ROWS, problem.heads_q as u32, problem.batch as u32),
@@ -171,7 +171,7 @@ pub(super) fn emit<T: Tiles>(
         ],
         tensor_maps: Vec::new(),
         args,
-    }
+    })
 }
 
 fn body<T: Tiles>(k: &mut Builder, cta: &Cta, mut tiles: T) {

@@ -9,7 +9,7 @@
 //! code of the record, tables of the values and rows of 80 elements included; copies are a byte a load again.
 
 use problem::Problem;
-use ptx::{Builder, F32, Kernel, Pointer, R32, Shared};
+use ptx::{Builder, F32, Kernel, Pointer, R32, Shared, Violations};
 
 use super::RungPlan;
 use super::common::{load_half, store_half};
@@ -29,7 +29,7 @@ pub(super) enum Conversion {
     ThroughRegisters,
 }
 
-pub(super) fn emit(problem: &Problem, arch: &Arch, conversion: Conversion) -> Kernel {
+pub(super) fn emit(problem: &Problem, arch: &Arch, conversion: Conversion) -> Result<Kernel, Violations> {
     let rung = match conversion {
         Conversion::Union => RungPlan::U8StageB,
         Conversion::ThroughRegisters => RungPlan::U8StageBRepaired,

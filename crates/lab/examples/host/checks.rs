@@ -195,12 +195,12 @@ pub fn refusals() -> Outcome {
         "accepted: multiples of 8",
         gpu.prepare(&Problem::new(1, 1, 8, 12, DType::F16), false, None).map(drop),
     );
-    let mut broken = kernel.clone();
-    broken.module.target = ptx::Target::sm(120);
+    let module = Builder::kernel(&kernel.entry).into_verified(ptx::Target::sm(120))?;
+    let newer = Kernel { module, ..kernel };
     refused(
         "a newer target",
         "its code is for sm_120",
-        Function::load(context, &broken, &Expect::of(launch)).map(drop),
+        Function::load(context, &newer, &Expect::of(launch)).map(drop),
     );
     let judged = tensors.compute(&prepared, &stream).and_then(|result| tensors.judge(&result));
     tell("right after all refusals", judged.map(|figures| figures.brief()));
@@ -229,7 +229,7 @@ pub fn fault() -> Outcome {
     k.st(to, word);
     let one = Dim3(1, 1, 1);
     let wild = Kernel {
-        module: k.into_module(gpu.info().target()),
+        module: k.into_verified(gpu.info().target())?,
         entry: "wild".to_owned(),
         launch: Launch { grid: one, cluster: one, block: one, dynamic_shared: 0, overlapping: false },
         buffers: Vec::new(),

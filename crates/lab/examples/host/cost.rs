@@ -82,7 +82,7 @@ fn nothing(context: &std::sync::Arc<Context>) -> Outcome<(Function, Call)> {
     let launch =
         Launch { grid: one, cluster: one, block: Dim3(32, 1, 1), dynamic_shared: 0, overlapping: false };
     let kernel = Kernel {
-        module: Builder::kernel("nothing").into_module(context.info().target()),
+        module: Builder::kernel("nothing").into_verified(context.info().target())?,
         entry: "nothing".to_owned(),
         launch,
         buffers: Vec::new(),

@@ -178,7 +178,7 @@ fn attributes(gpu: &Gpu) -> Outcome<String> {
         overlapping: false,
     };
     let kernel = Kernel {
-        module: k.into_module(gpu.info().target()),
+        module: k.into_verified(gpu.info().target())?,
         entry: "number".to_owned(),
         launch,
         buffers: Vec::new(),
@@ -212,7 +212,7 @@ fn architecture_specific(gpu: &Gpu) -> Outcome<String> {
     let launch =
         Launch { grid: one, cluster: one, block: Dim3(32, 1, 1), dynamic_shared: 0, overlapping: false };
     let kernel = Kernel {
-        module: Builder::kernel("specific").into_module(target),
+        module: Builder::kernel("specific").into_verified(target)?,
         entry: "specific".to_owned(),
         launch,
         buffers: Vec::new(),

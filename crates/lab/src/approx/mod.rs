@@ -10,11 +10,22 @@ use emu::numerics::approx::{
 use emu::numerics::float::lanes::Packed;
 use ptx::{
     Access, Arg, BinaryOp, BufferSpec, Builder, CmpOp, Dim3, F32, FloatMods, Kernel, Launch, Machine, Op,
-    Operand, Precision, R32, SpecialReg, Target, Type, UnaryOp, Value,
+    Operand, Precision, R32, SpecialReg, Target, Type, UnaryOp, Value, Violations,
 };
 use rayon::prelude::*;
 
 pub use compare::{Agreement, Mismatch, ulps};
+
+/// Why an instruction gave no results.
+#[derive(Debug, thiserror::Error)]
+pub enum ApproxError<E: std::error::Error> {
+    /// The machine failed.
+    #[error(transparent)]
+    Machine(E),
+    /// The verifier refuses the kernel around the instruction, a fault of ours.
+    #[error("the kernel breaks the rules of PTX: {0}")]
+    Generator(#[from] Violations),
+}
 
 /// An instruction for which PTX specifies an error bound but no bits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -90,7 +101,7 @@ impl Subject {
     }
 
     /// A kernel that takes `count` inputs, one per thread.
-    fn kernel(self, target: Target, count: u32) -> Kernel {
+    fn kernel(self, target: Target, count: u32) -> Result<Kernel, Violations> {
         let mut k = Builder::kernel("approx");
         k.max_threads(THREADS);
         if matches!(self, Subject::Half { format: Packed::Bf16x2, .. }) {
@@ -123,8 +134,8 @@ impl Subject {
         }
         let buffer =
             |name: &str, access| BufferSpec { name: name.to_owned(), bytes: 4 * count as usize, access };
-        Kernel {
-            module: k.into_module(target),
+        Ok(Kernel {
+            module: k.into_verified(target)?,
             entry: "approx".to_owned(),
             launch: Launch {
                 grid: Dim3(count.div_ceil(THREADS), 1, 1),
@@ -140,7 +151,7 @@ impl Subject {
                 Arg::Buffer { index: 1, offset: 0 },
                 Arg::U32(count),
             ],
-        }
+        })
     }
 
     /// Representative inputs: all 16-bit numbers, or `each` mantissas for every sign and exponent.
@@ -161,21 +172,24 @@ impl Subject {
     /// Runs the instruction on a machine for all inputs. The number of inputs must be even.
     ///
     /// # Errors
-    /// When the machine fails.
+    /// When the machine fails, or the verifier refuses the kernel, a fault of ours.
     pub fn run<M: Machine>(
         self,
         machine: &mut M,
         target: Target,
         inputs: &[u32],
-    ) -> Result<Vec<u32>, M::Error> {
-        let kernel = self.kernel(target, inputs.len() as u32);
+    ) -> Result<Vec<u32>, ApproxError<M::Error>> {
+        let kernel = self.kernel(target, inputs.len() as u32)?;
         let bytes: Vec<u8> = inputs.iter().flat_map(|x| x.to_le_bytes()).collect();
-        let mut x = machine.allocate(bytes.len())?;
-        let mut y = machine.allocate(bytes.len())?;
-        machine.upload(&mut x, &bytes)?;
-        machine.launch(&kernel, &mut [&mut x, &mut y])?;
-        let mut results = bytes;
-        machine.download(&y, &mut results)?;
+        let mut results = bytes.clone();
+        let mut run = || {
+            let mut x = machine.allocate(bytes.len())?;
+            let mut y = machine.allocate(bytes.len())?;
+            machine.upload(&mut x, &bytes)?;
+            machine.launch(&kernel, &mut [&mut x, &mut y])?;
+            machine.download(&y, &mut results)
+        };
+        run().map_err(ApproxError::Machine)?;
         Ok(results.chunks_exact(4).map(|b| u32::from_le_bytes([b[0], b[1], b[2], b[3]])).collect())
     }
 
@@ -276,8 +290,6 @@ mod tests {
     #[test]
     fn the_emulator_agrees_with_itself() {
         for subject in Subject::all(90) {
-            let module = subject.kernel(Target::sm(90), 64).module;
-            assert!(module.verify().is_ok(), "{}", subject.name());
             let inputs = subject.inputs(2);
             let inputs = &inputs[..inputs.len().min(4096)];
             let run = subject.run(&mut Emulator::default(), Target::sm(90), inputs).unwrap();

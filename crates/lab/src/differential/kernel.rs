@@ -3,7 +3,7 @@
 use emu::numerics::tensor::{self, Accumulator, BitProduct, Distribution, Input, MmaKind, TensorRules};
 use ptx::{
     Access, Arg, BitOp, BufferSpec, Builder, Dim3, Kernel, Launch, Mma, MmaShape, Module, Op, Operand,
-    Pointer, R32, R64, SpecialReg, Target, Type, Value,
+    Pointer, R32, R64, SpecialReg, Target, Type, Value, Verified,
 };
 
 use super::{Operands, Subject, WARPS_PER_CTA};
@@ -52,7 +52,7 @@ pub(super) fn in_memory<W: Copy, const N: usize>(words: &[W], bytes: fn(W) -> [u
 }
 
 /// The launch of a subject's module over `cases`.
-pub(super) fn launch(subject: Subject, module: Module, cases: u64) -> Kernel {
+pub(super) fn launch(subject: Subject, module: Verified, cases: u64) -> Kernel {
     let bytes = subject.bytes();
     let buffer = |i: usize, access| BufferSpec {
         name: ["a", "b", "c", "d"][i].to_owned(),

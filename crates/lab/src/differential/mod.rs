@@ -10,7 +10,7 @@ mod warpgroup;
 
 use emu::numerics::tensor::wmma::WmmaKind;
 use emu::numerics::tensor::{self, Distribution, MmaKind, TensorRules};
-use ptx::{Kernel, Machine, Module, Target};
+use ptx::{Kernel, Machine, Module, Target, Violations};
 use rayon::prelude::*;
 use serde::Serialize;
 
@@ -145,6 +145,9 @@ pub struct Difference {
 pub enum CompareError<E: std::error::Error> {
     #[error("{instruction}: {source}")]
     Machine { instruction: String, source: E },
+    /// The verifier refuses the kernel around the instruction: a fault of the generator.
+    #[error("{instruction}: the kernel breaks the rules of PTX: {violations}")]
+    Generator { instruction: String, violations: Violations },
     /// The emulator does not support the instruction.
     #[error(transparent)]
     Emulator(#[from] tensor::MmaError),
@@ -166,6 +169,9 @@ pub fn compare<M: Machine>(
     let cases = fragments.div_ceil(subject.fragments());
     // A multiple of the cases per CTA, and of the period after which a product has no C.
     let batch = (BATCH / subject.fragments()).min(cases).next_multiple_of(WARPS_PER_CTA);
+    let module = module
+        .verify()
+        .map_err(|violations| CompareError::Generator { instruction: instruction.clone(), violations })?;
     let kernel = kernel::launch(subject, module, batch);
     let failed = |source| CompareError::Machine { instruction: instruction.clone(), source };
     let mut buffers = Vec::new();

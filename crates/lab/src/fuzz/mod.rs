@@ -69,7 +69,7 @@ pub fn execute(case: &Case) -> Outcome {
         Ok(module) => module,
         Err(error) => return outcome(Stage::NotParsed, &error.to_string()),
     };
-    let legal = module.verify().is_ok();
+    let legal = module.check().is_ok();
     let printed = module.to_string();
     let again = ptx::parse(&printed);
     assert!(
@@ -77,7 +77,7 @@ pub fn execute(case: &Case) -> Outcome {
         "a printed module does not read back: {again:?}"
     );
     // Invalid modules continue: the emulator must handle them on its own.
-    let bound = match case.launch.parse::<LaunchSpec>().and_then(|spec| spec.bind(module)) {
+    let bound = match case.launch.parse::<LaunchSpec>().and_then(|spec| spec.bind(module.assume_verified())) {
         Ok(bound) => bound,
         Err(error) => return outcome(Stage::LaunchRefused, &error.to_string()),
     };

@@ -154,7 +154,8 @@ SEVEN:
     fn proof() -> Proof {
         let launch = "[launch]\nentry = \"k\"\ngrid = [1]\nblock = [32]\n\
             [[arg]]\nrole = \"buffer\"\ndtype = \"u32\"\nelements = 4\ninit = \"zeros\"\n";
-        let bound = launch.parse::<LaunchSpec>().unwrap().bind(ptx::parse(MODULE).unwrap()).unwrap();
+        let module = ptx::parse(MODULE).unwrap().verify().unwrap();
+        let bound = launch.parse::<LaunchSpec>().unwrap().bind(module).unwrap();
         prove(&bound, &Settings::quick()).unwrap()
     }
 

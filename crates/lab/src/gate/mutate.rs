@@ -254,14 +254,15 @@ pub fn sites(kernel: &Kernel, fault: Fault) -> usize {
 
 /// The kernel with the fault at site number `site`; `None` when there is no such site.
 pub fn mutant(kernel: &Kernel, fault: Fault, site: usize) -> Option<Kernel> {
-    let mut mutant = kernel.clone();
     let arguments = scale_arguments(kernel, fault);
     if site < arguments {
+        let mut mutant = kernel.clone();
         let factors = mutant.args.iter_mut().filter_map(|a| if let Arg::F32(x) = a { Some(x) } else { None });
         factors.into_iter().nth(site).map(|x| *x *= 1.125)?;
         return Some(mutant);
     }
-    let entry = mutant.module.items.iter_mut().find_map(|item| match item {
+    let mut module = kernel.module.clone().into_module();
+    let entry = module.items.iter_mut().find_map(|item| match item {
         Item::Function(f) if *f.name == *kernel.entry => f.body.as_mut(),
         Item::Function(_) | Item::Variable(_) => None,
     })?;
@@ -271,7 +272,7 @@ pub fn mutant(kernel: &Kernel, fault: Fault, site: usize) -> Option<Kernel> {
     });
     let (at, edited) = places.into_iter().nth(site - arguments)?;
     entry.statements.splice(at..=at, edited.into_iter().map(Statement::Inst));
-    Some(mutant)
+    Some(Kernel { module: module.assume_verified(), ..kernel.clone() })
 }
 
 /// Number of f32 arguments, which may carry the softmax scale.

@@ -1,7 +1,7 @@
 //! Binds a launch file to the module that it launches.
 
 use problem::{Problem, Tensor};
-use ptx::{Access, Arg, BufferSpec, Function, Kernel, Launch, Module, Param, TensorMapSpec};
+use ptx::{Access, Arg, BufferSpec, Function, Kernel, Launch, Module, Param, TensorMapSpec, Verified};
 
 use super::{ArgSpec, BufferType, Init, LaunchError, LaunchSpec, MapTarget, Memory};
 
@@ -41,8 +41,7 @@ impl Bound {
     ///
     /// # Errors
     /// When a buffer's name has no role.
-    pub fn of_kernel(mut kernel: Kernel, problem: &Problem) -> Result<Bound, LaunchError> {
-        kernel.module.number_lines();
+    pub fn of_kernel(kernel: Kernel, problem: &Problem) -> Result<Bound, LaunchError> {
         let role = |buffer: &BufferSpec| match buffer.name.as_str() {
             "lse" => Ok(Role::Lse),
             "scales" => Ok(Role::Scales),
@@ -69,7 +68,7 @@ impl LaunchSpec {
     ///
     /// # Errors
     /// A [`LaunchError`] when the entry is missing or its parameters do not fit the arguments.
-    pub fn bind(&self, module: Module) -> Result<Bound, LaunchError> {
+    pub fn bind(&self, module: Verified) -> Result<Bound, LaunchError> {
         let entry = self.pick_entry(&module)?;
         self.check_params(entry)?;
         let launch = Launch {

@@ -2,7 +2,7 @@ use problem::{Band, DType, Tensor};
 use ptx::{
     Arg, Dim3, Function, FunctionKind, Item, LaunchBounds, Linkage, Module, Param, ParamSpace, Target,
 };
-use ptx::{Element, Swizzle, TensorMapSpec, Type, Version};
+use ptx::{Element, Swizzle, TensorMapSpec, Type, Verified, Version};
 
 use super::{ArgSpec, BufferType, FORMAT, Init, LaunchError, LaunchSpec, Memory, Role};
 
@@ -34,7 +34,7 @@ role = "f32"
 value = 2
 "#;
 
-fn module(params: &[Type], bounds: LaunchBounds) -> Module {
+fn module(params: &[Type], bounds: LaunchBounds) -> Verified {
     let param = |(i, &ty): (usize, &Type)| Param {
         space: ParamSpace::Param,
         align: ty.bytes(),
@@ -57,11 +57,8 @@ fn module(params: &[Type], bounds: LaunchBounds) -> Module {
         bounds,
         body: Some(ptx::Body::default()),
     };
-    Module {
-        version: Version { major: 7, minor: 0 },
-        target: Target::sm(80),
-        items: vec![Item::Function(entry)],
-    }
+    let items = vec![Item::Function(entry)];
+    Module { version: Version { major: 7, minor: 0 }, target: Target::sm(80), items }.verify().unwrap()
 }
 
 const PARAMS: [Type; 4] = [Type::U64, Type::B64, Type::U64, Type::F32];
@@ -179,11 +176,16 @@ fn the_entry_is_found_or_named() {
     let error = spec.bind(module(&PARAMS, LaunchBounds::default())).unwrap_err();
     assert_eq!(error, LaunchError::UnknownEntry { name: "other".into(), accepted: "kernel".into() });
     spec.entry = None;
-    let mut two = module(&PARAMS, LaunchBounds::default());
-    two.items.push(two.items[0].clone());
-    assert!(matches!(spec.bind(two), Err(LaunchError::AmbiguousEntry { .. })));
-    let none = Module { items: Vec::new(), ..module(&[], LaunchBounds::default()) };
-    assert_eq!(spec.bind(none).unwrap_err(), LaunchError::NoEntry);
+    let mut two = module(&PARAMS, LaunchBounds::default()).into_module();
+    let mut second = two.items[0].clone();
+    if let Item::Function(entry) = &mut second {
+        entry.name = "second".into();
+    }
+    two.items.push(second);
+    let mut none = two.clone();
+    assert!(matches!(spec.bind(two.verify().unwrap()), Err(LaunchError::AmbiguousEntry { .. })));
+    none.items.clear();
+    assert_eq!(spec.bind(none.verify().unwrap()).unwrap_err(), LaunchError::NoEntry);
 }
 
 #[test]

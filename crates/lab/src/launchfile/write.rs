@@ -124,7 +124,7 @@ mod tests {
                 let Ok(plan) = family.default_for(&problem, &arch) else { continue };
                 let Ok(bound) = bind(&plan, &problem, &arch) else { continue };
                 let Some(text) = bound.launch_file() else { continue };
-                let module = ptx::parse(&bound.kernel.module.to_string()).unwrap();
+                let module = ptx::parse(&bound.kernel.module.to_string()).unwrap().verify().unwrap();
                 let again = text
                     .parse::<LaunchSpec>()
                     .unwrap_or_else(|e| panic!("{e}\n{text}"))

@@ -1,8 +1,8 @@
 //! The common frame of all probe kernels.
 
 use ptx::{
-    Access, Arg, BufferSpec, Builder, CmpOp, Dim3, F32, Global, Kernel, Launch, Module, Pointer, R32, R64,
-    Shared, SpecialReg, Target,
+    Access, Arg, BufferSpec, Builder, CmpOp, Dim3, F32, Global, Kernel, Launch, Pointer, R32, R64, Shared,
+    SpecialReg, Target, Verified, Violations,
 };
 
 use super::Chain;
@@ -32,7 +32,11 @@ pub struct Bench {
 }
 
 impl Bench {
-    pub(super) fn module(target: Target, units: u32, code: impl Fn(&mut Bench)) -> Module {
+    pub(super) fn module(
+        target: Target,
+        units: u32,
+        code: impl Fn(&mut Bench),
+    ) -> Result<Verified, Violations> {
         let mut k = Builder::kernel(ENTRY);
         let [data, clocks, kept] = ["data", "clocks", "kept"].map(|name| k.param_pointer(name));
         let (rounds, one) = (k.param_u32("rounds"), k.param_f32("one"));
@@ -43,7 +47,7 @@ impl Bench {
         let mut bench = Bench { k, data, shared, one, thread, lane, cta, rounds, clocks, kept, units };
         bench.address_words();
         code(&mut bench);
-        bench.k.into_module(target)
+        bench.k.into_verified(target)
     }
 
     /// Writes each shared-memory word's address into the word.
@@ -130,7 +134,7 @@ impl Bench {
 }
 
 /// The kernel that writes a chain of pointers into the data buffer.
-pub(super) fn fill(target: Target, chain: Chain, bytes: usize) -> Kernel {
+pub(super) fn fill(target: Target, chain: Chain, bytes: usize) -> Result<Kernel, Violations> {
     const THREADS: u32 = 256;
     let mut k = Builder::kernel("fill");
     let data = k.param_pointer("data");
@@ -144,8 +148,8 @@ pub(super) fn fill(target: Target, chain: Chain, bytes: usize) -> Kernel {
         let target: R64 = k.index(data, next, chain.stride).base;
         k.st(to, target);
     });
-    Kernel {
-        module: k.into_module(target),
+    Ok(Kernel {
+        module: k.into_verified(target)?,
         entry: "fill".to_owned(),
         launch: Launch {
             grid: Dim3(chain.entries.div_ceil(THREADS), 1, 1),
@@ -157,5 +161,5 @@ pub(super) fn fill(target: Target, chain: Chain, bytes: usize) -> Kernel {
         buffers: vec![BufferSpec { name: "data".to_owned(), bytes, access: Access::ReadWrite }],
         tensor_maps: Vec::new(),
         args: vec![Arg::Buffer { index: 0, offset: 0 }],
-    }
+    })
 }

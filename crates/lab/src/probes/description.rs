@@ -3,7 +3,7 @@
 
 use emu::model::Gpu;
 use emu::model::machine::{DRAM_EFFICIENCY, L4, MACHINES};
-use ptx::{Builder, Dim3, Kernel, Launch, Target};
+use ptx::{Builder, Dim3, Kernel, Launch, Target, Violations};
 use serde::Serialize;
 use serde_json::{Value, json};
 
@@ -216,10 +216,13 @@ pub fn base(name: &str, sm: u32) -> &'static Gpu {
 }
 
 /// An empty kernel with a CTA of four warps for each SM.
-pub fn empty(target: Target, sms: u32) -> Kernel {
+///
+/// # Errors
+/// When the verifier refuses it, a fault of ours.
+pub fn empty(target: Target, sms: u32) -> Result<Kernel, Violations> {
     let one = Dim3(1, 1, 1);
-    Kernel {
-        module: Builder::kernel("empty").into_module(target),
+    Ok(Kernel {
+        module: Builder::kernel("empty").into_verified(target)?,
         entry: "empty".to_owned(),
         launch: Launch {
             grid: Dim3(sms, 1, 1),
@@ -231,7 +234,7 @@ pub fn empty(target: Target, sms: u32) -> Kernel {
         buffers: Vec::new(),
         args: Vec::new(),
         tensor_maps: Vec::new(),
-    }
+    })
 }
 
 /// The row of a measurement beside the model's prediction.

@@ -14,7 +14,7 @@ mod products;
 use emu::model::{self, CacheState, ModelError, Subject};
 use emu::resources::estimate;
 use emu::{Buffer, EmuError, Options};
-use ptx::{Access, Arg, BufferSpec, Dim3, Kernel, Launch, Machine, Module, Target};
+use ptx::{Access, Arg, BufferSpec, Dim3, Kernel, Launch, Machine, Target, Verified, Violations};
 use serde::Serialize;
 
 pub use bench::Bench;
@@ -89,6 +89,9 @@ pub enum ProbeError<E: std::error::Error> {
     /// The model has no prediction.
     #[error(transparent)]
     Model(#[from] ModelError),
+    /// The verifier refuses the probe's kernel, a fault of the probe.
+    #[error("the probe's kernel breaks the rules of PTX: {0}")]
+    Generator(#[from] Violations),
     /// The kernel has no entry for which resources can be estimated.
     #[error("the kernel of {0} has no body")]
     NoBody(String),
@@ -101,12 +104,15 @@ impl Probe {
     }
 
     /// The module with `units` copies in the loop body.
-    pub fn module(&self, target: Target, units: u32) -> Module {
+    ///
+    /// # Errors
+    /// When the verifier refuses it, a fault of the probe.
+    pub fn module(&self, target: Target, units: u32) -> Result<Verified, Violations> {
         Bench::module(target, units, &self.code)
     }
 
     /// The launch of a module for a number of rounds.
-    fn kernel(&self, module: Module, rounds: u32, ctas: u32) -> Kernel {
+    fn kernel(&self, module: Verified, rounds: u32, ctas: u32) -> Kernel {
         let out = 16 * (ctas * self.warps) as usize;
         let buffer = |name: &str, bytes, access| BufferSpec { name: name.to_owned(), bytes, access };
         Kernel {
@@ -166,7 +172,7 @@ impl Probe {
         let ctas = self.ctas(sms);
         let mut clocks = [[0.0; 2]; 2];
         let mut buffers = Vec::new();
-        let any = self.kernel(self.module(target, 1), 1, ctas);
+        let any = self.kernel(self.module(target, 1)?, 1, ctas);
         for spec in &any.buffers {
             let mut buffer = machine.allocate(spec.bytes).map_err(ProbeError::Machine)?;
             if self.chain.is_none() {
@@ -174,9 +180,9 @@ impl Probe {
             }
             buffers.push(buffer);
         }
-        let fill = self.chain.map(|chain| bench::fill(target, chain, self.data));
+        let fill = self.chain.map(|chain| bench::fill(target, chain, self.data)).transpose()?;
         for (body, units) in self.bodies().into_iter().enumerate() {
-            let module = self.module(target, units);
+            let module = self.module(target, units)?;
             for (i, rounds) in ROUNDS.into_iter().enumerate() {
                 let kernel = self.kernel(module.clone(), rounds, ctas);
                 let mut best = f64::INFINITY;
@@ -209,7 +215,7 @@ impl Probe {
         let mut clocks = [[0.0; 2]; 2];
         for (body, units) in self.bodies().into_iter().enumerate() {
             for (i, rounds) in ROUNDS.into_iter().enumerate() {
-                let kernel = self.kernel(self.module(target, units), rounds, ctas);
+                let kernel = self.kernel(self.module(target, units)?, rounds, ctas);
                 clocks[body][i] = self.predicted(&kernel, gpu, target)?;
             }
         }
@@ -227,7 +233,7 @@ impl Probe {
         let mut buffers: Vec<Buffer> =
             kernel.buffers.iter().map(|b| Buffer::from_bytes(&vec![0; b.bytes])).collect();
         if let Some(chain) = self.chain {
-            let fill = bench::fill(target, chain, self.data);
+            let fill = bench::fill(target, chain, self.data)?;
             emu::run(&fill, &mut [&mut buffers[0]], &Options::default()).map_err(ProbeError::Machine)?;
         }
         let must_write = [(1, Vec::new()), (2, Vec::new())].into();

@@ -45,6 +45,7 @@ fn copy_row(from: &str) -> String {
 
 fn proof(text: &str) -> Proof {
     let module = ptx::parse(text).unwrap_or_else(|error| panic!("{error}\n{text}"));
+    let module = module.verify().unwrap_or_else(|violations| panic!("{violations}"));
     let launch: LaunchSpec = LAUNCH.parse().unwrap();
     prove(&launch.bind(module).unwrap(), &Settings::quick()).unwrap()
 }
@@ -82,7 +83,7 @@ fn an_answer_left_out_is_missed() {
 
 #[test]
 fn without_an_answer_nothing_is_proven() {
-    let module = ptx::parse(&module("", "")).unwrap();
+    let module = ptx::parse(&module("", "")).unwrap().verify().unwrap();
     let launch = LAUNCH.replace("role = \"out\"", "role = \"buffer\"\ndtype = \"f16\"\nelements = 512");
     assert_eq!(launch.parse::<LaunchSpec>().unwrap_err(), LaunchError::Unjudged);
     // The gate also rejects such a kernel when it is called directly, and a check without runs.
@@ -123,9 +124,9 @@ fn a_library_is_no_kernel() {
     let text = module(".extern .func cublas_gemm();", &format!("call cublas_gemm;\n{}", copy_row("%v")));
     let refused = match ptx::parse(&text) {
         Err(error) => error.to_string(),
-        Ok(module) => match module.verify() {
+        Ok(module) => match module.check() {
             Err(violations) => violations.to_string(),
-            Ok(_) => {
+            Ok(()) => {
                 let proof = proof(&text);
                 assert_ne!(proof.verdict, Verdict::Proven);
                 proof.reasons.join("\n")

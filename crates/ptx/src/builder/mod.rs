@@ -58,7 +58,7 @@ use crate::module::ParamSpace;
 use crate::{
     Base, Body, Function, FunctionKind, Guard, Instruction, Item, Label, LaunchBounds, Linkage, Module, Op,
     Operand, Param, Reg, Register, Space, SpecialReg, Statement, Target, TensorMapSpec, Type, Variable,
-    Version,
+    Verified, Version, Violations,
 };
 
 /// A kernel under construction.
@@ -124,6 +124,14 @@ impl Builder {
         module.version = module.minimum_version().max(self.version);
         module.number_lines();
         module
+    }
+
+    /// [`Builder::into_module`], verified.
+    ///
+    /// # Errors
+    /// What the verifier refuses: a fault of the code that uses the builder.
+    pub fn into_verified(self, target: Target) -> Result<Verified, Violations> {
+        self.into_module(target).verify()
     }
 
     /// A fresh register, not yet written.

@@ -170,9 +170,8 @@ fn hopper() -> Builder {
 
 #[test]
 fn a_kernel_of_sm_90a_says_what_it_was_told() {
-    let module = hopper().into_module(Target::sm_a(90));
+    let module = hopper().into_verified(Target::sm_a(90)).unwrap_or_else(|violations| panic!("{violations}"));
     assert_eq!(module.version, Version { major: 8, minor: 1 });
-    module.verify().unwrap_or_else(|violations| panic!("{violations}\n{module}"));
     let text = module.to_string();
     for line in [
         ".target sm_90a",

@@ -91,9 +91,9 @@ pub(crate) const MASK: SlotKind = SlotKind::Value(Type::B32);
 
 /// `d, a, b, …`, all of one type.
 pub(crate) fn uniform(ty: Type, sources: usize) -> Signature {
-    let mut s: Signature = smallvec![write(value(ty))];
-    s.extend(std::iter::repeat_n(read(value(ty)), sources));
-    s
+    let mut slots = [read(value(ty)); 5];
+    slots[0] = write(value(ty));
+    Signature::from_slice(&slots[..=sources])
 }
 
 /// The type of a register that carries one element or one pack of `ty`.
@@ -135,16 +135,16 @@ impl Instruction {
         if let Some(guard) = self.guard {
             f(guard.reg);
         }
-        self.each(Flow::Read, &mut f);
+        self.each(&self.op.signature(), Flow::Read, &mut f);
     }
 
     /// Calls `f` for each register that is written.
     pub fn registers_written(&self, mut f: impl FnMut(Reg)) {
-        self.each(Flow::Write, &mut f);
+        self.each(&self.op.signature(), Flow::Write, &mut f);
     }
 
-    fn each(&self, flow: Flow, f: &mut impl FnMut(Reg)) {
-        let signature = self.op.signature();
+    /// Calls `f` for each register in an operand of that flow, for a caller that has the signature.
+    pub(crate) fn each(&self, signature: &Signature, flow: Flow, f: &mut impl FnMut(Reg)) {
         for (i, operand) in self.operands.iter().enumerate() {
             // A missing optional operand in the middle (`bar.red`) shifts sources only, which all have the
             // same flow.

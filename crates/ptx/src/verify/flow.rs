@@ -7,7 +7,9 @@
 
 use std::collections::VecDeque;
 
-use crate::{Body, Function, Imm, Instruction, Name, Op, Operand, ParamSpace, Reg, Statement};
+use crate::{
+    Body, Flow, Function, Imm, Instruction, Name, Op, Operand, ParamSpace, Reg, Signature, Statement,
+};
 
 use super::{Report, Rule};
 
@@ -34,17 +36,22 @@ pub(super) fn check(function: &Function, body: &Body, report: &mut Report) {
     for (block, start) in blocks.iter().zip(starts) {
         let Some(mut defined) = start else { continue };
         for inst in instructions(body, block) {
+            let signature = inst.op.signature();
             if !adds_always(inst) {
-                inst.registers_written(|reg| {
-                    defined.insert(reg.0 as usize);
-                });
+                define(inst, &signature, &mut defined);
             }
-            inst.registers_read(|reg| undefined(reg, &defined, &mut reported, body, inst, report));
-            inst.registers_written(|reg| {
-                defined.insert(reg.0 as usize);
-            });
+            let mut read = |reg| undefined(reg, &defined, &mut reported, body, inst, report);
+            inst.guard.into_iter().for_each(|guard| read(guard.reg));
+            inst.each(&signature, Flow::Read, &mut read);
+            define(inst, &signature, &mut defined);
         }
     }
+}
+
+fn define(inst: &Instruction, signature: &Signature, defined: &mut Bits) {
+    inst.each(signature, Flow::Write, &mut |reg| {
+        defined.insert(reg.0 as usize);
+    });
 }
 
 /// Whether an operand that is read and written is certainly read. `wgmma` reads its accumulators only where
@@ -82,6 +89,12 @@ fn instructions<'b>(body: &'b Body, block: &Block) -> impl Iterator<Item = &'b I
 /// The registers that may be defined at the start of each block; `None` for blocks that the entry does not
 /// reach.
 fn solve(body: &Body, blocks: &[Block], entry: Bits) -> Vec<Option<Bits>> {
+    let written = |block| {
+        let mut written = Bits::new(body.registers.len());
+        instructions(body, block).for_each(|inst| define(inst, &inst.op.signature(), &mut written));
+        written
+    };
+    let written: Vec<Bits> = blocks.iter().map(written).collect();
     let mut starts: Vec<Option<Bits>> = blocks.iter().map(|_| None).collect();
     let mut queued = vec![false; blocks.len()];
     let mut pending = VecDeque::new();
@@ -92,11 +105,7 @@ fn solve(body: &Body, blocks: &[Block], entry: Bits) -> Vec<Option<Bits>> {
     while let Some(index) = pending.pop_front() {
         queued[index] = false;
         let Some(mut defined) = starts[index].clone() else { continue };
-        for inst in instructions(body, &blocks[index]) {
-            inst.registers_written(|reg| {
-                defined.insert(reg.0 as usize);
-            });
-        }
+        defined.unite(&written[index]);
         for &next in &blocks[index].successors {
             let changed = match &mut starts[next] {
                 Some(known) => known.unite(&defined),

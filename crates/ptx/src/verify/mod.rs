@@ -55,8 +55,9 @@ pub(crate) mod rules;
 mod symbols;
 
 use std::fmt;
+use std::ops::Deref;
 
-use crate::{Body, Function, Instruction, Module, Name, Requirement, Statement, quote};
+use crate::{Body, Function, Instruction, Module, Name, Statement, quote};
 
 use symbols::Symbols;
 
@@ -165,22 +166,42 @@ impl fmt::Display for Violations {
 
 impl std::error::Error for Violations {}
 
-/// A module that was verified.
-#[derive(Clone, Copy, Debug)]
-pub struct Verified<'m> {
-    module: &'m Module,
-    requirement: Requirement,
-}
+/// A module that passed the verifier, as a [`Kernel`](crate::Kernel) needs it. [`Module::verify`] makes one, and it
+/// cannot be changed: an edit goes through [`Verified::into_module`] and the verifier again.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Verified(Module);
 
-impl<'m> Verified<'m> {
-    /// The module.
-    pub fn module(&self) -> &'m Module {
-        self.module
+impl Verified {
+    /// The module, which may be changed and is no longer known to be legal.
+    pub fn into_module(self) -> Module {
+        self.0
     }
 
-    /// The lowest target and `.version` that would do.
-    pub fn requirement(&self) -> Requirement {
-        self.requirement
+    /// The module as a driver compiles it for a device of compute capability `sm` (times ten): code for an older
+    /// architecture becomes code of the device's. `None` where the device does not run the module. A later target
+    /// and a later `.version` offer what the earlier ones did, so the module stays verified.
+    #[must_use]
+    pub fn for_device(mut self, sm: u32) -> Option<Verified> {
+        if !self.0.target.runs_on(sm) {
+            return None;
+        }
+        self.0.target.sm = sm;
+        self.0.version = self.0.version.max(self.0.target.minimum_version());
+        Some(self)
+    }
+}
+
+impl Deref for Verified {
+    type Target = Module;
+
+    fn deref(&self) -> &Module {
+        &self.0
+    }
+}
+
+impl fmt::Display for Verified {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
     }
 }
 
@@ -189,7 +210,16 @@ impl Module {
     ///
     /// # Errors
     /// All violations, in the order of the text.
-    pub fn verify(&self) -> Result<Verified<'_>, Violations> {
+    pub fn verify(self) -> Result<Verified, Violations> {
+        self.check()?;
+        Ok(Verified(self))
+    }
+
+    /// What [`Module::verify`] checks, for code that needs no [`Verified`].
+    ///
+    /// # Errors
+    /// All violations, in the order of the text.
+    pub fn check(&self) -> Result<(), Violations> {
         let mut report = Report::default();
         let symbols = declarations::module(self, &mut report);
         for function in self.functions() {
@@ -199,11 +229,14 @@ impl Module {
                 check_body(self, function, body, &symbols, &mut report);
             }
         }
-        if report.found.is_empty() {
-            Ok(Verified { module: self, requirement: self.requirement() })
-        } else {
-            Err(Violations(report.found))
-        }
+        if report.found.is_empty() { Ok(()) } else { Err(Violations(report.found)) }
+    }
+
+    /// Takes the module for verified without a check. It is the only way around the verifier, and it is for code
+    /// that breaks a kernel on purpose to see what the emulator says: mutants and fuzzing. The emulator accepts
+    /// every module and reports what it does not define. No such module may go to a GPU.
+    pub fn assume_verified(self) -> Verified {
+        Verified(self)
     }
 }
 

@@ -1,8 +1,8 @@
 //! Checks the number, kinds, types and widths of operands, and addresses.
 
 use crate::{
-    Address, Base, Body, Flow, Imm, Instruction, Op, Operand, Reg, Slot, SlotKind, Space, SpecialReg,
-    Statement, TensorMapSpec, Type,
+    Address, Base, Body, Flow, Imm, Instruction, Op, Operand, Reg, Signature, Slot, SlotKind, Space,
+    SpecialReg, Statement, TensorMapSpec, Type,
 };
 
 use super::symbols::{Scope, Symbol};
@@ -16,15 +16,15 @@ pub(super) fn check(body: &Body, inst: &Instruction, scope: &Scope<'_>) -> Resul
     {
         return fault(Rule::Type, "a guard is a .pred register");
     }
-    for (position, (slot, operand)) in matched(inst)?.into_iter().enumerate() {
+    for (position, (slot, operand)) in matched(inst)?.into_iter().zip(&inst.operands).enumerate() {
         checker.operand(position, slot, operand)?;
     }
     Ok(())
 }
 
-/// Pairs operands with positions. When operands are missing, the last optional positions are skipped; such a
+/// The positions of the operands. When operands are missing, the last optional positions are skipped; such a
 /// position may stand in the middle (`bar.red`).
-pub(super) fn matched(inst: &Instruction) -> Result<Vec<(Slot, &Operand)>, Fault> {
+fn matched(inst: &Instruction) -> Result<Signature, Fault> {
     let mut slots = inst.op.signature();
     let (given, most) = (inst.operands.len(), slots.len());
     let least = slots.iter().filter(|slot| !slot.optional).count();
@@ -38,7 +38,7 @@ pub(super) fn matched(inst: &Instruction) -> Result<Vec<(Slot, &Operand)>, Fault
             None => break,
         };
     }
-    Ok(slots.into_iter().zip(&inst.operands).collect())
+    Ok(slots)
 }
 
 /// Whether a register of type `have` may stand where the instruction takes `want`, widths aside.

@@ -1,7 +1,9 @@
 //! The generator.
 
 use problem::{Problem, Tensor};
-use ptx::{Arg, Builder, Dim3, F32, Global, Half, Kernel, Launch, Pointer, R32, R64, Shared, SpecialReg};
+use ptx::{
+    Arg, Builder, Dim3, F32, Global, Half, Kernel, Launch, Pointer, R32, R64, Shared, SpecialReg, Violations,
+};
 use tile::{
     AccTile, Block, Bound, KeyBand, KvPipeline, Masker, MatrixReader, OnlineSoftmax, Order, Queries,
     RowRange, Sign, Softcap, Steps, Stream, Threads, TileCopy, TileLayout, divide, mma_pv, mma_qk, store_lse,
@@ -19,21 +21,21 @@ const ENTRY: &str = "flash_forward_mma";
 
 impl MmaPlan {
     /// The kernel; the plan has been checked.
-    pub(crate) fn emit(&self, problem: &Problem, arch: &Arch) -> Kernel {
+    pub(crate) fn emit(&self, problem: &Problem, arch: &Arch) -> Result<Kernel, Violations> {
         let mut k = Builder::kernel(ENTRY);
         k.max_threads(self.threads());
         if let Some(resident) = self.resident_ctas {
             k.min_ctas_per_sm(resident);
         }
         Forward::new(&mut k, problem, self).body(&mut k);
-        Kernel {
-            module: k.into_module(arch.target()),
+        Ok(Kernel {
+            module: k.into_verified(arch.target())?,
             entry: ENTRY.to_owned(),
             launch: self.launch(problem),
             buffers: tensor_buffers(problem, self.lse),
             tensor_maps: Vec::new(),
             args: args(problem, self.lse),
-        }
+        })
     }
 
     fn launch(&self, problem: &Problem) -> Launch {

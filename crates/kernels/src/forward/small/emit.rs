@@ -3,7 +3,7 @@
 use problem::{Problem, Tensor};
 use ptx::{
     Arg, Builder, CmpOp, Dim3, F32, Global, Half, Kernel, Launch, Pointer, R32, R64, Shared, SpecialReg,
-    Target, TensorMapPtr,
+    Target, TensorMapPtr, Violations,
 };
 use tile::{
     AccTile, Exchange, KeyBand, Masker, Mbarriers, OnlineSoftmax, Place, Products, RowRange, Softcap,
@@ -22,15 +22,15 @@ const ENTRY: &str = "flash_forward_small";
 
 impl SmallPlan {
     /// The kernel; the plan has been checked.
-    pub(crate) fn emit(&self, problem: &Problem) -> Kernel {
+    pub(crate) fn emit(&self, problem: &Problem) -> Result<Kernel, Violations> {
         let mut k = Builder::kernel(ENTRY);
         k.max_threads(self.threads());
         k.min_ctas_per_sm(self.resident_ctas);
         Forward::new(&mut k, problem, self).body(&mut k);
         let tiles = [self.query_tile(problem), self.key_tile(problem), self.value_tile(problem)];
         let tensors = [Tensor::Q, Tensor::K, Tensor::V];
-        Kernel {
-            module: k.into_module(Target::sm_a(90)),
+        Ok(Kernel {
+            module: k.into_verified(Target::sm_a(90))?,
             entry: ENTRY.to_owned(),
             launch: self.launch(problem),
             buffers: tensor_buffers(problem, self.lse),
@@ -40,7 +40,7 @@ impl SmallPlan {
                 .map(|(&t, tile)| tile.map(&tensor_rows(problem, t)))
                 .collect(),
             args: args(problem, self.lse),
-        }
+        })
     }
 
     fn launch(&self, problem: &Problem) -> Launch {

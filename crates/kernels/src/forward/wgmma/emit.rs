@@ -2,7 +2,10 @@
 //! `store.rs`.
 
 use problem::{Problem, Tensor};
-use ptx::{Builder, CmpOp, F32, Global, Half, Kernel, Pointer, R32, R64, Shared, Src, Target, TensorMapPtr};
+use ptx::{
+    Builder, CmpOp, F32, Global, Half, Kernel, Pointer, R32, R64, Shared, Src, Target, TensorMapPtr,
+    Violations,
+};
 use tile::{
     AccTile, Accumulate, Agreement, BlockSteps, BulkStore, Circle, Consumer, Coverage, Guess, Handout,
     Handover, KeyBand, Mailbox, Masker, Ones, OnlineSoftmax, Partials, Peers, ProbTile, Products, Rescale,
@@ -19,20 +22,20 @@ const ENTRY: &str = "flash_forward_wgmma";
 
 impl WgmmaPlan {
     /// The kernel; the plan has been checked.
-    pub(crate) fn emit(&self, problem: &Problem, arch: &Arch) -> Kernel {
+    pub(crate) fn emit(&self, problem: &Problem, arch: &Arch) -> Result<Kernel, Violations> {
         let mut k = Builder::kernel(ENTRY);
         k.max_threads(self.threads());
         // Without a bound, setmaxnreg is ignored.
         k.min_ctas_per_sm(self.resident);
         Forward::new(&mut k, problem, self).body(&mut k);
-        Kernel {
-            module: k.into_module(Target::sm_a(arch.sm)),
+        Ok(Kernel {
+            module: k.into_verified(Target::sm_a(arch.sm))?,
             entry: ENTRY.to_owned(),
             launch: self.launch(problem, arch),
             buffers: self.buffers(problem, arch),
             tensor_maps: self.tensor_maps(problem),
             args: self.args(problem, arch),
-        }
+        })
     }
 
     fn roles(&self) -> Roles {

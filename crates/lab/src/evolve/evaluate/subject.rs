@@ -89,18 +89,12 @@ fn of_source(source: &Source, problem: &Problem, arch: &Arch) -> Result<Bound, F
             &compiled
         }
     };
-    let mut module = ptx::parse(text).map_err(|error| Fault::new("source", error))?;
-    module.verify().map_err(|violations| Fault::new("source", violations))?;
-    if !module.target.runs_on(arch.sm) {
-        let target = module.target;
-        return Err(Fault::new(
-            "source",
-            format!("its code is for {target}; accepted: what sm_{} runs", arch.sm),
-        ));
-    }
-    // The driver compiles the PTX for this device's architecture.
-    module.target.sm = arch.sm;
-    module.version = module.version.max(module.target.minimum_version());
+    let module = ptx::parse(text).map_err(|error| Fault::new("source", error))?;
+    let target = module.target;
+    let module = module.verify().map_err(|violations| Fault::new("source", violations))?;
+    let module = module.for_device(arch.sm).ok_or_else(|| {
+        Fault::new("source", format!("its code is for {target}; accepted: what sm_{} runs", arch.sm))
+    })?;
     let bound = launch.bind(module).map_err(|error| Fault::new("launch", error))?;
     // A race needs these tensors.
     if let Some(missing) = Tensor::ALL.into_iter().find(|&t| !bound.roles.contains(&Role::Tensor(t))) {

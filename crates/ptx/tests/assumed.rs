@@ -1,0 +1,45 @@
+//! `Module::assume_verified` is for code that breaks kernels on purpose, and for nothing else.
+
+use std::path::{Path, PathBuf};
+
+/// The files that use it, and the file of its definition.
+const USERS: [&str; 9] = [
+    "crates/kernels/tests/forward.rs",
+    "crates/kernels/tests/small.rs",
+    "crates/kernels/tests/wgmma_needed.rs",
+    "crates/kernels/tests/wgmma_tail.rs",
+    "crates/lab/src/fuzz/mod.rs",
+    "crates/lab/src/gate/mutate.rs",
+    "crates/lab/tests/verdicts.rs",
+    "crates/ptx/src/verify/mod.rs",
+    "crates/ptx/tests/assumed.rs",
+];
+
+#[test]
+fn only_mutants_and_fuzzing_pass_the_verifier_by() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+    let mut users = Vec::new();
+    for folder in ["crates", "python", "xtask"] {
+        collect(&root, Path::new(folder), &mut users);
+    }
+    users.sort();
+    assert_eq!(users, USERS.map(PathBuf::from));
+}
+
+/// The Rust files under a folder that name the function.
+fn collect(root: &Path, folder: &Path, users: &mut Vec<PathBuf>) {
+    for entry in std::fs::read_dir(root.join(folder)).expect("a folder of the repository") {
+        let entry = entry.expect("an entry of the folder");
+        let path = folder.join(entry.file_name());
+        if entry.file_type().expect("its type").is_dir() {
+            if entry.file_name() != "target" {
+                collect(root, &path, users);
+            }
+        } else if path.extension().is_some_and(|extension| extension == "rs") {
+            let text = std::fs::read_to_string(root.join(&path)).expect("a text");
+            if text.contains("assume_verified") {
+                users.push(path);
+            }
+        }
+    }
+}
