@@ -61,7 +61,7 @@ pub enum EmuError {
         given: usize,
     },
     /// Grid, block or shared memory out of range, or against the entry's launch bounds.
-    #[error("{what} is {given}; accepted: {accepted}")]
+    #[error("invalid value '{given}' for {what}: expected {accepted}")]
     Launch {
         /// What is wrong.
         what: &'static str,

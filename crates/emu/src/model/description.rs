@@ -40,7 +40,7 @@ pub(super) fn kept_list<'de, D: Deserializer<'de>>(from: D) -> Result<List, D::E
 
 /// A description that is of no machine.
 #[derive(Clone, Copy, Debug, PartialEq, thiserror::Error)]
-#[error("machine {machine}: {field} = {value}; accepted: a finite number above 0")]
+#[error("machine {machine}: invalid value '{value}' for {field}: expected a finite number above 0")]
 pub struct MachineError {
     /// Its name.
     pub machine: Name,
@@ -116,6 +116,9 @@ mod tests {
         }
         let none = Gpu { memory: Memories { dram_gbps: 0.0, ..L4.memory }, ..L4 };
         let error = none.check().unwrap_err().to_string();
-        assert_eq!(error, "machine L4: memory.dram_gbps = 0; accepted: a finite number above 0");
+        assert_eq!(
+            error,
+            "machine L4: invalid value '0' for memory.dram_gbps: expected a finite number above 0"
+        );
     }
 }
