@@ -68,8 +68,8 @@ pub struct Options {
     pub sm: Option<u32>,
     /// Linear indices of the CTAs to record.
     pub traced_ctas: Vec<u64>,
-    /// Linear indices of the CTAs to run, each once; all when `None`. Outputs of the others are then not missed: such a run
-    /// records, it does not prove.
+    /// Linear indices of the CTAs to run, each once; all when `None`. With a subset of CTAs, unwritten outputs are not
+    /// reported. Use such a run for tracing, not for a check.
     pub only: Option<Vec<u64>>,
     /// Warp instructions a CTA may issue.
     pub step_limit: u64,

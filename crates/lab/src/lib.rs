@@ -1,5 +1,5 @@
-//! The laboratory: proves kernels, times them, says why they are slow, and writes it all down. It is the only place
-//! that knows peers, statistics and storage.
+//! The laboratory: checks kernels, times them, says why they are slow, and stores every result. It is the only crate that
+//! knows competing libraries, statistics and storage.
 
 pub mod anatomy;
 pub mod approx;

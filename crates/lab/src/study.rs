@@ -1,4 +1,4 @@
-//! Everything at once about one kernel: proof, resources, predicted times and diagnosis.
+//! Everything about one kernel: check, resources, predicted times and diagnosis.
 
 use emu::model::{CacheState, Gpu, ModelError, Prediction, Subject, predict};
 use emu::resources::{Ptxas, Resources, estimate};
@@ -8,7 +8,7 @@ use ptx::{Access, Launch};
 
 use crate::diagnose::{Evidence, Finding, LineCost, diagnose};
 use crate::forecast::architecture;
-use crate::gate::{GateError, Proof, Settings, contents, prove};
+use crate::gate::{CheckReport, GateError, Settings, check_kernel, contents};
 use crate::launchfile::Bound;
 
 /// A kernel, studied.
@@ -16,7 +16,7 @@ pub struct Study {
     /// The kernel.
     pub bound: Bound,
     /// What the gate says.
-    pub proof: Proof,
+    pub check: CheckReport,
     /// Registers, spills and shared memory; from ptxas where it is present.
     pub resources: Option<Resources>,
     /// The predicted times, one for each machine asked for; why not, otherwise.
@@ -36,8 +36,8 @@ impl Study {
     }
 }
 
-/// Proves, predicts and diagnoses. `text` is the source that line numbers refer to; the module is printed when `None`.
-/// A refuted kernel is predicted and diagnosed all the same: it ran once.
+/// Checks, predicts and diagnoses. `text` is the source that line numbers refer to; the module is printed when `None`.
+/// A kernel that failed is predicted and diagnosed too, since it ran once.
 ///
 /// # Errors
 /// When the kernel cannot be launched.
@@ -48,18 +48,18 @@ pub fn study(
     machines: &[Gpu],
     ptxas: Option<&Ptxas>,
 ) -> Result<Study, GateError> {
-    let proof = prove(&bound, settings)?;
+    let check = check_kernel(&bound, settings)?;
     let launch = bound.kernel.launch;
-    Ok(analyse(bound, &launch, text, proof, machines, ptxas))
+    Ok(analyse(bound, &launch, text, check, machines, ptxas))
 }
 
-/// Predicts and diagnoses what was proven already. `launch` is the one to predict for: it may have more CTAs of the kind
+/// Predicts and diagnoses a kernel that was checked already. `launch` is the one to predict for: it may have more CTAs of the kind
 /// that were recorded (more heads) than the kernel was run with.
 pub fn analyse(
     bound: Bound,
     launch: &Launch,
     text: Option<String>,
-    proof: Proof,
+    check: CheckReport,
     machines: &[Gpu],
     ptxas: Option<&Ptxas>,
 ) -> Study {
@@ -70,15 +70,15 @@ pub fn analyse(
         assembled.or_else(|| estimate(&kernel.module, &kernel.entry))
     });
     let predictions: Vec<_> = match &resources {
-        Some(resources) if !proof.traces.is_empty() => {
-            machines.iter().map(|gpu| forecast(&bound, launch, &proof.traces, resources, gpu)).collect()
+        Some(resources) if !check.traces.is_empty() => {
+            machines.iter().map(|gpu| forecast(&bound, launch, &check.traces, resources, gpu)).collect()
         }
         _ => Vec::new(),
     };
     let prediction = predictions.first().and_then(|p| p.as_ref().ok());
-    let evidence = Evidence::new(kernel, &proof.counters, &proof.traces, prediction, resources.as_ref());
+    let evidence = Evidence::new(kernel, &check.counters, &check.traces, prediction, resources.as_ref());
     let (findings, lines) = (diagnose(&evidence), evidence.line_costs());
-    Study { proof, resources, predictions, findings, lines, text, bound }
+    Study { check, resources, predictions, findings, lines, text, bound }
 }
 
 fn subject<'a>(
@@ -112,7 +112,7 @@ pub fn sketch(bound: &Bound, count: u64) -> Result<Report, EmuError> {
     run_some(bound, count, Fidelity::Sketch, Options::default().step_limit, &mut buffers)
 }
 
-/// Records CTAs spread evenly over a kernel's grid, and runs no others: what a forecast needs where a proof is not asked for.
+/// Records CTAs spread evenly over a kernel's grid, and runs no others: what a forecast needs where no check is asked for.
 ///
 /// # Errors
 /// When the kernel cannot be launched or does not end.

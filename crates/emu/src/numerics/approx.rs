@@ -3,7 +3,7 @@
 //! ex2, lg2, rcp, rsqrt, sqrt and the divisions are computed as an H200 computes them, bit for bit (`mufu`), with the
 //! instructions that ptxas puts around the unit for subnormals; for other architectures the same value is a stand-in inside
 //! the bound. sin, cos and tanh are the true value rounded, on every architecture. [`is_exact`] says which is which, and
-//! [`error_bound`] what a proof may assume of any hardware.
+//! [`error_bound`] what a check may assume of any hardware.
 
 mod mufu;
 mod tables;

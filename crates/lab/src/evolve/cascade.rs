@@ -3,7 +3,7 @@
 //!
 //! 1. `Screen`: plan check, emission, identity with a kernel known already, ptxas' limits, spills, and a predicted time that is not
 //!    hopeless beside the fastest known;
-//! 2. `Prove`: the gate in the emulator;
+//! 2. `Check`: the gate in the emulator;
 //! 3. `Microbench`: on a GPU the gate there, then a short timing to rank by;
 //! 4. `Race`: the fastest few against the baseline, by the law of time;
 //! 5. `HeldOut`: the winner once more against the baseline, and on problems that the search never saw.
@@ -11,7 +11,7 @@
 use super::population::{Member, Place};
 use super::task::Stage;
 use crate::gate::Verdict;
-use crate::ledger::{Against, CandidateId, ProofFact, Rejection};
+use crate::ledger::{Against, CandidateId, CheckFact, Rejection};
 
 /// The operator of the draws that the model picks from.
 pub const DRAWN: &str = "seed:model";
@@ -71,14 +71,14 @@ pub fn not_raced() -> Rejection {
 }
 
 /// Why a judged candidate goes no further.
-pub fn judged(proof: &ProofFact, stage: Stage) -> Option<Rejection> {
-    let reason = match (proof.verdict, stage) {
-        (Verdict::Proven, _) => return None,
+pub fn judged(check: &CheckFact, stage: Stage) -> Option<Rejection> {
+    let reason = match (check.verdict, stage) {
+        (Verdict::Passed, _) => return None,
         (Verdict::Incomplete, _) => "incomplete",
-        (Verdict::Refuted, Stage::Prove) => "refuted",
-        (Verdict::Refuted, _) => "wrong",
+        (Verdict::Failed, Stage::Check) => "failed",
+        (Verdict::Failed, _) => "wrong",
     };
-    Some(reject(stage, reason, proof.reasons.join("; ")))
+    Some(reject(stage, reason, check.reasons.join("; ")))
 }
 
 /// Slower than what it raced.

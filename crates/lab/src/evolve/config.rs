@@ -191,7 +191,8 @@ pub struct Limits {
     pub device: usize,
     /// Both together.
     pub together: usize,
-    /// Candidates that are begun and neither timed nor dead: those that are proven wait for the device, never the device for them.
+    /// Candidates that are begun and neither timed nor rejected. There are enough of them that candidates which passed their
+    /// check wait for the device, and the device never waits for candidates.
     pub open: usize,
 }
 

@@ -166,7 +166,7 @@ impl Evolution {
             return Err(EvolveError::Nothing { what, accepted });
         }
         if config.random_share.is_nan() || config.random_share <= 0.0 {
-            let (what, accepted) = ("no blind draws", "a share above 0: they show what the search gains");
+            let (what, accepted) = ("no random samples", "a share above 0: they show what the search gains");
             return Err(EvolveError::Nothing { what, accepted });
         }
         // What another case of the run searches is not held out.
@@ -497,7 +497,7 @@ impl Evolution {
         if self.is_over() {
             return None;
         }
-        // When only the time of the races is left nothing is screened or proven any more, nor timed, but where there would be no one to race.
+        // When only the time of the races is left, screening, checking and timing stop, unless no finalist exists yet.
         let in_time = self.in_time();
         let mut ready: Vec<(Stage, bool, f64, CandidateId, usize)> = Vec::new();
         for (case, search) in self.searches.iter().enumerate() {

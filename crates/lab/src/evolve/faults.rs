@@ -15,7 +15,7 @@ use crate::ledger::{CandidateId, Rejection};
 const REASONS: [&str; 3] = ["crashed", "device", INCUMBENT];
 /// The reason where the one to race against was at fault.
 pub const INCUMBENT: &str = "incumbent";
-/// So many in a row are no chance: of kernels that are proven hardly one in a hundred brings its worker down.
+/// More failures than this in a row are not chance: of kernels that passed their check, hardly one in a hundred ends its worker.
 const MOST: usize = 5;
 
 /// What failed of late.

@@ -15,7 +15,7 @@ use crate::ledger::{Against, Arm, CandidateId, Rejection};
 
 /// Of a budget of seconds, the most that is kept for the end.
 const MOST: f64 = 0.5;
-/// A race's seconds with what is around it: uploads, proofs on the device, compilation.
+/// The seconds of a race with its uploads, its check on the device and its compilation, over the race's own.
 const AROUND: f64 = 1.5;
 
 /// Seconds that are kept for the end.

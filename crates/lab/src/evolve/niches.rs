@@ -50,7 +50,7 @@ impl Niches {
         }
     }
 
-    /// A candidate that proved no good leaves.
+    /// Removes a candidate that was rejected.
     pub fn leave(&mut self, candidate: CandidateId) {
         self.0.retain(|_, elite| elite.candidate != candidate);
     }

@@ -144,7 +144,7 @@ impl Member {
         self.is_fit() || self.time.is_some() && self.race.is_some()
     }
 
-    /// Expected first, to be proven or timed before others.
+    /// The time that orders the queues: candidates with a shorter one are checked and timed first.
     pub fn expected_us(&self) -> f64 {
         self.time.map(|time| time.us).or(self.predicted.map(|p| p[1])).unwrap_or(f64::INFINITY)
     }
@@ -300,12 +300,12 @@ impl Population {
                 died.extend(self.after_screening(id));
                 self.take_over(id);
             }
-            Finding::Judged(proof) => match cascade::judged(proof, Stage::Prove) {
+            Finding::Judged(check) => match cascade::judged(check, Stage::Check) {
                 Some(rejection) => died.push((id, rejection)),
                 None => self.place(id, Place::Ready(Stage::Microbench)),
             },
-            Finding::Timed { proof, measurement } => {
-                let wrong = proof.as_ref().and_then(|proof| cascade::judged(proof, outcome.stage));
+            Finding::Timed { check, measurement } => {
+                let wrong = check.as_ref().and_then(|check| cascade::judged(check, outcome.stage));
                 match (outcome.stage, wrong) {
                     (Stage::HeldOut, wrong) => {
                         let race = match (wrong, measurement.against) {
@@ -406,7 +406,7 @@ impl Population {
                 died.push((id, rejection));
             }
             None if is_drawn => self.place(id, Place::Held),
-            None => self.place(id, Place::Ready(Stage::Prove)),
+            None => self.place(id, Place::Ready(Stage::Check)),
         }
         died
     }
@@ -433,7 +433,7 @@ impl Population {
         let mut died = Vec::new();
         for (rank, (id, _)) in held.into_iter().enumerate() {
             if rank < cascade::PICKED {
-                self.place(id, Place::Ready(Stage::Prove));
+                self.place(id, Place::Ready(Stage::Check));
             } else {
                 died.push((id, cascade::not_picked(rank)));
             }

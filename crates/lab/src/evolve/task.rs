@@ -5,7 +5,7 @@ use kernels::select::Shape;
 use serde::{Deserialize, Serialize};
 
 use super::candidate::Candidate;
-use crate::ledger::{CandidateId, MeasurementFact, ProofFact, Rejection, Screening};
+use crate::ledger::{CandidateId, CheckFact, MeasurementFact, Rejection, Screening};
 
 /// The cascade's stages, the cheapest first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
@@ -16,7 +16,8 @@ pub enum Stage {
     /// Plan check, emission, identity, ptxas, time model.
     Screen,
     /// The gate in the emulator.
-    Prove,
+    #[serde(alias = "prove")]
+    Check,
     /// The gate on the device, and a short timing. Where the device is not at hand, the time model again, with more CTAs.
     Microbench,
     /// Against the incumbent, by the law of time.
@@ -93,14 +94,51 @@ pub enum Finding {
         findings: serde_json::Value,
     },
     /// The gate's verdict.
-    Judged(ProofFact),
+    Judged(CheckFact),
     /// Its times; on a GPU with the device's own verdict before them.
     Timed {
         /// The gate on the device.
-        proof: Option<ProofFact>,
+        #[serde(alias = "proof")]
+        check: Option<CheckFact>,
         /// The times.
         measurement: MeasurementFact,
     },
     /// It went no further.
     Rejected(Rejection),
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+    use crate::gate::Verdict;
+
+    /// Outcomes that were written before verdicts were passed and failed.
+    #[test]
+    fn former_words_are_read() {
+        let read = |verdict: &str| {
+            let proof = json!({
+                "judge": "emulator", "verdict": verdict, "reasons": [], "hazards": [], "error_rel": null, "seconds": 1.0
+            });
+            let measurement = json!({
+                "trial": "microbench", "kind": "measured", "samples": [1.0], "us": 1.0, "low_us": 1.0, "high_us": 1.0,
+                "against": null, "problem": Shape::of(&problem::Problem::mission()),
+            });
+            let finding: Value = json!({ "timed": { "proof": proof, "measurement": measurement } });
+            let Finding::Timed { check, .. } = serde_json::from_value(finding).unwrap() else {
+                panic!("timed")
+            };
+            check.unwrap().verdict
+        };
+        assert_eq!(
+            ["proven", "refuted", "incomplete"].map(read),
+            [Verdict::Passed, Verdict::Failed, Verdict::Incomplete]
+        );
+        assert_eq!(serde_json::from_value::<Stage>(json!("prove")).unwrap(), Stage::Check);
+        assert_eq!(
+            json!([Verdict::Passed, Verdict::Failed, Verdict::Incomplete]),
+            json!(["passed", "failed", "incomplete"])
+        );
+    }
 }

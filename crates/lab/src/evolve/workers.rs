@@ -321,13 +321,13 @@ impl Evaluator for Worker {
 /// Whether a stage needs the device to itself.
 pub const fn is_of_device(stage: Stage) -> bool {
     match stage {
-        Stage::Propose | Stage::Screen | Stage::Prove => false,
+        Stage::Propose | Stage::Screen | Stage::Check => false,
         Stage::Microbench | Stage::Race | Stage::HeldOut => true,
     }
 }
 
-/// Evaluators at work side by side, each on its thread: those that compile and prove, and those that measure. Tasks of the
-/// device wait only for each other, so that it is never idle while it has work.
+/// Evaluators that work at the same time, each on its thread: some compile and check, the others measure. Tasks of the device
+/// wait only for each other, so that the device is never idle while it has work.
 pub struct Crew {
     queues: Arc<Queues>,
     outcomes: Receiver<Outcome>,

@@ -1,5 +1,5 @@
-//! Faults put into a correct kernel on purpose, so that the gate itself can be tested: a gate that lets one of these
-//! pass proves nothing.
+//! Faults put into a correct kernel on purpose, so that the gate itself can be tested: every one of them must fail its
+//! check.
 
 use ptx::{
     Arg, BarKind, BinaryOp, BulkRoute, CmpOp, FloatMods, GridDependency, Imm, Instruction, Item, Kernel,

@@ -1,4 +1,4 @@
-//! The time limit of a proof, and how far the proof is.
+//! The time limit of a check, and its progress.
 
 use std::fmt;
 use std::sync::Arc;
@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use emu::Stopwatch;
 
-/// Bounds all runs of a proof by one time limit. Other threads may print the progress.
+/// Bounds all runs of a check by one time limit. Other threads may print the progress.
 #[derive(Debug, Default)]
 pub struct Watch {
     stopwatch: Arc<Stopwatch>,

@@ -29,7 +29,7 @@ pub enum Role {
     },
 }
 
-/// A kernel with the meaning of its buffers: what the gate proves.
+/// A kernel with the meaning of its buffers: what the gate checks.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Bound {
     /// Module and launch contract.

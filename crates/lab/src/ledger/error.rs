@@ -20,7 +20,7 @@ pub enum LedgerError {
         path: PathBuf,
     },
     /// The file is something else.
-    #[error("{path} is no FlashCore ledger: {what}; name another file with --ledger")]
+    #[error("{path} is not a FlashCore ledger: {what}; name another file with --ledger")]
     NotALedger {
         /// The file.
         path: PathBuf,

@@ -149,12 +149,12 @@ pub enum Judge {
 
 /// A verdict of the gate.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct ProofFact {
+pub struct CheckFact {
     /// Who judged.
     pub judge: Judge,
     /// The verdict.
     pub verdict: Verdict,
-    /// Why not proven; of a verdict that was taken over from an earlier run, whose it is.
+    /// Why the candidate did not pass; of a verdict that was taken over from an earlier run, the candidate it comes from.
     pub reasons: Vec<String>,
     /// Hazards, as `check --json` gives them.
     pub hazards: Value,
@@ -229,7 +229,7 @@ pub struct Against {
 pub struct Rejection {
     /// At which stage of the cascade.
     pub stage: Stage,
-    /// In one word, to count: `plan`, `emit`, `launch`, `identical`, `ptxas`, `spills`, `predicted_slow`, `budget`, `refuted`, `incomplete`,
+    /// In one word, to count: `plan`, `emit`, `launch`, `identical`, `ptxas`, `spills`, `predicted_slow`, `budget`, `failed`, `incomplete`,
     /// `wrong`, `fault`, `hangs`, `crashed`, `slower`, …. A candidate of any other reason than `slower`, or `budget` once it has a time,
     /// is not ranked; what befell it on a held-out problem is no such reason.
     pub reason: String,

@@ -1,4 +1,4 @@
-//! The ledger: every candidate, forecast, proof, measurement and decision, in one SQLite file that many processes share.
+//! The ledger: every candidate, forecast, check, measurement and decision, in one SQLite file that many processes share.
 //!
 //! Facts are only ever added (`facts.rs`, one record type a table), each in a transaction of its own, and an [`Outcome`] whole
 //! ([`Ledger::tell`]) and at most once: a process that is killed loses what it was about to write and nothing else. Commits wait for the
@@ -62,6 +62,8 @@ pub struct Ledger {
     /// Of a ledger that was opened to write: which file that is.
     identity: Option<identity::Identity>,
     claims: RefCell<Vec<claim::Claim>>,
+    /// Of an older ledger that is read: its altered rows, since the copy in this version has new checksums.
+    altered_before: Altered,
     /// Where the file lies that is read in place of an older one. Closed before it goes.
     _copy: Option<Scratch>,
 }
@@ -134,8 +136,9 @@ impl Ledger {
         self.connection.execute("VACUUM INTO ?", [place.to_string_lossy()]).map_err(|e| self.error(e))?;
         let flags = OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_NO_MUTEX;
         let copy = Ledger::connect(&place, flags, self.patience)?;
+        let altered_before = self.altered_rows()?;
         schema::migrate(&copy.connection).map_err(|e| self.error(e))?;
-        Ok(Ledger { path: self.path.clone(), _copy: Some(folder), ..copy })
+        Ok(Ledger { path: self.path.clone(), altered_before, _copy: Some(folder), ..copy })
     }
 
     /// The file.
@@ -202,6 +205,7 @@ impl Ledger {
             together,
             claims,
             identity: None,
+            altered_before: Altered::default(),
             _copy: None,
         };
         let set = |c: &Connection| {
@@ -230,6 +234,12 @@ impl Ledger {
         self.log_ahead()?;
         if found == schema::VERSION {
             return Ok(());
+        }
+        // A table that is made anew gets new checksums, which would hide an altered row.
+        let altered = self.altered_rows()?;
+        if altered.rows > 0 {
+            let what = format!("altered, so it is not brought to version {}: {altered}", schema::VERSION);
+            return Err(LedgerError::Damaged { path: self.path.clone(), what });
         }
         // Where two processes begin one ledger, the second finds it made.
         schema::migrate(&self.connection).map_err(|e| self.error(e))?;

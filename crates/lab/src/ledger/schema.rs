@@ -14,7 +14,7 @@
 //! | `candidate`, `parent` | a subject in a run: its arm, its operator, what changed against its first parent; its parents in order |
 //! | `outcome` | a task's answer: at most one per (candidate, stage, problem); the rows below that came with it name it |
 //! | `screening` | hashes of PTX and SASS, resources, the niche, findings |
-//! | `proof` | a verdict of the gate |
+//! | `check_result` | what a check found: verdict, reasons, hazards, error |
 //! | `measurement` | times of a candidate, every sample (`samples`: f64, little-endian, µs a call); of a race also its end |
 //! | `rejection` | why a candidate went no further |
 //! | `forecast`, `forecast_outcome` | what someone expected; how an idea came out |
@@ -45,13 +45,14 @@ pub const APPLICATION_ID: i64 = 0x4643_4c47;
 pub const VERSION: i64 = MIGRATIONS.len() as i64;
 
 /// From each version to the next; the first makes a ledger of an empty file. Those that were released are never edited.
-const MIGRATIONS: [Step; 6] = [
+const MIGRATIONS: [Step; 7] = [
     Step::Sql(include_str!("schema/1_first.sql")),
     Step::Sql(include_str!("schema/2_races.sql")),
     Step::Sql(include_str!("schema/3_ranks.sql")),
     Step::Sql(include_str!("schema/4_arms.sql")),
     Step::Sql(include_str!("schema/5_fallen.sql")),
     Step::Checksums,
+    Step::Sql(include_str!("schema/7_verdicts.sql")),
 ];
 
 /// What makes a ledger of the next version.
@@ -75,7 +76,7 @@ pub const FACTS: [&str; 17] = [
     "screening",
     "forecast",
     "forecast_outcome",
-    "proof",
+    "check_result",
     "measurement",
     "rejection",
     "decision",
@@ -115,7 +116,8 @@ pub(super) fn migrate(connection: &Connection) -> rusqlite::Result<()> {
 #[cfg(test)]
 pub(super) fn begin_old(connection: &Connection, version: i64) -> rusqlite::Result<()> {
     upgrade(connection, &MIGRATIONS[..version as usize])?;
-    FACTS.into_iter().try_for_each(|table| keep(connection, table))
+    let named = |table| if table == "check_result" && version < 7 { "proof" } else { table };
+    FACTS.into_iter().try_for_each(|table| keep(connection, named(table)))
 }
 
 fn upgrade(connection: &Connection, migrations: &[Step]) -> rusqlite::Result<()> {

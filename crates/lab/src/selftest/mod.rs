@@ -123,7 +123,7 @@ pub struct Check {
     pub group: &'static str,
     /// What was tested.
     pub name: String,
-    /// Proven, refuted, or incomplete.
+    /// Passed, failed, or incomplete.
     pub verdict: Verdict,
     /// Cases, fragments, inputs or launches.
     pub cases: u64,
@@ -148,7 +148,7 @@ impl Making {
         let check = Check {
             group,
             name: name.into(),
-            verdict: Verdict::Proven,
+            verdict: Verdict::Passed,
             cases: 0,
             notes: Vec::new(),
             seconds: 0.0,
@@ -156,8 +156,8 @@ impl Making {
         Making { check, start: Instant::now(), more: 0 }
     }
 
-    fn refute(&mut self, why: String) {
-        self.find(Verdict::Refuted, why);
+    fn fail(&mut self, why: String) {
+        self.find(Verdict::Failed, why);
     }
 
     fn find(&mut self, verdict: Verdict, why: String) {
@@ -192,7 +192,7 @@ impl Report {
 
     /// Checks that did not pass, as `group: name`.
     pub fn failures(&self) -> Vec<String> {
-        let failed = self.checks.iter().filter(|check| check.verdict != Verdict::Proven);
+        let failed = self.checks.iter().filter(|check| check.verdict != Verdict::Passed);
         failed.map(|check| format!("{}: {}", check.group, check.name)).collect()
     }
 
@@ -202,7 +202,7 @@ impl Report {
         for check in &self.checks {
             let [all, passed, cases] = counts.entry(check.group).or_insert([0; 3]);
             *all += 1;
-            *passed += u64::from(check.verdict == Verdict::Proven);
+            *passed += u64::from(check.verdict == Verdict::Passed);
             *cases += check.cases;
         }
         counts
@@ -248,11 +248,11 @@ mod tests {
         let mut wrong = Making::new("attention", "two");
         wrong.check.cases = 9;
         for i in 0..7 {
-            wrong.refute(format!("case {i}"));
+            wrong.fail(format!("case {i}"));
         }
         let report =
             Report { checks: vec![right.done(), wrong.done(), Making::new("streams", "three").done()] };
-        assert_eq!(report.verdict(), Verdict::Refuted);
+        assert_eq!(report.verdict(), Verdict::Failed);
         assert_eq!(report.failures(), ["attention: two", "streams: three"]);
         assert_eq!(report.counts()["attention"], [2, 1, 14]);
         assert_eq!(report.checks[1].notes.last().unwrap(), "and 3 more");

@@ -12,18 +12,19 @@ use super::super::task::{Finding, Stage};
 use super::subject;
 use crate::diagnose::{Evidence, diagnose};
 use crate::forecast;
-use crate::gate::{Proof, Settings, bind, prove};
+use crate::gate::{CheckReport, Settings, bind, check_kernel};
 use crate::launchfile::Bound;
-use crate::ledger::{Judge, ProofFact, Rejection, Screening};
+use crate::ledger::{CheckFact, Judge, Rejection, Screening};
 use crate::provenance::hash;
 use crate::study;
 
-/// Multiprocessors of the device that persistent kernels are proven for: its few CTAs take several tiles each of a small problem.
+/// Multiprocessors of the device that persistent kernels are checked for. They are few, so that each CTA takes several tiles of
+/// a small problem.
 const FEW: u32 = 3;
-/// Hazards that a proof tells of.
+/// Hazards that a check reports.
 const HAZARDS: usize = 8;
 
-/// Builds, predicts and proves kernels for one machine, without it.
+/// Builds, checks and predicts kernels for one machine, without the machine.
 #[derive(Clone, Debug)]
 pub struct Bench {
     /// The machine whose times are predicted.
@@ -86,7 +87,7 @@ impl Bench {
         Ok(Built { bound, text, resources, sass_hash })
     }
 
-    /// Everything but a proof: what it is, its predicted time, what slows it down.
+    /// Everything but a check: what the candidate is, its predicted time, what slows it down.
     ///
     /// # Errors
     /// Why it cannot be built.
@@ -153,11 +154,11 @@ impl Bench {
         }
     }
 
-    /// The gate in the emulator: of a plan on a small problem of the same kind, of someone else's kernel on the problem itself.
+    /// The gate in the emulator: a plan is checked on a small problem of the same kind, a proposer's kernel on the problem itself.
     ///
     /// # Errors
     /// Why it could not even be judged.
-    pub fn prove(&self, candidate: &Candidate, problem: &Problem) -> Result<ProofFact, Rejection> {
+    pub fn check(&self, candidate: &Candidate, problem: &Problem) -> Result<CheckFact, Rejection> {
         let began = std::time::Instant::now();
         let bound = match candidate {
             Candidate::Gpu(plan) => {
@@ -165,12 +166,13 @@ impl Bench {
                 let arch = Arch { multiprocessors: FEW, ..self.arch };
                 bind(plan, &small, &arch)
                     .or_else(|_| bind(plan, problem, &self.arch))
-                    .map_err(|e| reject(Stage::Prove, "plan", e))?
+                    .map_err(|e| reject(Stage::Check, "plan", e))?
             }
             _ => self.bound(candidate, problem)?,
         };
-        let proof = prove(&bound, &Settings::quick()).map_err(|e| reject(Stage::Prove, "incomplete", e))?;
-        Ok(fact(Judge::Emulator, &proof, began.elapsed().as_secs_f64()))
+        let check =
+            check_kernel(&bound, &Settings::quick()).map_err(|e| reject(Stage::Check, "incomplete", e))?;
+        Ok(fact(Judge::Emulator, &check, began.elapsed().as_secs_f64()))
     }
 
     /// A problem of the same head_dim, mask and dtype, with more tiles than one of rows and of keys, and ragged ends; the problem
@@ -198,16 +200,16 @@ impl Bench {
     }
 }
 
-/// A proof as the ledger keeps it.
-pub fn fact(judge: Judge, proof: &Proof, seconds: f64) -> ProofFact {
+/// A check as the ledger keeps it.
+pub fn fact(judge: Judge, check: &CheckReport, seconds: f64) -> CheckFact {
     let hazards: Vec<Value> =
-        proof.hazards.iter().take(HAZARDS).map(|h| json!(crate::gate::HazardRow::from(h))).collect();
-    ProofFact {
+        check.hazards.iter().take(HAZARDS).map(|h| json!(crate::gate::HazardRow::from(h))).collect();
+    CheckFact {
         judge,
-        verdict: proof.verdict,
-        reasons: proof.reasons.clone(),
+        verdict: check.verdict,
+        reasons: check.reasons.clone(),
         hazards: Value::Array(hazards),
-        error_rel: proof.error.map(|error| error.rel),
+        error_rel: check.error.map(|error| error.rel),
         seconds,
     }
 }

@@ -1,5 +1,5 @@
-//! A machine that is not at hand: kernels are built and proven here, and their times are the time model's. Every such time is marked
-//! as predicted, with the interval that the model states, so a difference smaller than what the model knows is undecided.
+//! A machine that is not at hand: kernels are built and checked here, and their times are the time model's. Every such time is
+//! marked as predicted, with the interval that the model states, so a difference smaller than the interval is undecided.
 
 use std::collections::HashMap;
 
@@ -29,7 +29,7 @@ impl Model {
         Some(Model { bench: Bench::of(gpu)?, known: HashMap::new() })
     }
 
-    /// What builds and proves.
+    /// What builds and checks.
     pub const fn bench(&self) -> &Bench {
         &self.bench
     }
@@ -69,7 +69,7 @@ impl Model {
         let kind = TimeKind::Predicted;
         let (samples, problem) = (vec![us], task.problem);
         let measurement = MeasurementFact { trial, kind, problem, samples, us, low_us, high_us, against };
-        Ok(Finding::Timed { proof: None, measurement })
+        Ok(Finding::Timed { check: None, measurement })
     }
 }
 
@@ -92,7 +92,7 @@ impl Evaluator for Model {
         let problem = task.problem.problem();
         let finding = match task.stage {
             Stage::Screen => self.bench.screen(&task.subject, &problem)?,
-            Stage::Prove => Finding::Judged(self.bench.prove(&task.subject, &problem)?),
+            Stage::Check => Finding::Judged(self.bench.check(&task.subject, &problem)?),
             Stage::Microbench => self.timed(task, Trial::Microbench)?,
             Stage::Race => self.timed(task, Trial::Race)?,
             Stage::HeldOut => self.timed(task, Trial::HeldOut)?,
@@ -143,7 +143,7 @@ mod tests {
     }
 
     #[test]
-    fn every_family_is_screened_proven_and_predicted() {
+    fn every_family_is_screened_checked_and_predicted() {
         let mut model = Model::of(&H200).unwrap();
         let problem = Problem::new(1, 2, 256, 64, DType::F16).with_band(Band::CAUSAL);
         for family in Family::ALL {
@@ -155,9 +155,9 @@ mod tests {
             };
             assert!(low < us && us < high && screening.registers.is_some(), "{screening:?}");
             assert!(screening.tile.unwrap().contains('x') && !screening.bound.unwrap().is_empty());
-            let judged = model.evaluate(&task(Stage::Prove, &problem, plan.clone()));
+            let judged = model.evaluate(&task(Stage::Check, &problem, plan.clone()));
             assert!(
-                matches!(&judged.finding, Finding::Judged(proof) if proof.verdict == Verdict::Proven),
+                matches!(&judged.finding, Finding::Judged(check) if check.verdict == Verdict::Passed),
                 "{judged:?}"
             );
             let timed = model.evaluate(&task(Stage::Microbench, &problem, plan));
@@ -191,10 +191,10 @@ mod tests {
     fn what_cannot_be_built_or_is_wrong_says_why() {
         let mut model = Model::of(&H200).unwrap();
         let problem = Problem::new(1, 2, 128, 64, DType::F16);
-        let racy = task(Stage::Prove, &problem, Plan::Ladder { rung: RungPlan::Phase4Race });
-        let Finding::Judged(proof) = model.evaluate(&racy).finding else { panic!("judged") };
-        assert_eq!(proof.verdict, Verdict::Refuted);
-        assert!(!proof.reasons.is_empty() && proof.hazards[0]["kind"] == "race", "{proof:?}");
+        let racy = task(Stage::Check, &problem, Plan::Ladder { rung: RungPlan::Phase4Race });
+        let Finding::Judged(check) = model.evaluate(&racy).finding else { panic!("judged") };
+        assert_eq!(check.verdict, Verdict::Failed);
+        assert!(!check.reasons.is_empty() && check.hazards[0]["kind"] == "race", "{check:?}");
         let other = Problem::new(1, 2, 128, 96, DType::F16);
         let unfit = task(Stage::Screen, &other, Plan::Ladder { rung: RungPlan::Phase4 });
         let Finding::Rejected(rejection) = model.evaluate(&unfit).finding else { panic!("rejected") };
@@ -202,9 +202,9 @@ mod tests {
         assert!(rejection.detail.contains("head_dim"), "{}", rejection.detail);
     }
 
-    /// The problem that a plan is proven on is small, of the same kind, and has ends that tiles do not fill.
+    /// The problem that a plan is checked on is small, of the same kind, and has ends that tiles do not fill.
     #[test]
-    fn proofs_are_of_small_problems() {
+    fn checks_are_of_small_problems() {
         let model = Model::of(&H200).unwrap();
         let problem = Problem::new(4, 16, 4096, 128, DType::Bf16).with_band(Band::CAUSAL);
         for family in Family::ALL {

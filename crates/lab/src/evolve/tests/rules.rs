@@ -543,7 +543,8 @@ fn an_incumbents_fault_is_not_the_candidates() {
     assert!(races >= 8 && report["speedup"].as_f64().is_some(), "{races}");
 }
 
-/// When the time is up only races are left: nothing is proven any more, nobody is waited for, and who was on the way says so.
+/// When the time is up, only races are left: no candidate is checked, the run waits for none, and a candidate under way is rejected
+/// for that reason.
 #[test]
 fn the_time_is_kept() {
     let page = Page::new("time");

@@ -1,4 +1,4 @@
-//! Candidates on a GPU: built by its driver, proven by its answers, timed in graphs, raced by the law of time.
+//! Candidates on a GPU: built by its driver, checked by its answers, timed in graphs, raced by the measurement protocol.
 //!
 //! What is asked of a GPU is a [`Card`], of which the driver's GPUs ([`GpuCard`]) are one implementation and the emulator is
 //! another ([`EmulatedCard`]): all but a driver's own behaviour is tested without a GPU.
@@ -29,7 +29,7 @@ use crate::evolve::{Finding, Stage, Task};
 use crate::gate::Verdict;
 use crate::launchfile::Bound;
 use crate::ledger::{
-    Against, CandidateId, Environment, Judge, MeasurementFact, ProofFact, Rejection, TimeKind, Trial,
+    Against, CandidateId, CheckFact, Environment, Judge, MeasurementFact, Rejection, TimeKind, Trial,
 };
 pub use card::{Built, Card, GpuCard};
 pub use emulated::EmulatedCard;
@@ -40,8 +40,8 @@ pub type Allow = Box<dyn FnMut(Duration) + Send>;
 
 /// Compiling, drawing inputs and computing the right answers to them: the host's work, which ends.
 const HOST_WORK: Duration = Duration::from_secs(120);
-/// The emulator's own limits end a proof; someone else's kernel is proven on the whole problem.
-const PROOF: Duration = Duration::from_secs(900);
+/// The emulator's own limits end a check; a proposer's kernel is checked on the whole problem.
+const CHECK: Duration = Duration::from_secs(900);
 /// What runs longer than this in one go runs for ever.
 const HANGS: Duration = Duration::from_secs(8);
 /// Bytes of a kernel's buffers that the host draws, moves and judges in a second, at least.
@@ -112,9 +112,9 @@ impl<C: Card> Cuda<C> {
         let began = Instant::now();
         held.since = Some(began);
         let judged = self.gate.judge(&mut self.card, &bound)?;
-        let proof = ProofFact {
+        let check = CheckFact {
             judge: Judge::Device,
-            verdict: Verdict::Proven,
+            verdict: Verdict::Passed,
             reasons: Vec::new(),
             hazards: json!([]),
             error_rel: judged.error.map(|error| error.rel),
@@ -137,7 +137,7 @@ impl<C: Card> Cuda<C> {
             samples,
             against: None,
         };
-        Ok(Finding::Timed { proof: Some(proof), measurement })
+        Ok(Finding::Timed { check: Some(check), measurement })
     }
 
     fn race(&mut self, task: &Task, trial: Trial, held: &mut Held) -> Result<Finding, Fault> {
@@ -223,7 +223,7 @@ fn outcome(
         samples,
         against,
     };
-    Ok(Finding::Timed { proof: None, measurement })
+    Ok(Finding::Timed { check: None, measurement })
 }
 
 impl<C: Card> Evaluator for Cuda<C> {
@@ -231,10 +231,10 @@ impl<C: Card> Evaluator for Cuda<C> {
         let mut held = Held::default();
         let found = match task.stage {
             Stage::Propose | Stage::Screen => return self.screen(task).map(Look::without_device),
-            Stage::Prove => {
-                (self.allow)(PROOF);
-                let proof = self.bench.prove(&task.subject, &task.problem.problem())?;
-                return Ok(Look::without_device(Finding::Judged(proof)));
+            Stage::Check => {
+                (self.allow)(CHECK);
+                let check = self.bench.check(&task.subject, &task.problem.problem())?;
+                return Ok(Look::without_device(Finding::Judged(check)));
             }
             Stage::Microbench => self.microbench(task, &mut held),
             Stage::Race => self.race(task, Trial::Race, &mut held),

@@ -1,4 +1,4 @@
-//! What the gate says.
+//! What a check of a kernel found.
 
 use std::fmt;
 
@@ -13,20 +13,22 @@ use super::judge::ErrorFigures;
 #[serde(rename_all = "lowercase")]
 pub enum Verdict {
     /// No hazard, and every answer within the error model.
-    Proven,
+    #[serde(alias = "proven")]
+    Passed,
     /// Something was not looked at: an instruction the emulator does not have, or a kernel that did not end in time.
     Incomplete,
     /// Wrong, for the reasons given.
-    Refuted,
+    #[serde(alias = "refuted")]
+    Failed,
 }
 
 impl Verdict {
     /// Lower-case name.
     pub const fn name(self) -> &'static str {
         match self {
-            Verdict::Proven => "proven",
+            Verdict::Passed => "passed",
             Verdict::Incomplete => "incomplete",
-            Verdict::Refuted => "refuted",
+            Verdict::Failed => "failed",
         }
     }
 }
@@ -67,12 +69,12 @@ impl From<&Hazard> for HazardRow {
     }
 }
 
-/// Everything the gate found.
+/// Everything that a check of a kernel found.
 #[derive(Clone, Debug)]
-pub struct Proof {
+pub struct CheckReport {
     /// The verdict.
     pub verdict: Verdict,
-    /// Why not proven, in words; empty when proven.
+    /// Why the kernel did not pass, in words; empty when it passed.
     pub reasons: Vec<String>,
     /// Every hazard, once for each (kind, line, other line).
     pub hazards: Vec<Hazard>,
@@ -92,11 +94,11 @@ pub struct Proof {
     pub steps: u64,
 }
 
-impl Proof {
+impl CheckReport {
     /// Nothing run yet.
-    pub(super) fn empty() -> Proof {
-        Proof {
-            verdict: Verdict::Proven,
+    pub(super) fn empty() -> CheckReport {
+        CheckReport {
+            verdict: Verdict::Passed,
             reasons: Vec::new(),
             hazards: Vec::new(),
             error: None,
@@ -109,8 +111,8 @@ impl Proof {
         }
     }
 
-    pub(super) fn refute(&mut self, reason: String) {
-        self.verdict = Verdict::Refuted;
+    pub(super) fn fail(&mut self, reason: String) {
+        self.verdict = Verdict::Failed;
         if !self.reasons.contains(&reason) {
             self.reasons.push(reason);
         }
@@ -123,7 +125,7 @@ impl Proof {
         }
     }
 
-    /// Leaves a proof incomplete that executed less than this share of the instructions.
+    /// Leaves a check incomplete that executed less than this share of the instructions.
     pub fn require_coverage(&mut self, percent: f64) {
         let Some(coverage) = &self.coverage else { return };
         if coverage.percent() < percent {
@@ -131,9 +133,9 @@ impl Proof {
         }
     }
 
-    /// No run, no proof.
+    /// A check without a run is incomplete.
     pub(super) fn close(&mut self) {
-        if self.runs == 0 && self.verdict == Verdict::Proven {
+        if self.runs == 0 && self.verdict == Verdict::Passed {
             self.leave_incomplete("nothing was run".to_owned());
         }
     }
@@ -144,14 +146,14 @@ impl Proof {
             let known =
                 |h: &Hazard| (h.kind, h.line, h.other_line) == (hazard.kind, hazard.line, hazard.other_line);
             if !self.hazards.iter().any(known) {
-                self.refute(hazard.to_string());
+                self.fail(hazard.to_string());
                 self.hazards.push(hazard);
             }
         }
     }
 
-    /// Takes in what another proof found; its counters and traces too, if it recorded any.
-    pub fn absorb(&mut self, other: Proof, name: &str) {
+    /// Takes in what another check found; its counters and traces too, if it recorded any.
+    pub fn absorb(&mut self, other: CheckReport, name: &str) {
         self.verdict = self.verdict.max(other.verdict);
         self.reasons.extend(other.reasons.into_iter().map(|reason| format!("{name}: {reason}")));
         self.hazards.extend(other.hazards);
@@ -175,6 +177,7 @@ impl Proof {
             "verdict": self.verdict,
             "reasons": self.reasons,
             "hazards": self.hazards.iter().map(HazardRow::from).collect::<Vec<_>>(),
+            "judged": self.error.is_some(),
             "error": self.error,
             "quantisation": self.quantisation,
             "runs": self.runs,
