@@ -13,7 +13,7 @@ on it.
 Where evaluations go:
 
 - ``device="h200"`` (or another machine of the time model's table): predicted, on any processor of the cluster.
-- ``device="cuda"``: timings with ``num_gpus=1`` each, one at a time on a card; plans are checked, emitted and proven by
+- ``device="cuda"``: timings with ``num_gpus=1`` each, one at a time on a card; candidates are built and checked by
   tasks that need no GPU.
 - ``device="cpu"``: measured on the processor of the driver's own node, one at a time; times of different machines do
   not compare.

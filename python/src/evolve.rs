@@ -62,7 +62,7 @@ struct Place {
     environment: Environment,
     arch: Option<Arch>,
     limits: Limits,
-    /// Where a GPU's candidates are screened and proven: by the model of the same GPU, which needs none.
+    /// Where a GPU's candidates are screened and checked: by the model of the same GPU, which needs none.
     host: Option<Target>,
 }
 

@@ -111,13 +111,13 @@ def test_what_cannot_be_run_is_refused(cluster, tmp_path):
         flashcore.ray.evolve(device="cuda", candidates=1, ledger=tmp_path / "flashcore.ledger")
     text = tmp_path / "text"
     text.write_text("hello")
-    with pytest.raises(flashcore.LedgerError, match="no FlashCore ledger"):
+    with pytest.raises(flashcore.LedgerError, match="not a FlashCore ledger"):
         flashcore.ray.evolve(candidates=1, ledger=text)
 
 
 TASK = {
     "candidate": 3,
-    "stage": "prove",
+    "stage": "check",
     "target": {"model": {"machine": "h200"}},
     "problem": {
         "batch": 1, "heads_q": 1, "heads_kv": 1, "seq_q": 64, "seq_kv": 64, "head_dim": 64, "head_dim_v": 64,
@@ -131,7 +131,7 @@ TASK = {
 
 def test_an_evaluation_that_never_comes_back_is_an_answer():
     outcome = json.loads(_flashcore.lost(json.dumps(TASK), "hangs", "no answer", 2.0))
-    assert outcome["finding"]["rejected"] == {"stage": "prove", "reason": "hangs", "detail": "no answer"}
+    assert outcome["finding"]["rejected"] == {"stage": "check", "reason": "hangs", "detail": "no answer"}
     outcome = json.loads(_flashcore.evaluate(json.dumps(TASK)))
     assert "rejected" in outcome["finding"] and outcome["candidate"] == 3
 

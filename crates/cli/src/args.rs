@@ -10,7 +10,7 @@ use lab::bench::suites;
 const EXIT_CODES: &str = "Exit codes: 0 done, and right as far as it was to be judged; 1 something is wrong; 2 something could not be \
      judged, or a fault of FlashCore's; 3 bad usage, or a file, ledger or device that cannot be used.";
 
-/// Fused attention, and the machine that makes it faster.
+/// Fused attention, and an automated search that tunes it.
 #[derive(Debug, Parser)]
 #[command(name = "flashcore", version, about, arg_required_else_help = true, after_help = EXIT_CODES)]
 pub struct Cli {
@@ -20,16 +20,16 @@ pub struct Cli {
 
 #[derive(Debug, Subcommand)]
 pub enum Command {
-    /// Climb from the first slow kernel to the fused one: prove, predict, diagnose each rung; write a report
+    /// Check, time or predict, and diagnose every version of the kernel, from the first slow one to the fused one; write a report
     Climb(Climb),
-    /// Prove or refute anyone's kernel (PTX, or CUDA C++ through NVRTC) on the emulator
+    /// Check a kernel (PTX, or CUDA C++ through NVRTC) in the emulator: data races, out-of-bounds accesses, wrong results
     ///
-    /// Exit code: 0 proven, 1 refuted, 2 incomplete, 3 bad usage.
+    /// Exit code: 0 passed, 1 failed, 2 incomplete, 3 bad usage.
     #[command(after_long_help = launch_file())]
     Check(Check),
     /// Say why a kernel is slow (root causes, predicted time, what each line costs), or which plan a problem gets and why
     ///
-    /// It explains refuted kernels, too, and does not judge: `check` does. Exit code: 0 explained, 3 bad usage.
+    /// A kernel that fails its check is explained too. Exit code: 0 explained, whatever the verdict; 3 bad usage.
     Explain(Explain),
     /// Compute attention on tensors in files, on this machine's processor
     Run(Run),
@@ -63,10 +63,11 @@ pub enum Command {
     /// runs
     #[command(hide = true)]
     Sandboxed(Sandboxed),
-    /// Search for faster kernels: candidates are made, proven, timed and raced; every fact goes into a ledger
+    /// Search for faster kernels: make, check, time and race candidates; write every result to a ledger
     ///
-    /// Beside the search's own candidates run an arm of blind draws and a control. On a device that is not at hand (h200, l4, …)
-    /// times are the time model's, and everything says so. Ctrl-C ends after the tasks under way, and --resume goes on.
+    /// Beside the search's own candidates run random samples (a control group) and an A/A test of the baseline. On a
+    /// device that is not at hand (h200, l4, …) times are predicted by the time model, and everything says so. Ctrl-C
+    /// ends after the tasks under way, and --resume goes on.
     ///
     /// Exit code: 0 ended or stopped, 2 a fault of FlashCore's, 3 bad usage or a device that cannot be used.
     Evolve(Evolve),
@@ -82,7 +83,7 @@ pub enum Command {
 
 #[derive(Debug, Args)]
 pub struct Climb {
-    /// Where the rungs are measured: cpu (predicted only), cuda, cuda:N, or auto: on a GPU where there is one
+    /// Where the versions are measured: cpu (predicted only), cuda, cuda:N, or auto: on a GPU where there is one
     #[arg(long, default_value = "auto")]
     pub device: String,
     /// Where the page goes
@@ -91,7 +92,7 @@ pub struct Climb {
     /// Print one JSON object instead of the table
     #[arg(long)]
     pub json: bool,
-    /// Every kind of input and schedule for each rung: some minutes
+    /// Every kind of input and schedule for each version: some minutes
     #[arg(long)]
     pub thorough: bool,
 }
@@ -131,7 +132,7 @@ pub struct Check {
 
 #[derive(Debug, Args)]
 pub struct Explain {
-    /// PTX or CUDA C++; left out: the kernel that the mission problem (1,8,512,64,f16) gets on the GPU
+    /// PTX or CUDA C++; left out: the kernel that the reference problem (1,8,512,64,f16) gets on the GPU
     #[arg(requires = "launch")]
     pub file: Option<PathBuf>,
     /// The launch file
@@ -564,7 +565,7 @@ pub struct Evolve {
     #[arg(long, default_value = "cpu")]
     pub device: String,
     #[arg(long, value_name = "PROBLEM", help = problem_help(
-        "What is to be computed (may be given several times; default: the mission problem, 1,8,512,64,f16)"
+        "What is to be computed (may be given several times; default: the reference problem, 1,8,512,64,f16)"
     ))]
     pub problem: Vec<String>,
     /// A problem that the search does not see and a winner must not lose on; may be given several times; default: half and twice the
@@ -574,11 +575,11 @@ pub struct Evolve {
     /// Minutes that the search may take, its races included; default: 2, unless --candidates limits it
     #[arg(long)]
     pub minutes: Option<f64>,
-    /// Candidates that it may make, blind draws included
+    /// Candidates that it may make, random samples included
     #[arg(long, value_name = "N", value_parser = count::<usize>)]
     pub candidates: Option<usize>,
-    /// How it searches: full (elites of all niches, every operator), insight (from the best, with what helped and what the diagnosis
-    /// says) or free (from the best, blindly)
+    /// How it searches: full (from the best of every bound and tile shape, every operator), insight (from the best, with what
+    /// helped before and what the diagnosis says) or free (from the best, by chance)
     #[arg(long, default_value = "full")]
     pub configuration: String,
     /// What chance begins with
@@ -590,7 +591,7 @@ pub struct Evolve {
     /// Only kernels of this family: mma, wgmma or small; may be given several times
     #[arg(long, value_name = "NAME")]
     pub family: Vec<String>,
-    /// The part of the candidates that is drawn blindly, to show what the search gains
+    /// The part of the candidates that are random samples, to show what the search gains
     #[arg(long, value_name = "SHARE", default_value_t = 0.5)]
     pub random_share: f64,
     /// A program that proposes kernels: it reads a JSON object on its standard input and answers with one (the book has a
@@ -623,7 +624,7 @@ pub struct Evolve {
     /// What an hour of the device costs
     #[arg(long, visible_alias = "price-per-hour", value_name = "PRICE")]
     pub price: Option<f64>,
-    /// Threads that build and prove candidates beside the device; default: all cores but one, and of a CPU's plans one
+    /// Threads that build and check candidates beside the device; default: all cores but one, and of a CPU's plans one
     #[arg(long, value_name = "N", value_parser = count::<usize>)]
     pub jobs: Option<usize>,
     /// Append winners to FILE, as rows of the table of tuned plans, which is of GPU kernels

@@ -4,7 +4,7 @@ use std::io::Write;
 use std::time::Duration;
 
 use emu::model::machine;
-use lab::gate::{GateError, Proof, Settings, Verdict, Watch, prove_watched};
+use lab::gate::{CheckReport, GateError, Settings, Verdict, Watch, check_watched};
 use lab::launchfile::Bound;
 use lab::store;
 use lab::study::{Study, analyse};
@@ -29,29 +29,29 @@ pub fn check(args: &Check) -> Result<Status, CliError> {
     let ptxas = emu::resources::Ptxas::find().ok();
     let target = bound.kernel.module.target;
     let gpu = [machine::L4, machine::H200].into_iter().find(|gpu| target.runs_on(gpu.sm));
-    let mut proof = watched(&bound, &settings, args.timeout)?;
+    let mut check = watched(&bound, &settings, args.timeout)?;
     if let Some(percent) = args.require_coverage {
-        proof.require_coverage(percent);
+        check.require_coverage(percent);
     }
     let launch = bound.kernel.launch;
-    let study = analyse(bound, &launch, Some(text), proof, &[gpu.unwrap_or(machine::L4)], ptxas.as_ref());
+    let study = analyse(bound, &launch, Some(text), check, &[gpu.unwrap_or(machine::L4)], ptxas.as_ref());
     let mut out = crate::terminal::out();
     unless_closed(if args.json {
         out.json(&object(&study)).map_err(CliError::from)
     } else {
         print(&mut out, &study)
     })?;
-    Ok(match study.proof.verdict {
-        Verdict::Proven => Status::Proven,
-        Verdict::Refuted => Status::Refuted,
+    Ok(match study.check.verdict {
+        Verdict::Passed => Status::Passed,
+        Verdict::Failed => Status::Failed,
         Verdict::Incomplete => Status::Incomplete,
     })
 }
 
 /// Puts a kernel through the gate within a time limit, and shows how far that is.
-pub fn watched(bound: &Bound, settings: &Settings, limit: Duration) -> Result<Proof, GateError> {
+pub fn watched(bound: &Bound, settings: &Settings, limit: Duration) -> Result<CheckReport, GateError> {
     let watch = Watch::start(limit);
-    Progress::new(None).during(|| watch.to_string(), || prove_watched(bound, settings, &watch))
+    Progress::new(None).during(|| watch.to_string(), || check_watched(bound, settings, &watch))
 }
 
 /// A line of the kernel's text, from 1 on.
@@ -60,10 +60,10 @@ fn quote<'t>(lines: &[&'t str], line: u64) -> Option<&'t str> {
     lines.get(index).map(|text| text.trim())
 }
 
-/// The proof as JSON, with the lines that its hazards name: of CUDA C++ nobody else has them.
+/// The check as JSON, with the PTX lines that its hazards name: of CUDA C++ the caller does not have the PTX.
 fn object(study: &Study) -> Value {
     let lines: Vec<&str> = study.text.lines().collect();
-    let mut object = study.proof.json(&json!(study.findings));
+    let mut object = study.check.json(&json!(study.findings));
     for hazard in object["hazards"].as_array_mut().into_iter().flatten() {
         for (line, text) in [("line", "text"), ("other_line", "other_text")] {
             hazard[text] = json!(hazard[line].as_u64().and_then(|line| quote(&lines, line)));
@@ -84,20 +84,25 @@ fn shape(bound: &Bound) -> Value {
 }
 
 fn print(out: &mut impl Write, study: &Study) -> Result<(), CliError> {
-    let proof = &study.proof;
-    let runs = if proof.runs == 1 { "run" } else { "runs" };
-    writeln!(out, "{} after {} {runs} in the emulator", proof.verdict, proof.runs)?;
+    let check = &study.check;
+    let runs = if check.runs == 1 { "run" } else { "runs" };
+    writeln!(out, "{} after {} {runs} in the emulator", check.verdict, check.runs)?;
     let launch = &study.bound.kernel.launch;
-    let problem = study.bound.problem.as_ref().map_or("no [problem]: hazards only".to_owned(), words);
-    writeln!(out, "1 shape: grid {}, block {}, {problem}", launch.grid, launch.block)?;
-    if let Some(coverage) = &proof.coverage {
-        writeln!(out, "{coverage}")?;
+    let judged = match (&study.bound.problem, check.error) {
+        (None, _) => "no [problem]: hazards only, output not judged".to_owned(),
+        (Some(problem), None) => format!("{}: output not judged", words(problem)),
+        (Some(problem), Some(_)) => format!("{}: output judged by the f64 oracle", words(problem)),
+    };
+    writeln!(out, "1 shape: grid {}, block {}, {judged}", launch.grid, launch.block)?;
+    match &check.coverage {
+        Some(coverage) => writeln!(out, "{coverage}")?,
+        None => writeln!(out, "no run ended, so no instruction counts as executed")?,
     }
-    for reason in &proof.reasons {
+    for reason in &check.reasons {
         writeln!(out, "  {}", ptx::quote::words(reason))?;
     }
     let lines: Vec<&str> = study.text.lines().collect();
-    for hazard in proof.hazards.iter().take(8) {
+    for hazard in check.hazards.iter().take(8) {
         let places = [Some(hazard.line), hazard.other_line];
         for line in places.into_iter().flatten() {
             if let Some(quoted) = quote(&lines, line.into()) {
@@ -105,7 +110,7 @@ fn print(out: &mut impl Write, study: &Study) -> Result<(), CliError> {
             }
         }
     }
-    if let Some(error) = proof.error {
+    if let Some(error) = check.error {
         let close = if error.allclose_1e3 { "yes" } else { "no" };
         writeln!(
             out,

@@ -49,7 +49,7 @@ pub fn climb(args: &args::Climb) -> Result<Status, CliError> {
         Progress::Done(rung) => {
             done += 1;
             let us = rung.predicted_us().map_or("–".into(), |us| format!("{us:.0} µs"));
-            bar.say(&format!("{:<14} {:<10} {us}", rung.rung.name, rung.study.proof.verdict.name()));
+            bar.say(&format!("{:<14} {:<10} {us}", rung.rung.name, rung.study.check.verdict.name()));
         }
     })?;
     drop(bar);
@@ -63,10 +63,10 @@ pub fn climb(args: &args::Climb) -> Result<Status, CliError> {
     })?;
     let surprises = climb.surprises();
     if surprises.is_empty() {
-        Ok(Status::Proven)
+        Ok(Status::Passed)
     } else {
         tell(format_args!("not as expected: {}", surprises.join(", ")));
-        Ok(Status::Refuted)
+        Ok(Status::Failed)
     }
 }
 
@@ -92,7 +92,7 @@ fn print(out: &mut impl Write, climb: &Climb) -> Result<(), CliError> {
     let device = climb.machines.first().map_or("", |m| m.name);
     let predicted = format!("{device} predicted µs");
     let header = [
-        "rung",
+        "version",
         "verdict",
         "max_diff",
         "error / allowed",
@@ -126,8 +126,8 @@ fn print(out: &mut impl Write, climb: &Climb) -> Result<(), CliError> {
     if let Some(record) = climb.record() {
         writeln!(out, "{}", record.summary())?;
     }
-    for rung in climb.rungs.iter().filter(|r| !r.study.proof.reasons.is_empty()) {
-        writeln!(out, "{}: {}", rung.rung.name, rung.study.proof.reasons[0])?;
+    for rung in climb.rungs.iter().filter(|r| !r.study.check.reasons.is_empty()) {
+        writeln!(out, "{}: {}", rung.rung.name, rung.study.check.reasons[0])?;
     }
     for race in &climb.cpu {
         let p = &race.problem;
@@ -143,14 +143,14 @@ fn print(out: &mut impl Write, climb: &Climb) -> Result<(), CliError> {
 }
 
 fn row(rung: &Climbed, first: Option<f64>) -> Vec<String> {
-    let proof = &rung.study.proof;
+    let check = &rung.study.check;
     let dash = || "–".to_owned();
     let us = rung.us();
     vec![
         rung.rung.name.clone(),
-        proof.verdict.name().to_owned(),
-        proof.error.map_or_else(dash, |e| format!("{:.6}", e.max_diff)),
-        proof.error.map_or_else(dash, |e| e.brief()),
+        check.verdict.name().to_owned(),
+        check.error.map_or_else(dash, |e| format!("{:.6}", e.max_diff)),
+        check.error.map_or_else(dash, |e| e.brief()),
         rung.measured_us().map_or_else(dash, |us| format!("{us:.1}")),
         rung.predicted_us().map_or_else(dash, |us| format!("{us:.0}")),
         rung.rung.quoted_us().map_or_else(dash, |us| format!("{us:.0}")),

@@ -45,12 +45,12 @@ pub fn doctor(args: &Doctor) -> Result<Status, CliError> {
     if args.json {
         let list: Vec<Value> = findings.iter().map(as_json).collect();
         out.json(&Value::Array(list))?;
-        return Ok(Status::Proven);
+        return Ok(Status::Passed);
     }
     for Finding { what, has, enables, .. } in findings {
         writeln!(out, "{what:<8} {has}\n         {enables}")?;
     }
-    Ok(Status::Proven)
+    Ok(Status::Passed)
 }
 
 fn as_json(finding: &Finding) -> Value {

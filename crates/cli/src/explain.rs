@@ -41,26 +41,26 @@ pub fn explain(args: &Explain) -> Result<Status, CliError> {
         }
     };
     let ptxas = Ptxas::find().ok();
-    let proof = watched(&bound, &Settings::quick(), args.timeout)?;
+    let check = watched(&bound, &Settings::quick(), args.timeout)?;
     let launch = bound.kernel.launch;
-    let study = analyse(bound, &launch, text, proof, std::slice::from_ref(gpu), ptxas.as_ref());
+    let study = analyse(bound, &launch, text, check, std::slice::from_ref(gpu), ptxas.as_ref());
     let mut out = crate::terminal::out();
     if args.json {
         let prediction = study.prediction();
         let object = json!({
-            "verdict": study.proof.verdict, "reasons": study.proof.reasons, "prediction": prediction,
+            "verdict": study.check.verdict, "reasons": study.check.reasons, "prediction": prediction,
             "resources": study.resources, "findings": study.findings, "lines": study.lines,
         });
         out.json(&object)?;
     } else {
         print(&mut out, &study, args.lines)?;
     }
-    Ok(Status::Proven)
+    Ok(Status::Passed)
 }
 
 fn print(out: &mut impl Write, study: &Study, lines: usize) -> Result<(), CliError> {
-    writeln!(out, "{}: {}", quote::cut(&study.bound.kernel.entry), study.proof.verdict)?;
-    for reason in &study.proof.reasons {
+    writeln!(out, "{}: {}", quote::cut(&study.bound.kernel.entry), study.check.verdict)?;
+    for reason in &study.check.reasons {
         writeln!(out, "  {}", quote::words(reason))?;
     }
     if let Some(r) = &study.resources {
@@ -69,7 +69,7 @@ fn print(out: &mut impl Write, study: &Study, lines: usize) -> Result<(), CliErr
             "{} registers, {} bytes of spills, {} bytes of shared memory ({})",
             r.registers,
             r.spill_loads + r.spill_stores,
-            study.proof.counters.shared_bytes,
+            study.check.counters.shared_bytes,
             match &r.source {
                 Source::Ptxas(version) => format!("ptxas {version}"),
                 Source::Estimate => "estimated, without ptxas".to_owned(),
@@ -95,7 +95,7 @@ fn print(out: &mut impl Write, study: &Study, lines: usize) -> Result<(), CliErr
         None => writeln!(out, "no prediction: nothing was run")?,
     }
     for finding in &study.findings {
-        writeln!(out, "\n{} — at most {:.2}× faster without it", finding.name, finding.expected_gain)?;
+        writeln!(out, "\n{} — potential gain at most {:.2}×", finding.name, finding.expected_gain)?;
         writeln!(out, "  {}", finding.evidence)?;
         writeln!(out, "  cure: {}", finding.cure)?;
     }

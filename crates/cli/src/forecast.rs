@@ -65,7 +65,7 @@ fn add(args: &ForecastAdd) -> Result<Status, CliError> {
         }
         .map_err(CliError::from),
     )?;
-    Ok(Status::Proven)
+    Ok(Status::Passed)
 }
 
 /// Words that say something, and a person's name.
@@ -127,7 +127,7 @@ fn outcome(args: &args::ForecastOutcome) -> Result<Status, CliError> {
     } else {
         table::print(&mut out, &LINE, &[line(&told)]).map_err(CliError::from)
     })?;
-    Ok(Status::Proven)
+    Ok(Status::Passed)
 }
 
 fn list(args: &ForecastList) -> Result<Status, CliError> {
@@ -140,7 +140,7 @@ fn list(args: &ForecastList) -> Result<Status, CliError> {
         let rows: Vec<Vec<String>> = forecasts.iter().map(line).collect();
         table::print(&mut out, &LINE, &rows).map_err(CliError::from)
     })?;
-    Ok(Status::Proven)
+    Ok(Status::Passed)
 }
 
 const LINE: [&str; 9] =
@@ -186,7 +186,7 @@ fn score(args: &ForecastScore) -> Result<Status, CliError> {
             }
         })
     })?;
-    Ok(Status::Proven)
+    Ok(Status::Passed)
 }
 
 const FIGURES: [&str; 5] = ["forecasts", "bias", "within its interval", "rank correlation", "median error"];
@@ -214,7 +214,7 @@ fn recalibrate(args: &ForecastRecalibrate) -> Result<Status, CliError> {
             writeln!(out, "too few forecasts came out: a map needs 20 of them").map_err(CliError::from)
         }
     })?;
-    Ok(Status::Proven)
+    Ok(Status::Passed)
 }
 
 fn print(out: &mut impl Write, map: &Recalibration) -> Result<(), CliError> {

@@ -38,7 +38,7 @@ fn export(args: &LedgerExport) -> Result<Status, CliError> {
         table::print(&mut out, &["table", "rows", ""], &rows).map_err(CliError::from)
     })?;
     let whole = exported.iter().all(|e| e.broken.is_none());
-    Ok(if whole { Status::Proven } else { Status::Refuted })
+    Ok(if whole { Status::Passed } else { Status::Failed })
 }
 
 /// Elsewhere damage is answered with the advice to export: here that was tried.
@@ -59,7 +59,7 @@ fn check(args: &LedgerCheck) -> Result<Status, CliError> {
     } else {
         print_check(&mut out, &found)
     })?;
-    Ok(if found.is_sound() { Status::Proven } else { Status::Refuted })
+    Ok(if found.is_sound() { Status::Passed } else { Status::Failed })
 }
 
 fn print_check(out: &mut impl Write, found: &lab::ledger::Soundness) -> Result<(), CliError> {
@@ -108,7 +108,7 @@ fn runs(args: &LedgerRuns) -> Result<Status, CliError> {
         let rows: Vec<Vec<String>> = runs.iter().map(line).collect();
         table::print(&mut out, &header, &rows).map_err(CliError::from)
     })?;
-    Ok(Status::Proven)
+    Ok(Status::Passed)
 }
 
 fn line(run: &RunLine) -> Vec<String> {

@@ -1,4 +1,4 @@
-//! The `flashcore` command: attention, and the machine that makes it faster, from the terminal.
+//! The `flashcore` command: attention, and the automated search that tunes it, from the terminal.
 
 mod args;
 mod bench;
@@ -41,14 +41,14 @@ use terminal::{aside, tell};
 /// | code | meaning | of which commands |
 /// |---|---|---|
 /// | 0 | done, and right as far as it was to be judged | all |
-/// | 1 | something is wrong: a kernel refuted, out of its race or not as expected, a failed probe, a ledger that disagrees, a stale table | `check`, `selftest`, `bench`, `climb`, `microbench`, `ledger check`, `tables --check` |
+/// | 1 | something is wrong: a kernel failed, is out of its race or not as expected, a failed probe, a ledger that disagrees, a stale table | `check`, `selftest`, `bench`, `climb`, `microbench`, `ledger check`, `tables --check` |
 /// | 2 | no verdict: something could not be judged | `check`, `selftest` |
 /// | 2 | a fault of ours, told as one | all |
 /// | 3 | bad usage, or a file, ledger or device that cannot be used | all |
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Status {
-    Proven = 0,
-    Refuted = 1,
+    Passed = 0,
+    Failed = 1,
     Incomplete = 2,
     BadUsage = 3,
 }
@@ -65,7 +65,7 @@ fn main() -> ExitCode {
         Ok(cli) => cli,
         Err(error) => {
             refuse(&error);
-            return if error.use_stderr() { Status::BadUsage.into() } else { Status::Proven.into() };
+            return if error.use_stderr() { Status::BadUsage.into() } else { Status::Passed.into() };
         }
     };
     let outcome = lab::panics::contain(|| run_command(&cli.command));
@@ -128,15 +128,15 @@ fn tables(args: &args::Tables) -> Result<Status, CliError> {
         return match lab::tables::check(&args.root, &args.documents) {
             Err(stale @ TableError::Stale(_)) => {
                 tell(stale);
-                Ok(Status::Refuted)
+                Ok(Status::Failed)
             }
-            checked => Ok(checked.map(|()| Status::Proven)?),
+            checked => Ok(checked.map(|()| Status::Passed)?),
         };
     }
     for path in lab::tables::update(&args.root, &args.documents)? {
         tell(format_args!("{} is rewritten", path.display()));
     }
-    Ok(Status::Proven)
+    Ok(Status::Passed)
 }
 
 fn wants_json(command: &Command) -> bool {
@@ -167,7 +167,7 @@ fn conclude(outcome: Result<Result<Status, CliError>, Panic>) -> (Status, Option
         Ok(Ok(status)) => (status, None),
         // Someone closed the pipe (`flashcore … | head`): there is no one left to tell.
         Ok(Err(CliError::Output(error))) if error.kind() == std::io::ErrorKind::BrokenPipe => {
-            (Status::Proven, None)
+            (Status::Passed, None)
         }
         Ok(Err(error)) => (Status::BadUsage, Some(error.to_string())),
         Err(panic) => (Status::Incomplete, Some(CliError::Internal(panic).to_string())),
@@ -194,6 +194,6 @@ mod tests {
         for part in ["index 7 of 5", "main.rs:", "fault of FlashCore,", "/issues"] {
             assert!(message.contains(part), "{part}: {message}");
         }
-        assert_eq!(conclude(Ok(Ok(Status::Refuted))), (Status::Refuted, None));
+        assert_eq!(conclude(Ok(Ok(Status::Failed))), (Status::Failed, None));
     }
 }

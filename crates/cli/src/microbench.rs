@@ -49,7 +49,7 @@ pub fn microbench(args: &Microbench) -> Result<Status, CliError> {
     } else {
         print(&mut out, args, &device, &description, &rows)
     })?;
-    Ok(if failed == 0 { Status::Proven } else { Status::Refuted })
+    Ok(if failed == 0 { Status::Passed } else { Status::Failed })
 }
 
 /// Device, rows, how many probes failed, the time of an empty kernel, and where all that comes from.

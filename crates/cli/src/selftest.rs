@@ -59,8 +59,8 @@ pub fn selftest(args: &Selftest) -> Result<Status, CliError> {
         summary(&mut out, &report, &provenance)
     })?;
     Ok(match report.verdict() {
-        Verdict::Proven => Status::Proven,
-        Verdict::Refuted => Status::Refuted,
+        Verdict::Passed => Status::Passed,
+        Verdict::Failed => Status::Failed,
         Verdict::Incomplete => Status::Incomplete,
     })
 }
@@ -171,7 +171,7 @@ fn summary(out: &mut impl Write, report: &Report, provenance: &Provenance) -> Re
         })
         .collect();
     crate::table::print(out, &["", "checks passed", "cases"], &rows)?;
-    for check in report.checks.iter().filter(|check| check.verdict != Verdict::Proven) {
+    for check in report.checks.iter().filter(|check| check.verdict != Verdict::Passed) {
         writeln!(out, "{} {}: {}", check.verdict, check.group, check.name)?;
         check.notes.iter().try_for_each(|note| writeln!(out, "  {note}"))?;
     }

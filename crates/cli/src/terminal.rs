@@ -96,9 +96,9 @@ mod tests {
 
     #[test]
     fn what_steers_a_terminal_is_escaped() {
-        let hostile = "\x1b[2K\rproven\u{9b}8m\u{202e}x\u{200b}\u{2028}\u{e0041}\u{7f}";
+        let hostile = "\x1b[2K\rpassed\u{9b}8m\u{202e}x\u{200b}\u{2028}\u{e0041}\u{7f}";
         let shown = escaped(hostile);
-        assert_eq!(shown, "\\u{1b}[2K\\rproven\\u{9b}8m\\u{202e}x\\u{200b}\\u{2028}\\u{e0041}\\u{7f}");
+        assert_eq!(shown, "\\u{1b}[2K\\rpassed\\u{9b}8m\\u{202e}x\\u{200b}\\u{2028}\\u{e0041}\\u{7f}");
         assert_eq!(escaped("µs\tof\n“é”"), "µs\tof\n“é”");
         assert_eq!(one_line("a\nb"), "a\\nb");
     }

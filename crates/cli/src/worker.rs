@@ -20,7 +20,7 @@ pub fn worker(args: &Worker) -> Result<Status, CliError> {
         evaluators.evaluate(task, |target| evaluator(target, args, machine))
     });
     match served {
-        Ok(()) => Ok(Status::Proven),
+        Ok(()) => Ok(Status::Passed),
         // Who stopped to read is told nothing.
         Err(ServeError::Output(error)) => Err(CliError::Output(error)),
         Err(error) => Err(error.into()),

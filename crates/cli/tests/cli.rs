@@ -45,19 +45,19 @@ init = \"iota\"
 ";
 
 #[test]
-fn check_proves_refutes_and_gives_up_with_its_exit_codes() {
+fn check_passes_fails_and_gives_up_with_its_exit_codes() {
     let folder = Folder::new("check");
     let launch = folder.write("launch.toml", LAUNCH);
     let right = folder.write("right.ptx", &PTX.replace("BARRIER", "bar.sync 0;"));
     let output = folder.run(&["check", &right, "--launch", &launch]);
     assert_eq!(output.status.code(), Some(0), "{}{}", text(&output.stdout), text(&output.stderr));
-    assert!(text(&output.stdout).starts_with("proven"));
+    assert!(text(&output.stdout).starts_with("passed"));
 
     let racy = folder.write("racy.ptx", &PTX.replace("BARRIER", ""));
     let output = folder.run(&["check", &racy, "--launch", &launch, "--json"]);
     assert_eq!(output.status.code(), Some(1), "{}", text(&output.stderr));
     let json: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
-    assert_eq!(json["verdict"], "refuted");
+    assert_eq!(json["verdict"], "failed");
     let hazard = &json["hazards"][0];
     assert_eq!(hazard["kind"], "race");
     assert_eq!(
@@ -443,7 +443,7 @@ fn cuda_sources_go_through_nvrtc() {
     );
     let found = command(None);
     match found.status.code() {
-        Some(0) => assert!(text(&found.stdout).starts_with("proven")),
+        Some(0) => assert!(text(&found.stdout).starts_with("passed")),
         _ => assert!(text(&found.stderr).contains("FLASHCORE_NVRTC"), "{}", text(&found.stderr)),
     }
 }
@@ -486,7 +486,7 @@ fn cuda_sources_include_what_lies_beside_them() {
     folder.write("src/lonely.cu", &format!("#include \"none.cuh\"\n{kernel}"));
     let found = folder.run(&["check", "src/scale.cu", "--launch", &launch]);
     let no_tools = text(&found.stderr).contains("FLASHCORE_NVRTC");
-    assert!(no_tools || text(&found.stdout).starts_with("proven"), "{}", text(&found.stderr));
+    assert!(no_tools || text(&found.stdout).starts_with("passed"), "{}", text(&found.stderr));
     let lonely = folder.run(&["check", "src/lonely.cu", "--launch", &launch]);
     let error = text(&lonely.stderr);
     assert_eq!(lonely.status.code(), Some(3));
@@ -515,7 +515,7 @@ fn cuda_headers_are_found_beside_nvrtc() {
     };
     let found = command(None);
     let no_tools = text(&found.stderr).contains("FLASHCORE_NVRTC");
-    assert!(no_tools || text(&found.stdout).starts_with("proven"), "{}", text(&found.stderr));
+    assert!(no_tools || text(&found.stdout).starts_with("passed"), "{}", text(&found.stderr));
     let without = command(Some(&folder.0));
     let error = text(&without.stderr);
     assert_eq!(without.status.code(), Some(3));
@@ -585,11 +585,11 @@ fn explain_names_causes_and_lines() {
         !shown.contains("bound by L") && !shown.contains("Ptxas(") && !shown.contains("Estimate"),
         "{shown}"
     );
-    // It explains what `check` refutes.
+    // `explain` explains kernels that fail their check.
     let racy = folder.write("racy.ptx", &PTX.replace("BARRIER", ""));
     let output = folder.run(&["explain", &racy, "--launch", &launch]);
     assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
-    assert!(text(&output.stdout).starts_with("shift: refuted"), "{}", text(&output.stdout));
+    assert!(text(&output.stdout).starts_with("shift: failed"), "{}", text(&output.stdout));
 }
 
 /// Left to itself, `explain` looks at the whole mission problem, computed as the GPU's user would have it computed.
@@ -708,7 +708,7 @@ fn doctor_and_help_speak() {
     let output = folder.run(&["check", "--help"]);
     assert!(
         output.status.success()
-            && text(&output.stdout).contains("0 proven, 1 refuted, 2 incomplete, 3 bad usage")
+            && text(&output.stdout).contains("0 passed, 1 failed, 2 incomplete, 3 bad usage")
     );
     // The whole format of the launch file, line by line.
     for key in ["[problem]", "[[arg]]", "role = \"tensor_map\"", "swizzle = \"128\"", "fill = \"zeros\""] {

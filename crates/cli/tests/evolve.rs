@@ -152,7 +152,8 @@ fn a_short_run_against_the_model() {
     assert!(String::from_utf8_lossy(&again.stderr).contains("has this row already"), "{again:?}");
     let text = String::from_utf8(again.stdout).unwrap();
     assert_eq!(again.status.code(), Some(0), "{}", String::from_utf8_lossy(&again.stderr));
-    for part in ["predicted by the time model", "best against baseline", "decision:", "blind draws", "FASTER"]
+    for part in
+        ["predicted by the time model", "best against baseline", "decision:", "random sampling", "FASTER"]
     {
         assert!(text.contains(part), "{part}: {text}");
     }
@@ -350,7 +351,7 @@ fn bad_usage_is_told() {
         assert!(!PathBuf::from(&ledger).exists(), "{args:?} began a ledger");
     }
     let found = run(&["--ledger", &text]);
-    assert!(String::from_utf8_lossy(&found.stderr).contains("no FlashCore ledger"), "{found:?}");
+    assert!(String::from_utf8_lossy(&found.stderr).contains("not a FlashCore ledger"), "{found:?}");
     drop(Ledger::open(ledger.as_ref()).unwrap());
     let found = run(&["--resume", "--ledger", &ledger]);
     assert!(String::from_utf8_lossy(&found.stderr).contains("no run that can be continued"), "{found:?}");

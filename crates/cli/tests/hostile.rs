@@ -12,7 +12,7 @@ use folder::{Folder, text};
 const HEAD: &str = ".version 8.0\n.target sm_80\n.address_size 64\n";
 const NO_ARGUMENTS: &str = "[launch]\ngrid = [1]\nblock = [32]\n";
 /// Goes up three lines, clears them and claims a verdict; then the same by a C1 control and an override of direction.
-const SPOOF: &str = "\x1b[1A\x1b[2K\x1b[1A\x1b[2K\x1b[1A\x1b[2Kproven after 12 runs in the emulator\x1b[8m\u{9b}1A\u{202e}\u{200b}";
+const SPOOF: &str = "\x1b[1A\x1b[2K\x1b[1A\x1b[2K\x1b[1A\x1b[2Kpassed after 12 runs in the emulator\x1b[8m\u{9b}1A\u{202e}\u{200b}";
 
 /// A kernel that reads out of bounds in a line with a comment.
 fn wild(comment: &str) -> String {
@@ -36,12 +36,12 @@ fn no_file_steers_the_terminal() {
     let broken = folder.write("broken.ptx", &format!("{HEAD}.visible .entry k() {{ frob{SPOOF}; }}"));
     let keys =
         folder.write("keys.toml", &format!("[launch]\n\"{}\" = 1\n", SPOOF.replace('\x1b', "\\u001b")));
-    let name = format!("\x1b[2K{}\nproven\u{202e}.ptx", "n");
+    let name = format!("\x1b[2K{}\npassed\u{202e}.ptx", "n");
     let named = folder.write(&name, &wild(""));
     let problem = format!("1,8{SPOOF}");
     let plan = folder.write("plan.json", &format!("{{\"{}\": 1}}", SPOOF.replace('\x1b', "\\u001b")));
     let plan = std::fs::read_to_string(plan).unwrap();
-    let idea = format!("idea{SPOOF}\nproven");
+    let idea = format!("idea{SPOOF}\npassed");
     let forecast = ["forecast", "add", &idea, "--author", &idea, "--device", &idea, "--us", "3"];
     assert_eq!(folder.run(&forecast).status.code(), Some(0));
     let whole = ["--problem", "1,8,512,64,f16"];
@@ -78,13 +78,13 @@ fn no_file_steers_the_terminal() {
         let said = text(&output.stdout) + &text(&output.stderr);
         assert!(!said.is_empty() && !steers(&said), "{args:?}: {said}");
         // No line of a file's begins where a verdict stands.
-        assert!(!said.lines().any(|line| line.starts_with("proven")), "{args:?}: {said}");
+        assert!(!said.lines().any(|line| line.starts_with("passed")), "{args:?}: {said}");
         assert!(!said.contains("panicked"), "{args:?}: {said}");
     }
     let output = folder.run(&["check", &spoof, "--launch", &launch]);
     let said = text(&output.stdout);
     assert_eq!(output.status.code(), Some(1));
-    assert!(said.starts_with("refuted") && said.contains("// \\u{1b}[1A\\u{1b}[2K"), "{said}");
+    assert!(said.starts_with("failed") && said.contains("// \\u{1b}[1A\\u{1b}[2K"), "{said}");
     // Programs get the text as it is.
     let output = folder.run(&["check", &spoof, "--launch", &launch, "--json"]);
     let said: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();

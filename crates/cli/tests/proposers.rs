@@ -156,13 +156,13 @@ fn a_run_survives_every_proposer() {
         assert!(
             found.stage == stage && reason.contains(&found.reason.as_str()) && found.detail.contains(said),
             "{deed}: {found:?} {:?}",
-            dossier.proofs
+            dossier.checks
         );
     }
     // The one that is right went on to the device.
     let right = &proposed[DEEDS - 1];
     assert!(
-        right.proofs.iter().any(|proof| proof.judge == Judge::Emulator && proof.verdict == Verdict::Proven),
+        right.checks.iter().any(|check| check.judge == Judge::Emulator && check.verdict == Verdict::Passed),
         "{right:?}"
     );
     // Everyone came to an end, and only what was on its way when the time was up ended of that.
@@ -185,7 +185,7 @@ fn proposed(evolution: &Evolution) -> Vec<Dossier> {
 }
 
 fn is_judged(answer: &Dossier) -> bool {
-    !answer.rejections.is_empty() || !answer.proofs.is_empty()
+    !answer.rejections.is_empty() || !answer.checks.is_empty()
 }
 
 /// What each deed comes to: where, why, and a word of the detail.
@@ -197,10 +197,10 @@ const EXPECTED: [(&str, Stage, &[&str], &str); DEEDS - 1] = [
     ("fails", Stage::Propose, &["proposer"], "no network"),
     ("family", Stage::Propose, &["proposer"], "magic"),
     ("children", Stage::Propose, &["proposer"], "missing field"),
-    ("loops", Stage::Prove, &["incomplete"], ""),
-    ("outside", Stage::Prove, &["refuted"], ""),
-    ("ignores", Stage::Prove, &["refuted"], ""),
-    ("launch", Stage::Prove, &["refuted"], ""),
+    ("loops", Stage::Check, &["incomplete"], ""),
+    ("outside", Stage::Check, &["failed"], ""),
+    ("ignores", Stage::Check, &["failed"], ""),
+    ("launch", Stage::Check, &["failed"], ""),
     ("grid", Stage::Screen, &["launch"], "2147483647 CTAs"),
     ("nested", Stage::Screen, &["source"], ""),
     // Without NVRTC it is the compiler that is missing.

@@ -65,8 +65,8 @@ fn a_worker_takes_a_plan_through_the_cascade() {
     let mut worker = worker(&["--emulator"]);
     let mut look = |stage| worker.evaluate(&task(stage, plan())).finding;
     assert!(matches!(look(Stage::Screen), Finding::Screened { .. }));
-    let Finding::Judged(proof) = look(Stage::Prove) else { panic!("judged") };
-    assert_eq!(proof.verdict, Verdict::Proven, "{:?}", proof.reasons);
+    let Finding::Judged(check) = look(Stage::Check) else { panic!("judged") };
+    assert_eq!(check.verdict, Verdict::Passed, "{:?}", check.reasons);
     let Finding::Timed { measurement, .. } = look(Stage::Microbench) else { panic!("timed") };
     assert!(measurement.us > 0.0);
     assert_eq!(worker.started(), 1);
@@ -84,12 +84,12 @@ fn kernels_that_misbehave_are_contained() {
         assert_eq!(found, reason, "{detail}");
     }
     for (subject, verdict) in
-        [(hang(), Verdict::Incomplete), (outside(), Verdict::Refuted), (nothing(), Verdict::Refuted)]
+        [(hang(), Verdict::Incomplete), (outside(), Verdict::Failed), (nothing(), Verdict::Failed)]
     {
-        let Finding::Judged(proof) = worker.evaluate(&task(Stage::Prove, subject)).finding else {
+        let Finding::Judged(check) = worker.evaluate(&task(Stage::Check, subject)).finding else {
             panic!("judged")
         };
-        assert_eq!(proof.verdict, verdict, "{:?}", proof.reasons);
+        assert_eq!(check.verdict, verdict, "{:?}", check.reasons);
     }
     // Each lost device cost one process, and no candidate but its own.
     assert_eq!(worker.started(), 3);

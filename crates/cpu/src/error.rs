@@ -27,7 +27,7 @@ pub enum CpuError {
         needed: usize,
     },
     /// A plan's field is outside its range.
-    #[error("plan.{field} = {value} is not possible; accepted: 1 to {most}")]
+    #[error("invalid value '{value}' for plan.{field}: expected 1 to {most}")]
     Plan {
         /// The field.
         field: &'static str,
@@ -37,12 +37,10 @@ pub enum CpuError {
         most: usize,
     },
     /// The plan asks for numbers of a row as lanes where the instructions want query rows.
-    #[error(
-        "plan.lanes = dims is not possible with plan.isa = {0}; accepted: lanes = queries, or isa = avx512"
-    )]
+    #[error("invalid value 'dims' for plan.lanes with plan.isa = {0}: expected queries, or isa = avx512")]
     QueryLanes(Isa),
     /// The plan asks for instructions that this processor lacks.
-    #[error("plan.isa = {isa} is not available on this processor; accepted: {available}")]
+    #[error("invalid value '{isa}' for plan.isa: expected one that this processor has: {available}")]
     Isa {
         /// The instruction set asked for.
         isa: Isa,

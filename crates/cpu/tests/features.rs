@@ -306,9 +306,9 @@ fn refusals_name_the_argument() {
         assert!(matches!(run(&full, &mut out, None, &bad), Err(CpuError::Plan { .. })));
     }
     for (bad, message) in [
-        (CpuPlan { vectors: 5, ..plan }, "plan.vectors = 5 is not possible; accepted: 1 to "),
-        (CpuPlan { tile_rows: 13, ..plan }, "plan.tile_rows = 13 is not possible; accepted: 1 to "),
-        (CpuPlan { splits: 65, ..plan }, "plan.splits = 65 is not possible; accepted: 1 to 64"),
+        (CpuPlan { vectors: 5, ..plan }, "invalid value '5' for plan.vectors: expected 1 to "),
+        (CpuPlan { tile_rows: 13, ..plan }, "invalid value '13' for plan.tile_rows: expected 1 to "),
+        (CpuPlan { splits: 65, ..plan }, "invalid value '65' for plan.splits: expected 1 to 64"),
         (
             CpuPlan { isa: Isa::Avx512Vnni, lanes: Lanes::Dims, ..CpuPlan::widest(Isa::Avx512, 1, 1, 1) },
             "plan.lanes = dims is",

@@ -82,7 +82,7 @@ pub enum DriverError {
         log: String,
     },
     /// What the compiler made of a kernel is not what the plan said.
-    #[error("{entry} is not admitted: {what} = {found}; accepted: at most {accepted}")]
+    #[error("{entry} is not admitted: invalid value '{found}' for {what}: expected at most {accepted}")]
     Admission {
         /// The entry.
         entry: String,

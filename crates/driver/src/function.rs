@@ -322,7 +322,8 @@ impl Function {
         let threads = launch.block.count();
         if threads > self.0.resources.max_threads.into() {
             let most = self.0.resources.max_threads;
-            return Err(self.refuse(format!("{threads} threads per CTA; accepted: up to {most}")));
+            return Err(self
+                .refuse(format!("invalid value '{threads}' for threads per CTA: expected at most {most}")));
         }
         let hopper = context.info().capability.0 >= 9;
         if !hopper && (launch.overlapping || launch.cluster.count() > 1) {
@@ -387,7 +388,9 @@ impl Function {
     }
 
     fn too_many(&self, count: usize) -> DriverError {
-        self.refuse(format!("{count} parameters; accepted: up to {MAX_PARAMS}"))
+        self.refuse(format!(
+            "invalid value '{count}' for the number of parameters: expected at most {MAX_PARAMS}"
+        ))
     }
 }
 
@@ -495,12 +498,21 @@ mod tests {
         let admit = |expect: Expect| expect.admit("e", &found, 3072).map_err(|e| e.to_string());
         assert_eq!(admit(expect), Ok(()));
         for (expect, words) in [
-            (Expect { max_registers: 167, ..expect }, "registers per thread = 168; accepted: at most 167"),
-            (Expect { local_bytes: Some(0), ..expect }, "local bytes per thread = 16; accepted: at most 0"),
-            (Expect { threads: 129, ..expect }, "threads per CTA = 129; accepted: at most 128"),
+            (
+                Expect { max_registers: 167, ..expect },
+                "invalid value '168' for registers per thread: expected at most 167",
+            ),
+            (
+                Expect { local_bytes: Some(0), ..expect },
+                "invalid value '16' for local bytes per thread: expected at most 0",
+            ),
+            (
+                Expect { threads: 129, ..expect },
+                "invalid value '129' for threads per CTA: expected at most 128",
+            ),
             (
                 Expect { dynamic_shared: 2049, ..expect },
-                "shared bytes per CTA = 3073; accepted: at most 3072",
+                "invalid value '3073' for shared bytes per CTA: expected at most 3072",
             ),
         ] {
             let error = admit(expect).unwrap_err();

@@ -9,11 +9,11 @@ use crate::{
     Stream,
 };
 
-/// A kernel on a machine for proofs that takes longer waits for ever.
+/// A kernel that takes longer on a machine for checks is taken to wait for ever.
 const LIMIT: Duration = Duration::from_secs(30);
 
 /// A GPU as a machine that runs kernels, one after the other, on the default stream: the second implementation of
-/// [`ptx::Machine`], for proofs and measurements. What is fast and asynchronous is [`Function`].
+/// [`ptx::Machine`], for checks and measurements. [`Function`] is the fast, asynchronous way.
 pub struct Gpu {
     context: Arc<Context>,
     stream: Stream,

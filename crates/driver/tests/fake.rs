@@ -341,7 +341,7 @@ fn admission() {
         load(&context, &wide)
             .unwrap_err()
             .to_string()
-            .contains("threads per CTA = 257; accepted: at most 256")
+            .contains("invalid value '257' for threads per CTA: expected at most 256")
     );
     let mut deep = k.clone();
     deep.launch.dynamic_shared = 240 << 10;
@@ -369,7 +369,11 @@ fn contract() {
     refuse(&k.launch, &[Arg::Buffer { index: 1, offset: 0 }, k.args[1]], "names buffer 1 of 1");
     let beyond = Arg::Buffer { index: 0, offset: 1 };
     refuse(&k.launch, &[beyond, k.args[1]], "begins 1 bytes into buffer 0 of 0");
-    refuse(&k.launch, &[Arg::Null; 65], "65 parameters; accepted: up to 64");
+    refuse(
+        &k.launch,
+        &[Arg::Null; 65],
+        "invalid value '65' for the number of parameters: expected at most 64",
+    );
     let shared = Launch { dynamic_shared: (48 << 10) + 1, ..k.launch };
     refuse(&shared, &k.args, "49153 bytes of dynamic shared memory; admitted were 49152");
     refuse(&Launch { block: Dim3(512, 1, 1), ..k.launch }, &k.args, "512 threads per CTA");

@@ -62,7 +62,7 @@ pub enum EmuError {
     },
     /// The grid, block, cluster, shared memory or a tensor map is out of range, or contradicts the entry's
     /// launch bounds.
-    #[error("{what} is {given}; accepted: {accepted}")]
+    #[error("invalid value '{given}' for {what}: expected {accepted}")]
     Launch {
         /// The quantity that is out of range.
         what: &'static str,

@@ -156,7 +156,7 @@ impl Clusters {
             }
             Some(cta) => {
                 let (given, accepted) = (cta.to_string(), format!("0 to {}", grid - 1));
-                Err(EmuError::Launch { what: "the CTA to run", given, accepted })
+                Err(EmuError::Launch { what: "CTA to run", given, accepted })
             }
         }
     }
@@ -288,26 +288,22 @@ fn check_launch(kernel: &Kernel, entry: &Function) -> Result<(), EmuError> {
     let (block, grid) = (launch.block, launch.grid);
     let threads = block.count();
     if threads == 0 || threads > 1024 || block.0 > 1024 || block.1 > 1024 || block.2 > 64 {
-        return wrong("the block", block.to_string(), "1 to 1024 threads, at most 64 of them in z");
+        return wrong("block", block.to_string(), "1 to 1024 threads, at most 64 of them in z");
     }
     if grid.count() == 0 || grid.0 > i32::MAX as u32 || grid.1 > 65535 || grid.2 > 65535 {
-        return wrong("the grid", grid.to_string(), "1 to 2147483647 CTAs in x, 1 to 65535 in y and z");
+        return wrong("grid", grid.to_string(), "1 to 2147483647 CTAs in x, 1 to 65535 in y and z");
     }
     check_cluster(kernel, entry)?;
     let block = [block.0, block.1, block.2];
     if let Some(required) = entry.bounds.required_threads
         && required.map(|n| n.max(1)) != block
     {
-        return wrong("the block", launch.block.to_string(), &format!(".reqntid {required:?}"));
+        return wrong("block", launch.block.to_string(), &format!(".reqntid {required:?}"));
     }
     if let Some(max) = entry.bounds.max_threads
         && threads > max.iter().map(|n| u64::from((*n).max(1))).product()
     {
-        return wrong(
-            "the block",
-            launch.block.to_string(),
-            &format!("no more threads than .maxntid {max:?}"),
-        );
+        return wrong("block", launch.block.to_string(), &format!("no more threads than .maxntid {max:?}"));
     }
     Ok(())
 }
@@ -319,7 +315,7 @@ fn check_maps(kernel: &Kernel) -> Result<(), EmuError> {
             && index >= kernel.tensor_maps.len()
         {
             let accepted = format!("one of the {} of the launch contract", kernel.tensor_maps.len());
-            return Err(EmuError::Launch { what: "a tensor map", given: index.to_string(), accepted });
+            return Err(EmuError::Launch { what: "tensor map", given: index.to_string(), accepted });
         }
     }
     for (index, map) in kernel.tensor_maps.iter().enumerate() {
@@ -327,7 +323,7 @@ fn check_maps(kernel: &Kernel) -> Result<(), EmuError> {
         let row = map.box_extents[0] * map.element.bytes();
         if let Some(span) = map.swizzle.span().filter(|&span| span != row) {
             return Err(EmuError::Launch {
-                what: "the row of a swizzled box",
+                what: "row of a swizzled box",
                 given: format!("{row} bytes"),
                 accepted: format!("{span} bytes: shorter rows are not implemented"),
             });
@@ -341,9 +337,8 @@ fn check_maps(kernel: &Kernel) -> Result<(), EmuError> {
 /// allows non-portable sizes).
 fn check_cluster(kernel: &Kernel, entry: &Function) -> Result<(), EmuError> {
     let (cluster, grid, sm) = (kernel.launch.cluster, kernel.launch.grid, kernel.module.target.sm);
-    let wrong = |accepted: String| {
-        Err(EmuError::Launch { what: "the cluster", given: cluster.to_string(), accepted })
-    };
+    let wrong =
+        |accepted: String| Err(EmuError::Launch { what: "cluster", given: cluster.to_string(), accepted });
     let count = cluster.count();
     if count == 0 || count > 16 {
         return wrong("1 to 16 CTAs".into());
@@ -371,7 +366,7 @@ fn check_agents(context: &Context) -> Result<(), EmuError> {
         return Ok(());
     }
     let accepted = "fewer than 2^32 warps in all: use a smaller problem".into();
-    Err(EmuError::Launch { what: "the grid", given: grid.to_string(), accepted })
+    Err(EmuError::Launch { what: "grid", given: grid.to_string(), accepted })
 }
 
 /// Checks that the shadow of a cluster's shared memory fits its limit.
@@ -383,7 +378,7 @@ fn check_shadow(context: &Context) -> Result<(), EmuError> {
     let (ctas, threads) = (context.actors.ctas, launch.block.count());
     let (bytes, granule) = (layout.shared_bytes, granules[0]);
     Err(EmuError::Launch {
-        what: "the cluster",
+        what: "cluster",
         given: format!(
             "{ctas} CTAs of {threads} threads with {bytes} bytes of shared memory, accessed by {granule} bytes"
         ),

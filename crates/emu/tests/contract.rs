@@ -50,7 +50,7 @@ fn contracts_that_do_not_fit_are_refused() {
     assert!(refused(|k| k.launch.block = Dim3(0, 1, 1)).contains("1 to 1024 threads"));
     assert!(refused(|k| k.launch.block = Dim3(1025, 1, 1)).contains("1 to 1024 threads"));
     assert!(refused(|k| k.launch.block = Dim3(512, 1, 1)).contains(".maxntid"));
-    assert!(refused(|k| k.launch.grid = Dim3(1, 0, 1)).contains("the grid"));
+    assert!(refused(|k| k.launch.grid = Dim3(1, 0, 1)).contains("for grid: expected 1 to 2147483647"));
     assert!(refused(|k| k.launch.cluster = Dim3(2, 1, 1)).contains("one CTA"));
     assert!(refused(|k| k.launch.dynamic_shared = 200_000).contains("at most 166912 bytes on sm_80"));
 }

@@ -121,7 +121,7 @@ fn slices() {
     let view = TensorView::dense(&data, [1, 1, 8, 16], Layout::Bhsd).unwrap();
     assert!(attention(view, view, view).run().unwrap().data.iter().all(|x| (x - 0.5).abs() < 1e-6));
     let error = attention(view, view, view).device(Device::Cuda(0)).run().unwrap_err();
-    assert_eq!(error.to_string(), "dtype = f32 is not computed by mma; accepted: f16, bf16");
+    assert_eq!(error.to_string(), "invalid value 'f32' for dtype with family mma: expected f16, bf16");
     let error = attention(view, view, view).device(Device::Cuda(3)).run().unwrap_err();
     assert_eq!(error, AttentionError::Driver(DriverError::NoDevice { ordinal: 3, count: 1 }));
 }
@@ -246,7 +246,12 @@ fn fallbacks() {
     assert_eq!(prepared.choice(), PlanSource::Safe);
     let [fallback] = prepared.fallbacks() else { panic!("{:?}", prepared.fallbacks()) };
     assert_eq!(fallback.source, PlanSource::Default);
-    assert!(fallback.reason.to_string().contains("local bytes per thread = 80; accepted: at most 64"));
+    assert!(
+        fallback
+            .reason
+            .to_string()
+            .contains("invalid value '80' for local bytes per thread: expected at most 64")
+    );
     let given = Plan::default_for(&problem, gpu.arch()).unwrap();
     let prepared = gpu.prepare(&problem, false, Some(&given)).unwrap();
     assert_eq!(

@@ -22,19 +22,21 @@ pub enum KernelError {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum PlanError {
     /// The family does not compute this element type.
-    #[error("dtype = {dtype} is not computed by {family}; accepted: {accepted}")]
+    #[error("invalid value '{dtype}' for dtype with family {family}: expected {accepted}")]
     DType { family: &'static str, dtype: DType, accepted: &'static str },
     /// A property of the problem that the family does not compute.
-    #[error("{what} = {value} is not computed by {family}; accepted: {accepted}")]
+    #[error("invalid value '{value}' for {what} with family {family}: expected {accepted}")]
     Problem { family: &'static str, what: String, value: String, accepted: String },
     /// A number outside its range, or not a multiple of what it must be.
-    #[error("{what} = {value}; accepted: {accepted}")]
+    #[error("invalid value '{value}' for {what}: expected {accepted}")]
     Value { what: &'static str, value: u64, accepted: String },
     /// A mask that the family does not compute.
-    #[error("mask = {mask} is not computed by {family}; accepted: {accepted}")]
+    #[error("invalid value '{mask}' for mask with family {family}: expected {accepted}")]
     Mask { family: &'static str, mask: Band, accepted: Band },
     /// Strides other than those of a dense tensor.
-    #[error("{tensor} is not dense; accepted by {family}: [batch, head, sequence, dim] without gaps")]
+    #[error(
+        "invalid strides for {tensor} with family {family}: expected [batch, head, sequence, dim] without gaps"
+    )]
     NotDense { family: &'static str, tensor: &'static str },
     /// More shared memory than a CTA can have.
     #[error(
@@ -50,7 +52,8 @@ pub enum PlanError {
     Registers { registers: u32, limit: u32 },
     /// Rows that do not begin at a multiple of 16 bytes.
     #[error(
-        "{tensor}: {what} = {value} elements is not a multiple of 8, as 16-byte copies need; take copy = elements"
+        "invalid value '{value}' for {what} of {tensor}: expected a multiple of 8 elements, as 16-byte copies need, \
+         or copy = elements"
     )]
     Misaligned { tensor: &'static str, what: &'static str, value: i64 },
 }

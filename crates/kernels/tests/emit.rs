@@ -168,9 +168,12 @@ fn plans_that_cannot_work_are_refused_with_the_reason() {
         change(&mut plan);
         reason(plan, &Problem::mission(), &Arch::SM_80)
     };
-    assert!(of(|p| p.block_m = 40).starts_with("block_m = 40; accepted: multiples of 16 · warps"));
+    assert!(
+        of(|p| p.block_m = 40)
+            .starts_with("invalid value '40' for block_m: expected multiples of 16 · warps")
+    );
     assert!(of(|p| p.block_n = 0).starts_with("block_n = 0;"));
-    assert!(of(|p| p.warps = 0).starts_with("warps = 0; accepted: 1 to 16"));
+    assert!(of(|p| p.warps = 0).starts_with("invalid value '0' for warps: expected 1 to 16"));
     assert!(of(|p| p.stages = 0).starts_with("stages = 0;"));
     assert!(of(|p| p.resident_ctas = Some(0)).starts_with("resident_ctas = 0;"));
     assert!(of(|p| p.resident_ctas = Some(3)).starts_with("73728 bytes of shared memory"));
@@ -189,14 +192,24 @@ fn plans_that_cannot_work_are_refused_with_the_reason() {
     unaligned.k.row = 68;
     assert_eq!(
         reason(MmaPlan { copy: CopyMode::Async16, ..good.clone() }, &unaligned, &Arch::SM_80),
-        "k: row stride = 68 elements is not a multiple of 8, as 16-byte copies need; take copy = elements"
+        "invalid value '68' for row stride of k: expected a multiple of 8 elements, as 16-byte copies need, or copy = \
+         elements"
     );
     let float = Problem::new(1, 8, 512, 64, DType::F32);
-    assert!(reason(good.clone(), &float, &Arch::SM_80).starts_with("dtype = f32 is not computed by mma"));
+    assert!(
+        reason(good.clone(), &float, &Arch::SM_80)
+            .starts_with("invalid value 'f32' for dtype with family mma")
+    );
     let dim = Problem::new(1, 8, 512, 60, DType::F16);
-    assert!(reason(good.clone(), &dim, &Arch::SM_80).starts_with("head_dim = 60; accepted: multiples of 8"));
+    assert!(
+        reason(good.clone(), &dim, &Arch::SM_80)
+            .starts_with("invalid value '60' for head_dim: expected multiples of 8")
+    );
     let heads = Problem::new(1, 70_000, 1, 64, DType::F16);
-    assert!(reason(good, &heads, &Arch::SM_80).starts_with("heads_q = 70000; accepted: up to 65535"));
+    assert!(
+        reason(good, &heads, &Arch::SM_80)
+            .starts_with("invalid value '70000' for heads_q: expected up to 65535")
+    );
     for mask in Band::NAMED {
         let heads = heads.clone().with_band(mask);
         MmaPlan::default_for(&heads, &Arch::SM_80).check(&heads, &Arch::SM_80).unwrap();

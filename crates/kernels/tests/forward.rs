@@ -22,7 +22,7 @@ fn plain_plan(problem: &Problem, arch: &Arch) -> MmaPlan {
     MmaPlan { kv_warps: 1, order: Order::InTurn, ..default_plan(problem, arch) }
 }
 
-fn prove(problem: &Problem, plan: MmaPlan, arch: &Arch, options: Options) {
+fn check(problem: &Problem, plan: MmaPlan, arch: &Arch, options: Options) {
     let seed = options.seed;
     common::run(&mut Emulator::new(options), problem, &Plan::Mma(plan), arch, seed).check();
 }
@@ -57,7 +57,7 @@ fn torture_set_is_right_and_without_hazards() {
         if i / 2 % 2 == 1 && plan.stages > 1 {
             plan.order = Order::ScoresAhead;
         }
-        prove(problem, plan, &arch, Options { seed: i as u64, ..Options::default() });
+        check(problem, plan, &arch, Options { seed: i as u64, ..Options::default() });
     }
 }
 
@@ -67,7 +67,7 @@ fn defaults_are_right_on_every_architecture() {
     for (i, arch) in Arch::ALL.into_iter().enumerate() {
         let mask = Band::NAMED[i % Band::NAMED.len()];
         let problem = Problem::new(1, 1, 260, 64, DType::F16).with_band(mask);
-        prove(&problem, default_plan(&problem, &arch), &arch, Options::default());
+        check(&problem, default_plan(&problem, &arch), &arch, Options::default());
     }
 }
 
@@ -80,7 +80,7 @@ fn every_schedule_gives_the_same_clean_result() {
     for stages in [1, 2, 3] {
         for (seed, schedule) in (0..4).flat_map(|seed| SCHEDULES.map(|schedule| (seed, schedule))) {
             let plan = MmaPlan { stages, ..small.clone() };
-            prove(&problem, plan, &Arch::SM_80, Options { seed, schedule, ..Options::default() });
+            check(&problem, plan, &Arch::SM_80, Options { seed, schedule, ..Options::default() });
         }
     }
 }
@@ -113,7 +113,7 @@ fn parts_of_the_keys_are_joined() {
                     .with_seq_kv(keys, Layout::Bshd);
                 for schedule in SCHEDULES {
                     let options = Options { seed: i as u64, schedule, ..Options::default() };
-                    prove(&problem, plan.clone(), &Arch::SM_80, options);
+                    check(&problem, plan.clone(), &Arch::SM_80, options);
                 }
             }
         }

@@ -1,5 +1,5 @@
-//! The rungs of the ladder on the emulator: the right ones match f64 without a hazard, the broken ones are refuted for
-//! their own reason.
+//! The rungs of the ladder on the emulator: the right ones match f64 without a hazard, the broken ones fail for their
+//! own reason.
 
 mod common;
 
@@ -43,7 +43,7 @@ fn examine(rung: RungPlan, schedule: Schedule, seed: u64) -> (Report, Vec<f16>) 
 
 #[test]
 fn right_rungs_match_f64_without_hazards() {
-    for rung in rungs().into_iter().filter(|r| r.expected == Expected::Proven && r.inputs == Inputs::F16) {
+    for rung in rungs().into_iter().filter(|r| r.expected == Expected::Passed && r.inputs == Inputs::F16) {
         check(rung.plan, &problem(rung.plan), Schedule::Random);
     }
 }
@@ -136,7 +136,7 @@ fn attention(q: &[f64], k: &[f64], v: &[f64]) -> Vec<f64> {
 #[test]
 fn right_quantised_rungs_match_f64_on_what_the_codes_stand_for() {
     let right =
-        |r: &flashcore_kernels::ladder::Rung| r.expected == Expected::Proven && r.inputs == Inputs::Quantised;
+        |r: &flashcore_kernels::ladder::Rung| r.expected == Expected::Passed && r.inputs == Inputs::Quantised;
     for rung in rungs().into_iter().filter(right) {
         let (report, out, want) = run_quantised(rung.plan);
         assert!(report.hazards.is_empty(), "{}: {}", rung.name, report.hazards[0]);
@@ -199,8 +199,8 @@ fn broken_rungs_say_why_they_are_broken() {
     let broken: Vec<_> = rungs()
         .into_iter()
         .filter_map(|r| match r.expected {
-            Expected::Refuted(reason) => Some((r.name, reason)),
-            Expected::Proven => None,
+            Expected::Failed(reason) => Some((r.name, reason)),
+            Expected::Passed => None,
         })
         .collect();
     assert_eq!(

@@ -24,7 +24,7 @@ use tools::Assembled;
 const ARCH: Arch = Arch::SM_90;
 const SCHEDULES: [Schedule; 3] = [Schedule::Late, Schedule::Early, Schedule::Random];
 
-fn prove(problem: &Problem, plan: &SmallPlan, options: Options) {
+fn check(problem: &Problem, plan: &SmallPlan, options: Options) {
     let seed = options.seed;
     let plan = Plan::Small(plan.clone());
     common::run(&mut Emulator::new(options), problem, &plan, &ARCH, seed).check();
@@ -76,7 +76,7 @@ fn genes_get_along() {
             .with_band(Band::NAMED[i % 2])
             .with_seq_kv(keys - 27, Layout::Bshd);
         for (problem, schedule) in [whole, ragged].iter().zip(SCHEDULES.into_iter().cycle().skip(i)) {
-            prove(problem, plan, Options { seed: i as u64, schedule, ..Options::default() });
+            check(problem, plan, Options { seed: i as u64, schedule, ..Options::default() });
         }
     }
 }
@@ -113,7 +113,7 @@ fn defaults_are_right() {
             few.seq_q = 128.min(seq);
             let problem = if mask == Band::FULL { few.with_layout(Layout::Bshd) } else { problem };
             let plan = SmallPlan { lse: i % 2 == 0, ..SmallPlan::default_for(&problem, &waves[(i + j) % 4]) };
-            prove(&problem, &plan, Options { seed: i as u64, ..Options::default() });
+            check(&problem, &plan, Options { seed: i as u64, ..Options::default() });
         }
     }
 }
@@ -129,7 +129,7 @@ fn values_may_be_narrower_than_keys() {
             SmallPlan { kv_warpgroups: 2, stages: 2, block_n: 32, guess: Some(12), ..plain() },
         ];
         for plan in plans {
-            prove(&problem, &plan, Options { seed: i as u64, ..Options::default() });
+            check(&problem, &plan, Options { seed: i as u64, ..Options::default() });
         }
     }
 }
@@ -173,7 +173,7 @@ fn every_order_takes_every_tile() {
         for cluster in [1, 2] {
             let plan = SmallPlan { order, cluster, block_n: 48 / cluster, ..plain() };
             let plan = SmallPlan { block_n: plan.block_n.next_multiple_of(16), ..plan };
-            prove(&problem, &plan, Options::default());
+            check(&problem, &plan, Options::default());
         }
     }
 }
@@ -188,7 +188,7 @@ fn every_schedule_gives_the_same_clean_result() {
         SmallPlan { cluster: 2, stages: 2, block_n: 16, ..plain() },
     ] {
         for (seed, schedule) in (0..4).flat_map(|seed| SCHEDULES.map(|schedule| (seed, schedule))) {
-            prove(&problem, &plan, Options { seed, schedule, ..Options::default() });
+            check(&problem, &plan, Options { seed, schedule, ..Options::default() });
         }
     }
 }
@@ -220,7 +220,7 @@ fn every_path_is_right() {
             let problem = Problem::new(1, 1, rows, 32, DType::F16).with_band(mask);
             let problem = problem.with_seq_kv(keys, Layout::Bhsd);
             let schedule = SCHEDULES[(i + j) % SCHEDULES.len()];
-            prove(&problem, plan, Options { seed: i as u64, schedule, ..Options::default() });
+            check(&problem, plan, Options { seed: i as u64, schedule, ..Options::default() });
         }
     }
 }
@@ -256,7 +256,7 @@ fn warpgroups_of_rows_end_where_their_rows_do() {
         for guess in [None, Some(12)] {
             let plan = SmallPlan { row_warpgroups: warpgroups, stages, block_n: 16, guess, ..plain() };
             for schedule in SCHEDULES {
-                prove(&problem, &plan, Options { schedule, ..Options::default() });
+                check(&problem, &plan, Options { schedule, ..Options::default() });
             }
         }
     }
@@ -299,7 +299,7 @@ fn packed_heads_are_apart_again_in_the_output() {
             problem.seq_kv = seq_kv;
             let problem = problem.with_heads_kv(heads_kv, layout);
             let schedule = SCHEDULES[(i + j) % SCHEDULES.len()];
-            prove(&problem, plan, Options { seed: i as u64, schedule, ..Options::default() });
+            check(&problem, plan, Options { seed: i as u64, schedule, ..Options::default() });
         }
     }
 }
@@ -316,10 +316,14 @@ fn groups_of_three_share_three_warpgroups() {
     ] {
         let problem = Problem::new(1, 6, seq_q, 64, DType::Bf16).with_band(mask);
         let problem = problem.with_seq_kv(seq_kv, Layout::Bshd).with_heads_kv(2, Layout::Bshd);
-        prove(&problem, &plan, Options::default());
+        check(&problem, &plan, Options::default());
         let at_once = SmallPlan { packing: Packing::Packed, ..plain() };
         let refused = Plan::Small(at_once).check(&problem, &ARCH).expect_err("3 does not divide 64");
-        assert!(refused.to_string().starts_with("query heads a key head = 3; accepted: divisors of 64"));
+        assert!(
+            refused
+                .to_string()
+                .starts_with("invalid value '3' for query heads a key head: expected divisors of 64")
+        );
     }
 }
 
@@ -337,12 +341,15 @@ fn packed_heads_follow_strides() {
     mixed.q = Strides { batch: 9 * 8 * 64, head: 64, row: 8 * 64 };
     (mixed.k.head, mixed.v.batch, mixed.out.row) = (0, 0, -64);
     for problem in [dense.clone(), padded, mixed] {
-        prove(&problem, &plan, Options::default());
-        prove(&problem, &SmallPlan { stages: 2, block_n: 32, ..plan.clone() }, Options::default());
+        check(&problem, &plan, Options::default());
+        check(&problem, &SmallPlan { stages: 2, block_n: 32, ..plan.clone() }, Options::default());
     }
     let same = Problem { q: Strides { head: 0, ..dense.q }, ..dense };
     let refused = Plan::Small(plan).check(&same, &ARCH).expect_err("one head is no group");
-    assert!(refused.to_string().starts_with("q head stride = 0; accepted: other than 0"), "{refused}");
+    assert!(
+        refused.to_string().starts_with("invalid value '0' for q head stride: expected other than 0"),
+        "{refused}"
+    );
     assert_eq!(SmallPlan::default_for(&same, &ARCH).packing, Packing::Apart);
 }
 
@@ -377,7 +384,7 @@ fn defaults_pack_few_queries() {
     let plan = SmallPlan::default_for(&problem, &ARCH);
     let apart = SmallPlan::default_for(&problem.clone().with_heads_kv(32, Layout::Bshd), &ARCH);
     assert_eq!([&plan, &apart].map(|plan| (plan.cluster, plan.kv_warpgroups)), [(2, 1), (1, 2)]);
-    prove(
+    check(
         &Problem::new(1, 8, 16, 64, DType::Bf16)
             .with_seq_kv(512, Layout::Bshd)
             .with_heads_kv(2, Layout::Bshd),
@@ -415,7 +422,7 @@ fn shapes_and_strides() {
     }
     for (seed, problem) in problems.iter().enumerate() {
         for plan in [&at_once, &streamed] {
-            prove(problem, plan, Options { seed: seed as u64, ..Options::default() });
+            check(problem, plan, Options { seed: seed as u64, ..Options::default() });
         }
     }
 }
@@ -545,29 +552,64 @@ fn plans_that_cannot_work_are_refused_with_the_reason() {
         change(&mut plan);
         reason(&mission, &plan, &ARCH)
     };
-    assert!(of(|p| p.cluster = 3).starts_with("cluster = 3; accepted: 1, 2, 4"));
-    assert!(of(|p| p.cluster = 1).starts_with("seq_kv = 512; accepted: up to 256 with this plan"));
-    assert!(of(|p| p.kv_warpgroups = 0).starts_with("kv_warpgroups = 0;"));
-    assert!(of(|p| p.row_warpgroups = 5).starts_with("row_warpgroups = 5; accepted: 1 to 4"));
-    assert!(of(|p| p.block_n = 264).starts_with("block_n = 264; accepted: multiples of 16 from 16 to 256"));
-    assert!(of(|p| p.qk_pieces = 3).starts_with("qk_pieces = 3; accepted: divisors of block_n / 8"));
-    assert!(of(|p| p.key_copies = 8).starts_with("key_copies = 8; accepted: divisors of qk_pieces"));
-    assert!(of(|p| p.softmax_steps = 8).starts_with("softmax_steps = 8; accepted: divisors of qk_pieces"));
-    assert!(of(|p| p.pv_pieces = 16).starts_with("pv_pieces = 16; accepted: divisors of block_n / (16"));
-    assert!(of(|p| p.stages = 2).starts_with("key_copies = 4; accepted: 1 with stages > 1"));
-    // What wraps around to a divisor is none.
-    assert!(of(|p| p.pv_pieces = (1 << 28) + 1).starts_with("pv_pieces = 268435457; accepted: divisors"));
-    let wraps = |p: &mut SmallPlan| (p.key_copies, p.qk_pieces) = (1, (1 << 29) + 1);
-    assert!(of(wraps).starts_with("qk_pieces = 536870913; accepted: divisors"));
-    assert!(of(|p| p.rescale = Rescale::Beyond(8)).starts_with("stages = 1; accepted: 2 to 8 with rescale"));
-    assert!(of(|p| p.guess = Some(8)).starts_with("stages = 1; accepted: 2 to 8 with a guess"));
-    assert!(of(|p| p.turns = Turns::PingPong).starts_with("stages = 1; accepted: 2 to 8 with turns"));
+    assert!(of(|p| p.cluster = 3).starts_with("invalid value '3' for cluster: expected 1, 2, 4"));
     assert!(
-        of(|p| p.kv_warpgroups = 2).starts_with("kv_warpgroups = 2; accepted: 1 with merge = peer_first")
+        of(|p| p.cluster = 1)
+            .starts_with("invalid value '512' for seq_kv: expected up to 256 with this plan")
+    );
+    assert!(of(|p| p.kv_warpgroups = 0).starts_with("kv_warpgroups = 0;"));
+    assert!(
+        of(|p| p.row_warpgroups = 5).starts_with("invalid value '5' for row_warpgroups: expected 1 to 4")
+    );
+    assert!(
+        of(|p| p.block_n = 264)
+            .starts_with("invalid value '264' for block_n: expected multiples of 16 from 16 to 256")
+    );
+    assert!(
+        of(|p| p.qk_pieces = 3)
+            .starts_with("invalid value '3' for qk_pieces: expected divisors of block_n / 8")
+    );
+    assert!(
+        of(|p| p.key_copies = 8)
+            .starts_with("invalid value '8' for key_copies: expected divisors of qk_pieces")
+    );
+    assert!(
+        of(|p| p.softmax_steps = 8)
+            .starts_with("invalid value '8' for softmax_steps: expected divisors of qk_pieces")
+    );
+    assert!(
+        of(|p| p.pv_pieces = 16)
+            .starts_with("invalid value '16' for pv_pieces: expected divisors of block_n / (16")
+    );
+    assert!(of(|p| p.stages = 2).starts_with("invalid value '4' for key_copies: expected 1 with stages > 1"));
+    // What wraps around to a divisor is none.
+    assert!(
+        of(|p| p.pv_pieces = (1 << 28) + 1)
+            .starts_with("invalid value '268435457' for pv_pieces: expected divisors")
+    );
+    let wraps = |p: &mut SmallPlan| (p.key_copies, p.qk_pieces) = (1, (1 << 29) + 1);
+    assert!(of(wraps).starts_with("invalid value '536870913' for qk_pieces: expected divisors"));
+    assert!(
+        of(|p| p.rescale = Rescale::Beyond(8))
+            .starts_with("invalid value '1' for stages: expected 2 to 8 with rescale")
+    );
+    assert!(
+        of(|p| p.guess = Some(8)).starts_with("invalid value '1' for stages: expected 2 to 8 with a guess")
+    );
+    assert!(
+        of(|p| p.turns = Turns::PingPong)
+            .starts_with("invalid value '1' for stages: expected 2 to 8 with turns")
+    );
+    assert!(
+        of(|p| p.kv_warpgroups = 2)
+            .starts_with("invalid value '2' for kv_warpgroups: expected 1 with merge = peer_first")
     );
     let crowd = Problem::new(1, 1 << 30, 1, 64, DType::F16);
     let by_rows = SmallPlan { order: RowOrder::LongestFirst, ..good.clone() };
-    assert!(reason(&crowd, &by_rows, &ARCH).starts_with("heads_q = 1073741824; accepted: fewer than 2^31"));
+    assert!(
+        reason(&crowd, &by_rows, &ARCH)
+            .starts_with("invalid value '1073741824' for heads_q: expected fewer than 2^31")
+    );
     assert!(of(|p| p.resident_ctas = 3).contains("bytes of shared memory are needed"));
     assert!(
         of(|p| (p.cluster, p.kv_warpgroups, p.merge) = (4, 2, Merge::Shares))
@@ -583,15 +625,15 @@ fn plans_that_cannot_work_are_refused_with_the_reason() {
     unaligned.out.row = 66;
     assert!(
         reason(&unaligned, &dense, &ARCH)
-            .starts_with("out row stride = 66 is not computed by small; accepted: multiples of 8")
+            .starts_with("invalid value '66' for out row stride with family small: expected multiples of 8")
     );
     unaligned.k.row = 68;
     assert!(reason(&unaligned, &dense, &ARCH).contains("k"));
-    assert!(reason(&mission, &good, &Arch::SM_89).starts_with("sm = 89; accepted: 90"));
+    assert!(reason(&mission, &good, &Arch::SM_89).starts_with("invalid value '89' for sm: expected 90"));
     let no_keys = mission.clone().with_seq_kv(0, Layout::Bhsd);
-    assert!(reason(&no_keys, &good, &ARCH).starts_with("seq_kv = 0; accepted: 1 to 2^30"));
+    assert!(reason(&no_keys, &good, &ARCH).starts_with("invalid value '0' for seq_kv: expected 1 to 2^30"));
     let float = Problem { dtype: DType::F32, ..mission.clone() };
-    assert!(reason(&float, &good, &ARCH).starts_with("dtype = f32 is not computed by small"));
+    assert!(reason(&float, &good, &ARCH).starts_with("invalid value 'f32' for dtype with family small"));
 }
 
 /// Genes together, and the defaults of every width and length, of values that are narrower than keys, too.

@@ -14,7 +14,7 @@ use flashcore_kernels::{Arch, Family, Plan, emit};
 use problem::{DType, Layout, Problem};
 use ptx::Kernel;
 
-/// A plan on a problem of the row's widths, types and mask, so small that it is proven at once: more rows than a tile has, and more keys than a
+/// A plan on a problem of the row's widths, types and mask, so small that its check takes a moment: more rows than a tile has, and more keys than a
 /// block, or as many as the plan takes. Three multiprocessors leave some of its tiles to a last round.
 fn small(row: &TunedRow) -> (Problem, Arch) {
     let shape = &row.problem;

@@ -168,40 +168,55 @@ fn plans_that_cannot_work_are_refused_with_the_reason() {
         change(&mut plan);
         reason(&good, &plan, &ARCH)
     };
-    assert!(of(&|p| p.consumers = 0).starts_with("consumers = 0; accepted: 1 to 3"));
-    assert!(of(&|p| p.consumers = 4).starts_with("consumers = 4; accepted: 1 to 3"));
-    assert!(of(&|p| p.cluster = 3).starts_with("cluster = 3; accepted: 1 to 2"));
-    assert!(of(&|p| p.resident = 5).starts_with("resident = 5; accepted: 1 to 4"));
+    assert!(of(&|p| p.consumers = 0).starts_with("invalid value '0' for consumers: expected 1 to 3"));
+    assert!(of(&|p| p.consumers = 4).starts_with("invalid value '4' for consumers: expected 1 to 3"));
+    assert!(of(&|p| p.cluster = 3).starts_with("invalid value '3' for cluster: expected 1 to 2"));
+    assert!(of(&|p| p.resident = 5).starts_with("invalid value '5' for resident: expected 1 to 4"));
     assert!(of(&|p| (p.resident, p.consumers) = (2, 1)).contains("bytes of shared memory are needed"));
     assert!(of(&|p| (p.resident, p.block_n) = (2, 32)).contains("registers per thread are needed"));
-    assert!(of(&|p| p.block_n = 72).starts_with("block_n = 72; accepted: multiples of 16 up to 256"));
+    assert!(
+        of(&|p| p.block_n = 72)
+            .starts_with("invalid value '72' for block_n: expected multiples of 16 up to 256")
+    );
     let halved = |p: &mut WgmmaPlan| (p.diagonal, p.block_n) = (Diagonal::Halved, 112);
-    assert!(of(&halved).starts_with("block_n = 112; accepted: multiples of 32 with diagonal = halved"));
+    assert!(
+        of(&halved)
+            .starts_with("invalid value '112' for block_n: expected multiples of 32 with diagonal = halved")
+    );
     let halved = WgmmaPlan { diagonal: Diagonal::Halved, ..plan.clone() };
     let refused = reason(&good.clone().with_band(Band::FULL), &halved, &ARCH);
     assert_eq!(
         refused,
-        "mask = none is not computed by wgmma; accepted: masks with a bound after the diagonal, with diagonal = halved"
+        "invalid value 'none' for mask with family wgmma: expected masks with a bound after the diagonal, with diagonal = halved"
     );
     let refused = reason(&good, &WgmmaPlan { ends: Ends::Common, ..halved }, &ARCH);
-    assert_eq!(refused, "ends = common is not computed by wgmma; accepted: own with diagonal = halved");
+    assert_eq!(
+        refused,
+        "invalid value 'common' for ends with family wgmma: expected own with diagonal = halved"
+    );
     let mut grouped = good.clone().with_heads_kv(1, Layout::Bhsd);
     grouped.q.head = 0;
     let refused = reason(&grouped, &WgmmaPlan { packing: Packing::Packed, ..plan.clone() }, &ARCH);
-    assert!(refused.starts_with("q head stride = 0; accepted: other than 0"), "{refused}");
-    assert!(of(&|p| p.queries_ahead = 3).starts_with("queries_ahead = 3; accepted: 0 to 2"));
+    assert!(refused.starts_with("invalid value '0' for q head stride: expected other than 0"), "{refused}");
+    assert!(of(&|p| p.queries_ahead = 3).starts_with("invalid value '3' for queries_ahead: expected 0 to 2"));
     assert!(
-        of(&|p| p.sums = Sums::Product).starts_with("head_dim_v = 128; accepted: 64 with sums = product")
+        of(&|p| p.sums = Sums::Product)
+            .starts_with("invalid value '128' for head_dim_v: expected 64 with sums = product")
     );
     assert!(of(&|p| p.stages = 0).starts_with("stages = 0;"));
-    assert!(of(&|p| p.section_mib = 0).starts_with("section_mib = 0; accepted: 1 to 4096"));
+    assert!(of(&|p| p.section_mib = 0).starts_with("invalid value '0' for section_mib: expected 1 to 4096"));
     assert!(of(&|p| p.chains.sum = 0).starts_with("chains.sum = 0;"));
     assert!(of(&|p| p.stages = 4).contains("bytes of shared memory are needed"));
     assert!(of(&|p| (p.stages, p.block_n) = (1, 208)).contains("registers per thread are needed"));
     assert!(of(&|p| (p.consumers, p.turns) = (1, Turns::PingPong)).starts_with("consumers = 1;"));
-    assert!(of(&|p| p.softmax = Softmax::Lazy { slack: 61 }).starts_with("slack = 61; accepted: 0 to 60"));
+    assert!(
+        of(&|p| p.softmax = Softmax::Lazy { slack: 61 })
+            .starts_with("invalid value '61' for slack: expected 0 to 60")
+    );
     let optimist = |slack, limit| Softmax::Optimistic { slack, limit };
-    assert!(of(&|p| p.softmax = optimist(9, 9)).starts_with("limit = 9; accepted: 10 to 60"));
+    assert!(
+        of(&|p| p.softmax = optimist(9, 9)).starts_with("invalid value '9' for limit: expected 10 to 60")
+    );
     let narrow = Problem { head_dim: 64, head_dim_v: 64, ..good.clone() }.with_layout(Layout::Bshd);
     let tiny = WgmmaPlan {
         softmax: optimist(8, 16),
@@ -209,19 +224,22 @@ fn plans_that_cannot_work_are_refused_with_the_reason() {
         lse: false,
         ..WgmmaPlan::default_for(&narrow, &ARCH)
     };
-    assert_eq!(reason(&narrow, &tiny, &ARCH), "limit = 16; accepted: 9 to 15 with sums = product");
+    assert_eq!(
+        reason(&narrow, &tiny, &ARCH),
+        "invalid value '16' for limit: expected 9 to 15 with sums = product"
+    );
     let f16 = Problem { dtype: DType::F16, ..good.clone() };
     let overflowing = WgmmaPlan { softmax: optimist(8, 16), ..plan.clone() };
-    assert!(reason(&f16, &overflowing, &ARCH).starts_with("limit = 16; accepted: 9 to 15"));
-    assert!(reason(&good, &plan, &Arch::SM_89).starts_with("sm = 89; accepted: 90"));
-    assert!(reason(&good, &plan, &Arch::SM_120).starts_with("sm = 120; accepted: 90"));
+    assert!(reason(&f16, &overflowing, &ARCH).starts_with("invalid value '16' for limit: expected 9 to 15"));
+    assert!(reason(&good, &plan, &Arch::SM_89).starts_with("invalid value '89' for sm: expected 90"));
+    assert!(reason(&good, &plan, &Arch::SM_120).starts_with("invalid value '120' for sm: expected 90"));
     let no_keys = good.clone().with_seq_kv(0, Layout::Bhsd);
-    assert!(reason(&no_keys, &plan, &ARCH).starts_with("seq_kv = 0; accepted: 1 to 2^30"));
+    assert!(reason(&no_keys, &plan, &ARCH).starts_with("invalid value '0' for seq_kv: expected 1 to 2^30"));
     let mut backwards = good.clone();
     backwards.k.row = -128;
     assert!(reason(&backwards, &plan, &ARCH).contains("k row stride = -128"));
     let float = Problem { dtype: DType::F32, ..good.clone() };
-    assert!(reason(&float, &plan, &ARCH).starts_with("dtype = f32 is not computed by wgmma"));
+    assert!(reason(&float, &plan, &ARCH).starts_with("invalid value 'f32' for dtype with family wgmma"));
 }
 
 /// Sums are products' in bf16 alone, whose range they need, and never those of an LSE.
@@ -235,7 +253,7 @@ fn lanes_sum_where_products_may_not() {
     assert_eq!((bf16.sums, f16.sums), (Sums::Product, Sums::Lanes));
     let refused = Plan::Wgmma(bf16.clone()).check(&in_f16, &ARCH).expect_err("refused").to_string();
     assert!(
-        refused.starts_with("dtype = f16 is not computed by wgmma; accepted: bf16 with sums"),
+        refused.starts_with("invalid value 'f16' for dtype with family wgmma: expected bf16 with sums"),
         "{refused}"
     );
     let with = bf16.with_lse(true);
@@ -263,7 +281,9 @@ fn packing_heads_changes_the_kernel_and_needs_even_groups() {
     let uneven = Problem::new(1, 12, 40, 128, DType::Bf16).with_heads_kv(1, Layout::Bshd);
     let reason = Plan::Wgmma(WgmmaPlan { consumers: 2, ..plan }).check(&uneven, &ARCH).expect_err("12 heads");
     assert!(
-        reason.to_string().starts_with("query heads a key head = 12; accepted: divisors of a tile's rows")
+        reason
+            .to_string()
+            .starts_with("invalid value '12' for query heads a key head: expected divisors of a tile's rows")
     );
 }
 

@@ -16,12 +16,12 @@ use wgmma_plan::plain;
 /// A device of two multiprocessors, so that a CTA gets several tiles.
 const SMALL: Arch = Arch { multiprocessors: 2, ..Arch::SM_90 };
 
-fn prove(problem: &Problem, plan: WgmmaPlan, options: Options) {
+fn check(problem: &Problem, plan: WgmmaPlan, options: Options) {
     let seed = options.seed;
     common::run(&mut Emulator::new(options), problem, &Plan::Wgmma(plan), &SMALL, seed).check();
 }
 
-/// Plans of random genes that are proven.
+/// Plans of random genes that are checked.
 const RANDOM_PLANS: usize = 40;
 
 const OPTIMISTIC: Softmax = Softmax::Optimistic { slack: 8, limit: 15 };
@@ -100,7 +100,7 @@ fn every_gene_computes_the_same() {
     for (i, plan) in plans.into_iter().enumerate() {
         for (j, mask) in Band::NAMED.into_iter().enumerate() {
             let problem = rectangle(3, 200, 150 + 10 * j, [64, 128][i % 2], mask);
-            prove(&problem, plan.clone(), Options { seed: (2 * i + j) as u64, ..Options::default() });
+            check(&problem, plan.clone(), Options { seed: (2 * i + j) as u64, ..Options::default() });
         }
     }
 }
@@ -125,7 +125,7 @@ fn sums_by_products_are_right() {
             let problem = rectangle(3, 200, 250, 64, mask);
             let options = Options { seed: i as u64, ..Options::default() };
             match Plan::Wgmma(plan.clone()).check(&problem, &SMALL) {
-                Ok(()) => prove(&problem, plan.clone(), options),
+                Ok(()) => check(&problem, plan.clone(), options),
                 Err(reason) => {
                     let of_mask = plan.tail == Tail::Shared || plan.diagonal == Diagonal::Halved;
                     assert!(of_mask, "{plan:?}: {reason}");
@@ -138,7 +138,7 @@ fn sums_by_products_are_right() {
 /// The torture set with tiles of several shapes; what tensor maps cannot say is another family's, and refused.
 #[test]
 fn torture_set_is_right_and_without_hazards() {
-    let (mut proven, mut refused) = (0, 0);
+    let (mut passed, mut refused) = (0, 0);
     for (i, problem) in cases::torture().iter().enumerate() {
         let plan = WgmmaPlan {
             consumers: [1, 2][i % 2],
@@ -159,8 +159,8 @@ fn torture_set_is_right_and_without_hazards() {
         };
         match Plan::Wgmma(plan.clone()).check(problem, &SMALL) {
             Ok(()) => {
-                proven += 1;
-                prove(problem, plan, Options { seed: i as u64, ..Options::default() });
+                passed += 1;
+                check(problem, plan, Options { seed: i as u64, ..Options::default() });
             }
             Err(reason) => {
                 refused += 1;
@@ -170,7 +170,7 @@ fn torture_set_is_right_and_without_hazards() {
         }
     }
     // Without keys (3), backwards (2), one row for all, rows of 67 elements.
-    assert_eq!((proven > 60, refused), (true, 7));
+    assert_eq!((passed > 60, refused), (true, 7));
 }
 
 /// Keys wider than values, with the default plan and with genes that divide or store either.
@@ -184,7 +184,7 @@ fn values_may_be_narrower_than_keys() {
             WgmmaPlan { tiles: Tiles::Overlapped, softmax: OPTIMISTIC, ends: Ends::Own, ..two },
         ];
         for plan in plans {
-            prove(&problem, plan, Options { seed: i as u64, ..Options::default() });
+            check(&problem, plan, Options { seed: i as u64, ..Options::default() });
         }
     }
 }
@@ -207,7 +207,7 @@ fn packed_heads_are_apart_again_in_the_output() {
             let packing = Packing::Packed;
             let tiles = [Tiles::InTurn, Tiles::Overlapped][i % 2];
             let plan = WgmmaPlan { packing, consumers, tiles, softmax: OPTIMISTIC, ..plain() };
-            prove(&problem, plan, Options { seed: i as u64, ..Options::default() });
+            check(&problem, plan, Options { seed: i as u64, ..Options::default() });
         }
     }
 }
@@ -232,7 +232,7 @@ fn halved_diagonals_leave_nothing_out() {
         let turns = if consumers == 1 { Turns::Free } else { Turns::PingPong };
         for tiles in [Tiles::InTurn, Tiles::Overlapped] {
             let plan = WgmmaPlan { consumers, block_n, tiles, diagonal, ends, softmax, turns, ..plain() };
-            prove(&problem, plan, Options { seed: i as u64, ..Options::default() });
+            check(&problem, plan, Options { seed: i as u64, ..Options::default() });
         }
     }
 }
@@ -245,8 +245,8 @@ fn bad_guesses_are_made_good() {
             let mut problem = Problem::new(1, 2, 130, 64, dtype).with_seq_kv(170, Layout::Bhsd);
             problem.score.scale = Some(scale);
             let plan = WgmmaPlan { softmax: OPTIMISTIC, consumers: 2, tiles, ..plain() };
-            prove(&problem, plan.clone(), Options::default());
-            prove(&problem.with_band(Band::CAUSAL), plan, Options::default());
+            check(&problem, plan.clone(), Options::default());
+            check(&problem.with_band(Band::CAUSAL), plan, Options::default());
         }
     }
 }
@@ -261,7 +261,7 @@ fn every_schedule_gives_the_same_clean_result() {
                 let ends = Ends::Own;
                 let plan =
                     WgmmaPlan { consumers: 2, cluster, tiles, softmax, turns, handout, ends, ..plain() };
-                prove(&problem, plan, Options { seed, schedule, ..Options::default() });
+                check(&problem, plan, Options { seed, schedule, ..Options::default() });
             }
         }
     }
@@ -277,8 +277,8 @@ fn genes_get_along() {
         state ^= state << 17;
         (state % n) as usize
     };
-    let mut proven = 0;
-    while proven < RANDOM_PLANS {
+    let mut passed = 0;
+    while passed < RANDOM_PLANS {
         let heads_kv = [1, 2, 4][draw(3)];
         let (seq_q, seq_kv) = (1 + draw(300), 1 + draw(300));
         let problem = rectangle(4, seq_q, seq_kv, [64, 128][draw(2)], Band::NAMED[draw(3)]);
@@ -311,8 +311,8 @@ fn genes_get_along() {
         };
         if Plan::Wgmma(plan.clone()).check(&problem, &SMALL).is_ok() {
             let schedule = [Schedule::Late, Schedule::Early, Schedule::Random][draw(3)];
-            prove(&problem, plan, Options { seed: proven as u64, schedule, ..Options::default() });
-            proven += 1;
+            check(&problem, plan, Options { seed: passed as u64, schedule, ..Options::default() });
+            passed += 1;
         }
     }
 }

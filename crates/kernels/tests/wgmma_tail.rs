@@ -24,7 +24,7 @@ fn arch(multiprocessors: u32) -> Arch {
     Arch { multiprocessors, ..Arch::SM_90 }
 }
 
-fn prove(problem: &Problem, plan: &WgmmaPlan, multiprocessors: u32, options: Options) {
+fn check(problem: &Problem, plan: &WgmmaPlan, multiprocessors: u32, options: Options) {
     let seed = options.seed;
     let (plan, arch) = (Plan::Wgmma(plan.clone()), arch(multiprocessors));
     common::run(&mut Emulator::new(options), problem, &plan, &arch, seed).check();
@@ -47,7 +47,7 @@ fn tiles_of_the_last_round_are_whole_in_the_end() {
             let problem = tiles(count, blocks, [0, 7][i % 2], 64);
             let plan =
                 WgmmaPlan { tiles: tile_order, softmax: [OPTIMISTIC, Softmax::Classic][i % 2], ..base() };
-            prove(&problem, &plan, takers, Options { seed: i as u64, ..Options::default() });
+            check(&problem, &plan, takers, Options { seed: i as u64, ..Options::default() });
         }
     }
 }
@@ -72,7 +72,7 @@ fn every_gene_computes_the_same_beside_it() {
             let plan = WgmmaPlan { stages: if dim == 256 { 1 } else { plan.stages }, ..plan.clone() };
             if Plan::Wgmma(plan.clone()).check(&problem, &arch(takers * plan.cluster)).is_ok() {
                 let options = Options { seed: (3 * i + j) as u64, ..Options::default() };
-                prove(&problem, &plan, takers * plan.cluster, options);
+                check(&problem, &plan, takers * plan.cluster, options);
             } else {
                 assert_eq!((dim, plan.consumers.max(plan.resident) > 1), (256, true), "{plan:?}");
             }
@@ -83,7 +83,7 @@ fn every_gene_computes_the_same_beside_it() {
 /// The torture set, each problem on some CTAs more than it has tiles, or some fewer.
 #[test]
 fn torture_set_is_right_and_without_hazards() {
-    let mut proven = 0;
+    let mut passed = 0;
     for (i, problem) in cases::torture().iter().enumerate() {
         let plan = WgmmaPlan {
             consumers: [1, 2][i % 2],
@@ -95,11 +95,11 @@ fn torture_set_is_right_and_without_hazards() {
         };
         let ctas = plan.cluster * [3, 4, 7][i / 3 % 3];
         if Plan::Wgmma(plan.clone()).check(problem, &arch(ctas)).is_ok() {
-            prove(problem, &plan, ctas, Options { seed: i as u64, ..Options::default() });
-            proven += 1;
+            check(problem, &plan, ctas, Options { seed: i as u64, ..Options::default() });
+            passed += 1;
         }
     }
-    assert!(proven > 25, "{proven}");
+    assert!(passed > 25, "{passed}");
 }
 
 /// Rows of which some parts hold no more than tiny probabilities, or all of one, and scores that grow from part to part.
@@ -110,7 +110,7 @@ fn parts_may_be_far_apart() {
     {
         let problem =
             Problem { score: problem::Score { scale: Some(scale), softcap: None }, ..tiles(3, 7, 4, 64) };
-        prove(&problem, &WgmmaPlan { softmax, ..base() }, 4, Options::default());
+        check(&problem, &WgmmaPlan { softmax, ..base() }, 4, Options::default());
     }
 }
 
@@ -120,7 +120,7 @@ fn heads_may_be_packed() {
         let problem = Problem { seq_kv: 90, ..Problem::new(2, 8, seq_q, 64, DType::F16) };
         let problem = problem.with_heads_kv(heads_kv, Layout::Bhsd);
         let plan = WgmmaPlan { packing: Packing::Packed, consumers, ..base() };
-        prove(&problem, &plan, 3, Options::default());
+        check(&problem, &plan, 3, Options::default());
     }
 }
 

@@ -11,8 +11,8 @@ use flashcore_lab::evolve::{Candidate, Finding, Outcome, Stage};
 use flashcore_lab::gate::Verdict;
 use flashcore_lab::genes::with_genes;
 use flashcore_lab::ledger::{
-    Against, Arm, CandidateId, Decision, Environment, Forecast, ForecastOutcome, Judge, Ledger, LedgerError,
-    MeasurementFact, NewCandidate, ProofFact, Rejection, Run, RunEvent, RunId, Screening, TimeKind, Trial,
+    Against, Arm, CandidateId, CheckFact, Decision, Environment, Forecast, ForecastOutcome, Judge, Ledger,
+    LedgerError, MeasurementFact, NewCandidate, Rejection, Run, RunEvent, RunId, Screening, TimeKind, Trial,
 };
 use kernels::select::Shape;
 use kernels::{Arch, Family, Plan};
@@ -155,12 +155,12 @@ impl Search<'_> {
         self.screen(id, &plan, us)?;
         if us > 2.6 * self.best.as_ref().map_or(us, |b| b.2) {
             let detail = "predicted to take more than twice the best's time";
-            return self.reject(id, Stage::Prove, "predicted_slow", detail);
+            return self.reject(id, Stage::Check, "predicted_slow", detail);
         }
         if dice > 0.96 {
-            return self.refute(id);
+            return self.fail(id);
         }
-        self.prove(id)?;
+        self.check(id)?;
         self.time(id, Trial::Microbench, us, None)?;
         self.alive.push((id, plan.clone(), us));
         let Some((incumbent, _, best_us)) = self.best.clone() else { return Ok(()) };
@@ -268,32 +268,32 @@ impl Search<'_> {
         self.tell(id, Stage::Screen, 0.0, Finding::Screened { screening, predicted_us, findings })
     }
 
-    fn prove(&self, id: CandidateId) -> Result<(), LedgerError> {
-        let proof = ProofFact {
+    fn check(&self, id: CandidateId) -> Result<(), LedgerError> {
+        let check = CheckFact {
             judge: Judge::Emulator,
-            verdict: Verdict::Proven,
+            verdict: Verdict::Passed,
             reasons: Vec::new(),
             hazards: json!([]),
             error_rel: Some(3.1e-4),
             seconds: 0.4,
         };
-        self.tell(id, Stage::Prove, 0.0, Finding::Judged(proof))
+        self.tell(id, Stage::Check, 0.0, Finding::Judged(check))
     }
 
-    fn refute(&self, id: CandidateId) -> Result<(), LedgerError> {
+    fn fail(&self, id: CandidateId) -> Result<(), LedgerError> {
         let hazard = json!({ "line": 88, "message": "race: a read that no barrier orders after a write <of another warp>" });
-        let proof = ProofFact {
+        let check = CheckFact {
             judge: Judge::Emulator,
-            verdict: Verdict::Refuted,
+            verdict: Verdict::Failed,
             reasons: vec!["race on shared memory".into()],
             hazards: json!([hazard]),
             error_rel: None,
             seconds: 0.3,
         };
-        self.tell(id, Stage::Prove, 0.0, Finding::Judged(proof))?;
+        self.tell(id, Stage::Check, 0.0, Finding::Judged(check))?;
         let rejection = Rejection {
-            stage: Stage::Prove,
-            reason: "refuted".into(),
+            stage: Stage::Check,
+            reason: "failed".into(),
             detail: "race on shared memory".into(),
         };
         self.ledger.rejected(id, &rejection)
@@ -331,7 +331,7 @@ impl Search<'_> {
             high_us: us * (1.0 + 0.4 * spread),
             against,
         };
-        self.tell(id, stage, seconds, Finding::Timed { proof: None, measurement })
+        self.tell(id, stage, seconds, Finding::Timed { check: None, measurement })
     }
 
     fn reject(&self, id: CandidateId, stage: Stage, reason: &str, detail: &str) -> Result<(), LedgerError> {

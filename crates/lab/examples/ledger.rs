@@ -195,19 +195,19 @@ impl Search<'_> {
         }
         ledger.tell(&told(Stage::Screen, self.screened(us)))?;
         if fate < 85 {
-            let (stage, reason) = [(Stage::Prove, "refuted"), (Stage::Screen, "predicted_slow")][fate % 2];
+            let (stage, reason) = [(Stage::Check, "failed"), (Stage::Screen, "predicted_slow")][fate % 2];
             ledger.tell(&told(stage, die(stage, reason)))?;
             return Ok(());
         }
-        let proof = ProofFact {
+        let check = CheckFact {
             judge: Judge::Emulator,
-            verdict: Verdict::Proven,
+            verdict: Verdict::Passed,
             reasons: vec![],
             hazards: json!([]),
             error_rel: Some(3e-4),
             seconds: 0.4,
         };
-        ledger.tell(&told(Stage::Prove, Finding::Judged(proof)))?;
+        ledger.tell(&told(Stage::Check, Finding::Judged(check)))?;
         ledger.tell(&told(Stage::Microbench, self.timed(Trial::Microbench, problem, us, None)))?;
         if fate == 99
             && let Some(incumbent) = self.known.last().copied()
@@ -268,7 +268,7 @@ impl Search<'_> {
         let kind = TimeKind::Measured;
         let (low_us, high_us) = (us * 0.995, us * 1.01);
         Finding::Timed {
-            proof: None,
+            check: None,
             measurement: MeasurementFact { trial, kind, problem, samples, us, low_us, high_us, against },
         }
     }

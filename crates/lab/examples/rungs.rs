@@ -10,7 +10,7 @@ use emu::model::machine::MACHINES;
 use emu::model::{self, Prediction};
 use flashcore_lab::bench::{median, problem_json};
 use flashcore_lab::climb::{Rung, rungs};
-use flashcore_lab::gate::{Settings, contents, prove};
+use flashcore_lab::gate::{Settings, check_kernel, contents};
 use flashcore_lab::provenance::Provenance;
 use flashcore_lab::store::append_line;
 use flashcore_lab::study::analyse;
@@ -92,8 +92,8 @@ fn subject(
         buffers.push(buffer);
     }
     let machines: Vec<model::Gpu> = known.into_iter().cloned().collect();
-    let proof = prove(&rung.head, &Settings::quick().first_run())?;
-    let study = analyse(rung.head.clone(), &rung.whole.kernel.launch, None, proof, &machines, None);
+    let check = check_kernel(&rung.head, &Settings::quick().first_run())?;
+    let study = analyse(rung.head.clone(), &rung.whole.kernel.launch, None, check, &machines, None);
     let forecast = study.prediction().cloned();
     Ok(Subject { rung, buffers, forecast, times: Vec::new() })
 }

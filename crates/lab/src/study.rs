@@ -8,14 +8,14 @@ use ptx::{Access, Launch};
 
 use crate::diagnose::{Evidence, Finding, LineCost, diagnose};
 use crate::forecast::architecture;
-use crate::gate::{GateError, Proof, Settings, contents, prove};
+use crate::gate::{CheckReport, GateError, Settings, check_kernel, contents};
 use crate::launchfile::Bound;
 
 /// The results of [`study()`].
 pub struct Study {
     pub bound: Bound,
     /// The gate's verdict.
-    pub proof: Proof,
+    pub check: CheckReport,
     /// Registers, spills and shared memory, from ptxas where it is present.
     pub resources: Option<Resources>,
     /// One predicted time per requested machine, or the reason why there is none.
@@ -46,9 +46,9 @@ pub fn study(
     machines: &[Gpu],
     ptxas: Option<&Ptxas>,
 ) -> Result<Study, GateError> {
-    let proof = prove(&bound, settings)?;
+    let check = check_kernel(&bound, settings)?;
     let launch = bound.kernel.launch;
-    Ok(analyse(bound, &launch, text, proof, machines, ptxas))
+    Ok(analyse(bound, &launch, text, check, machines, ptxas))
 }
 
 /// Predicts and diagnoses a kernel that was checked already. The prediction is for `launch`, which may have
@@ -57,7 +57,7 @@ pub fn analyse(
     bound: Bound,
     launch: &Launch,
     text: Option<String>,
-    proof: Proof,
+    check: CheckReport,
     machines: &[Gpu],
     ptxas: Option<&Ptxas>,
 ) -> Study {
@@ -68,15 +68,15 @@ pub fn analyse(
         assembled.or_else(|| estimate(&kernel.module, &kernel.entry))
     });
     let predictions: Vec<_> = match &resources {
-        Some(resources) if !proof.traces.is_empty() => {
-            machines.iter().map(|gpu| forecast(&bound, launch, &proof.traces, resources, gpu)).collect()
+        Some(resources) if !check.traces.is_empty() => {
+            machines.iter().map(|gpu| forecast(&bound, launch, &check.traces, resources, gpu)).collect()
         }
         _ => Vec::new(),
     };
     let prediction = predictions.first().and_then(|p| p.as_ref().ok());
-    let evidence = Evidence::new(kernel, &proof.counters, &proof.traces, prediction, resources.as_ref());
+    let evidence = Evidence::new(kernel, &check.counters, &check.traces, prediction, resources.as_ref());
     let (findings, lines) = (diagnose(&evidence), evidence.line_costs());
-    Study { proof, resources, predictions, findings, lines, text, bound }
+    Study { check, resources, predictions, findings, lines, text, bound }
 }
 
 fn subject<'a>(

@@ -3,7 +3,7 @@
 
 use flashcore_lab as lab;
 use kernels::{Arch, Family};
-use lab::gate::{Settings, Verdict, bind, prove};
+use lab::gate::{Settings, Verdict, bind, check_kernel};
 use lab::launchfile::Bound;
 use problem::{Band, Corner, DType, Layout, Problem};
 use ptx::{Arg, Kernel};
@@ -26,7 +26,7 @@ fn bounds(problem: &Problem) -> Vec<Bound> {
 }
 
 fn verdict(bound: &Bound) -> Verdict {
-    prove(bound, &Settings::quick()).unwrap().verdict
+    check_kernel(bound, &Settings::quick()).unwrap().verdict
 }
 
 /// The kernel with one argument replaced; `from_end` 0 is the last argument.
@@ -48,10 +48,10 @@ fn off_by(keys: i32) -> impl Fn(&Arg) -> Arg {
 fn windows_pass_and_windows_off_by_one_fail() {
     for (dtype, corner) in [(DType::F16, Corner::BottomRight), (DType::Bf16, Corner::TopLeft)] {
         for bound in bounds(&problem(dtype, corner)) {
-            assert_eq!(verdict(&bound), Verdict::Proven, "{dtype}");
+            assert_eq!(verdict(&bound), Verdict::Passed, "{dtype}");
             for (side, keys) in [(0, 1), (0, -1), (1, 1), (1, -1)] {
                 let mutant = with_argument(&bound, side, off_by(keys));
-                assert_eq!(verdict(&mutant), Verdict::Refuted, "{dtype} side {side} by {keys}");
+                assert_eq!(verdict(&mutant), Verdict::Failed, "{dtype} side {side} by {keys}");
             }
         }
     }
@@ -61,17 +61,17 @@ fn windows_pass_and_windows_off_by_one_fail() {
 fn caps_pass_and_caps_in_the_wrong_place_fail() {
     let problem = problem(DType::Bf16, Corner::BottomRight).with_softcap(2.0);
     for bound in bounds(&problem) {
-        assert_eq!(verdict(&bound), Verdict::Proven);
+        assert_eq!(verdict(&bound), Verdict::Passed);
         // The cap before the scale: tanh(q·k / cap).
         let scale = problem.softmax_scale();
         let unscaled = with_argument(&bound, 0, |arg| match arg {
             Arg::F32(factor) => Arg::F32(factor / scale),
             other => panic!("{other:?} is no factor"),
         });
-        assert_eq!(verdict(&unscaled), Verdict::Refuted);
+        assert_eq!(verdict(&unscaled), Verdict::Failed);
         // The cap after the mask: a hidden key would have the weight of tanh(−∞) = −1.
         let mutant = Bound { kernel: hidden_as(&bound.kernel, -1.0), ..bound };
-        assert_eq!(verdict(&mutant), Verdict::Refuted);
+        assert_eq!(verdict(&mutant), Verdict::Failed);
     }
 }
 

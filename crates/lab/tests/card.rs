@@ -88,8 +88,8 @@ fn cascade() {
     assert_eq!((screening.registers, screening.spill_bytes, predicted_us), (Some(40), Some(0), None));
     assert!(screening.sass_hash.is_some());
     let outcome = evaluator.evaluate(&task(Stage::Microbench, plan));
-    let Finding::Timed { proof, measurement } = outcome.finding else { panic!("{:?}", outcome.finding) };
-    assert!(proof.unwrap().error_rel.unwrap() > 0.0);
+    let Finding::Timed { check, measurement } = outcome.finding else { panic!("{:?}", outcome.finding) };
+    assert!(check.unwrap().error_rel.unwrap() > 0.0);
     // Every pair of its events is 250 µs apart, so a sample is one call.
     assert!(
         (measurement.us - 250.0).abs() < 1e-6 && measurement.kind == TimeKind::Measured,

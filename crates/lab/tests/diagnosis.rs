@@ -3,7 +3,7 @@
 use emu::model::machine;
 use flashcore_lab as lab;
 use lab::diagnose::Finding;
-use lab::gate::{Settings, Verdict, prove};
+use lab::gate::{Settings, Verdict, check_kernel};
 use lab::launchfile::LaunchSpec;
 use lab::study::study;
 
@@ -50,6 +50,6 @@ fn a_budget_is_spent_once() {
     let spec = "[launch]\ngrid = [1]\nblock = [64]\n".parse::<LaunchSpec>().unwrap();
     let bound = spec.bind(ptx::parse(text).unwrap().verify().unwrap()).unwrap();
     let settings = Settings { step_limit: 100_000, ..Settings::thorough() };
-    let proof = prove(&bound, &settings).unwrap();
-    assert_eq!((proof.verdict, proof.runs, proof.reasons.len()), (Verdict::Incomplete, 0, 1));
+    let check = check_kernel(&bound, &settings).unwrap();
+    assert_eq!((check.verdict, check.runs, check.reasons.len()), (Verdict::Incomplete, 0, 1));
 }

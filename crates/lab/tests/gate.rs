@@ -11,7 +11,7 @@ use kernels::forward::wgmma::{Ends, WgmmaPlan};
 use kernels::{Arch, Family, Plan};
 use lab::gate::inputs::Style;
 use lab::gate::mutate::{Fault, mutant, sites};
-use lab::gate::{Proof, Settings, Verdict, prove, prove_family, torture};
+use lab::gate::{CheckReport, Settings, Verdict, check_family, check_kernel, torture};
 use lab::launchfile::Bound;
 use problem::{Band, DType, Layout, Problem};
 use tile::{Handout, Tail, Turns};
@@ -24,31 +24,31 @@ fn fused(problem: &Problem) -> Bound {
     Bound::of_kernel(kernels::emit(problem, &plan, &arch).unwrap(), problem).unwrap()
 }
 
-fn show(proof: &Proof) -> String {
-    format!("{}: {:#?}", proof.verdict, proof.reasons)
+fn show(check: &CheckReport) -> String {
+    format!("{}: {:#?}", check.verdict, check.reasons)
 }
 
 #[test]
-fn the_fused_family_is_proven_on_the_torture_set() {
+fn the_fused_family_passes_the_torture_set() {
     for dtype in [DType::F16, DType::Bf16] {
         let problems = torture::problems(dtype, 64);
-        let proof = prove_family(&problems, &Settings::quick(), |p| Some(fused(p))).unwrap();
-        assert_eq!(proof.verdict, Verdict::Proven, "{dtype} {}", show(&proof));
+        let check = check_family(&problems, &Settings::quick(), |p| Some(fused(p))).unwrap();
+        assert_eq!(check.verdict, Verdict::Passed, "{dtype} {}", show(&check));
     }
 }
 
 #[test]
 fn the_fused_kernel_is_proven_on_every_style() {
     let problem = Problem::new(1, 2, 150, 64, DType::F16).with_band(Band::CAUSAL);
-    let proof = prove(&fused(&problem), &Settings::thorough()).unwrap();
-    assert_eq!(proof.verdict, Verdict::Proven, "{}", show(&proof));
-    assert_eq!(proof.runs as usize, Settings::thorough().runs.len());
+    let check = check_kernel(&fused(&problem), &Settings::thorough()).unwrap();
+    assert_eq!(check.verdict, Verdict::Passed, "{}", show(&check));
+    assert_eq!(check.runs as usize, Settings::thorough().runs.len());
 }
 
 /// CTAs that share tiles: the scratch starts uninitialised, and the result does not depend on which CTA
 /// merges.
 #[test]
-fn tiles_that_ctas_share_are_proven() {
+fn tiles_that_ctas_share_pass() {
     let (problem, arch) =
         (Problem::new(1, 3, 150, 64, DType::Bf16), Arch { multiprocessors: 4, ..Arch::SM_90 });
     let plan = WgmmaPlan {
@@ -61,8 +61,8 @@ fn tiles_that_ctas_share_are_proven() {
         ..WgmmaPlan::default_for(&problem, &arch)
     };
     let kernel = kernels::emit(&problem, &Plan::Wgmma(plan), &arch).unwrap();
-    let proof = prove(&Bound::of_kernel(kernel, &problem).unwrap(), &Settings::thorough()).unwrap();
-    assert_eq!(proof.verdict, Verdict::Proven, "{}", show(&proof));
+    let check = check_kernel(&Bound::of_kernel(kernel, &problem).unwrap(), &Settings::thorough()).unwrap();
+    assert_eq!(check.verdict, Verdict::Passed, "{}", show(&check));
 }
 
 /// Causal problems with several key blocks and tails that end in each of a tile's four quarters of 16 rows (a
@@ -82,8 +82,8 @@ fn with_tails(queries: QueryHome, stages: u32) -> Vec<Bound> {
 fn refusal(problems: &[Bound], fault: Fault, site: usize) -> Option<String> {
     problems.iter().find_map(|right| {
         let kernel = mutant(&right.kernel, fault, site)?;
-        match prove(&Bound { kernel, ..right.clone() }, &Settings::quick()) {
-            Ok(proof) => (proof.verdict == Verdict::Refuted).then(|| proof.reasons.join("; ")),
+        match check_kernel(&Bound { kernel, ..right.clone() }, &Settings::quick()) {
+            Ok(check) => (check.verdict == Verdict::Failed).then(|| check.reasons.join("; ")),
             Err(error) => Some(error.to_string()),
         }
     })
@@ -139,8 +139,8 @@ fn what_is_left_beside_one_heavy_key_counts() {
             let kernel = kernels::emit(&problem, &plan, &Arch::SM_90).unwrap();
             let runs = vec![(Style::Spike, 1, Schedule::Late)];
             let settings = Settings { runs, ..Settings::quick() };
-            let proof = prove(&Bound::of_kernel(kernel, &problem).unwrap(), &settings).unwrap();
-            assert_eq!(proof.verdict, Verdict::Proven, "{dtype} {plan:?} {}", show(&proof));
+            let check = check_kernel(&Bound::of_kernel(kernel, &problem).unwrap(), &settings).unwrap();
+            assert_eq!(check.verdict, Verdict::Passed, "{dtype} {plan:?} {}", show(&check));
         }
     }
 }
@@ -156,8 +156,8 @@ fn one_large_element_costs_the_others_nothing() {
             // Consecutive seeds put the element into different tensors.
             let runs = (3..9).map(|seed| (Style::Outlier, seed, Schedule::Late)).collect();
             let settings = Settings { runs, ..Settings::quick() };
-            let proof = prove(&Bound::of_kernel(kernel, &problem).unwrap(), &settings).unwrap();
-            assert_eq!(proof.verdict, Verdict::Proven, "{dtype} {plan:?} {}", show(&proof));
+            let check = check_kernel(&Bound::of_kernel(kernel, &problem).unwrap(), &settings).unwrap();
+            assert_eq!(check.verdict, Verdict::Passed, "{dtype} {plan:?} {}", show(&check));
         }
     }
 }

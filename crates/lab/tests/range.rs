@@ -5,7 +5,7 @@ use emu::Schedule;
 use flashcore_lab as lab;
 use kernels::{Arch, Family, Plan};
 use lab::gate::inputs::Style;
-use lab::gate::{Proof, Settings, Verdict, prove};
+use lab::gate::{CheckReport, Settings, Verdict, check_kernel};
 use lab::launchfile::Bound;
 use problem::{DType, Layout, Problem};
 use ptx::Kernel;
@@ -29,9 +29,9 @@ fn with_constant(bound: &Bound, from: f32, to: f32) -> Bound {
     Bound { kernel: Kernel { module, ..bound.kernel.clone() }, ..bound.clone() }
 }
 
-fn gate(bound: &Bound, style: Style) -> Proof {
+fn gate(bound: &Bound, style: Style) -> CheckReport {
     let settings = Settings { runs: vec![(style, 1, Schedule::Late)], ..Settings::quick() };
-    prove(bound, &settings).unwrap()
+    check_kernel(bound, &settings).unwrap()
 }
 
 /// With sums by products, references may exceed maxima by the plan's limit. 40 powers of two were too many.
@@ -40,8 +40,8 @@ fn tiny_values_are_lost_where_probabilities_are_too_small() {
     let problem = problem(DType::Bf16);
     let plan = Family::Wgmma.default_for(&problem, &Arch::SM_90).unwrap();
     let right = bound(&problem, &plan);
-    let proof = gate(&right, Style::TinyValues);
-    assert_eq!(proof.verdict, Verdict::Proven, "{plan:?} {:?}", proof.reasons);
-    let proof = gate(&with_constant(&right, 15.0, 40.0), Style::TinyValues);
-    assert_eq!(proof.verdict, Verdict::Refuted, "{plan:?}");
+    let check = gate(&right, Style::TinyValues);
+    assert_eq!(check.verdict, Verdict::Passed, "{plan:?} {:?}", check.reasons);
+    let check = gate(&with_constant(&right, 15.0, 40.0), Style::TinyValues);
+    assert_eq!(check.verdict, Verdict::Failed, "{plan:?}");
 }

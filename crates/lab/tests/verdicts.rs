@@ -12,7 +12,7 @@ use kernels::forward::mma::QueryHome;
 use kernels::ladder::RungPlan;
 use kernels::{Arch, Plan};
 use lab::gate::mutate::{Fault, mutant, sites};
-use lab::gate::{Settings, Verdict, prove};
+use lab::gate::{Settings, Verdict, check_kernel};
 use lab::launchfile::{Bound, LaunchSpec};
 use problem::{Band, DType, Layout, Problem};
 use ptx::{Item, Kernel, Op, Statement};
@@ -104,12 +104,12 @@ fn must_fail() -> Vec<(&'static str, Bound, &'static str)> {
 }
 
 #[test]
-fn what_must_fail_is_refuted_for_its_reason() {
+fn what_must_fail_fails_for_its_reason() {
     for (name, bound, reason) in must_fail() {
-        let proof = prove(&bound, &Settings::quick()).unwrap();
-        let first = proof.reasons.first().map_or("", String::as_str);
-        assert_eq!(proof.verdict, Verdict::Refuted, "{name}");
-        assert!(first.contains(reason), "{name}: {reason} expected, but: {:#?}", proof.reasons);
+        let check = check_kernel(&bound, &Settings::quick()).unwrap();
+        let first = check.reasons.first().map_or("", String::as_str);
+        assert_eq!(check.verdict, Verdict::Failed, "{name}");
+        assert!(first.contains(reason), "{name}: {reason} expected, but: {:#?}", check.reasons);
     }
 }
 
@@ -149,30 +149,30 @@ const RIGHT_RUNGS: [RungPlan; 11] = [
     RungPlan::U8StageBRepaired,
 ];
 
-fn assert_proven(name: &str, bound: &Bound, settings: &Settings) {
-    let proof = prove(bound, settings).unwrap();
-    assert_eq!(proof.verdict, Verdict::Proven, "{name}: {:#?}", proof.reasons);
-    assert!(proof.runs > 0, "{name} was not run");
+fn assert_passes(name: &str, bound: &Bound, settings: &Settings) {
+    let check = check_kernel(bound, settings).unwrap();
+    assert_eq!(check.verdict, Verdict::Passed, "{name}: {:#?}", check.reasons);
+    assert!(check.runs > 0, "{name} was not run");
 }
 
 #[test]
-fn what_compilers_make_is_proven() {
+fn what_compilers_make_passes() {
     for name in COMPILED {
         for sm in [80, 89] {
             let name_sm = format!("{name} sm_{sm}");
-            assert_proven(&name_sm, &compiled(name, sm), &Settings::thorough());
+            assert_passes(&name_sm, &compiled(name, sm), &Settings::thorough());
         }
     }
 }
 
 #[test]
-fn what_is_right_is_proven() {
+fn what_is_right_passes() {
     // The rungs with scalar arithmetic are slow: one schedule here, more in their own crate.
     let one_run = Settings::quick().first_run();
-    RIGHT_RUNGS.into_iter().for_each(|plan| assert_proven(plan.name(), &rung(plan), &one_run));
+    RIGHT_RUNGS.into_iter().for_each(|plan| assert_passes(plan.name(), &rung(plan), &one_run));
     for (queries, stages) in [(QueryHome::Registers, 2), (QueryHome::Shared, 1), (QueryHome::Shared, 3)] {
         let fused = fused_as(170, 217, queries, stages);
-        assert_proven(&format!("fused, {queries:?}, {stages} stages"), &fused, &Settings::thorough());
+        assert_passes(&format!("fused, {queries:?}, {stages} stages"), &fused, &Settings::thorough());
     }
 }
 
@@ -199,10 +199,10 @@ fn what_compiled_kernels_synchronise_is_needed() {
         let right = compiled(name, 80);
         for fault in [Fault::DropBarrier, Fault::DropWarpBarrier, Fault::DropAsyncWait, Fault::DropFence] {
             for site in 0..sites(&right.kernel, fault) {
-                let proof = prove(&with(fault, site, right.clone()), &Settings::thorough()).unwrap();
+                let check = check_kernel(&with(fault, site, right.clone()), &Settings::thorough()).unwrap();
                 let idle = IDLE.iter().any(|known| (known.0, known.1, known.2) == (name, fault, site));
-                let expected = if idle { Verdict::Proven } else { Verdict::Refuted };
-                assert_eq!(proof.verdict, expected, "{name} {fault:?} {site}: {:#?}", proof.reasons);
+                let expected = if idle { Verdict::Passed } else { Verdict::Failed };
+                assert_eq!(check.verdict, expected, "{name} {fault:?} {site}: {:#?}", check.reasons);
             }
         }
     }

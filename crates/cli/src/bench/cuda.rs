@@ -192,7 +192,7 @@ impl Track<'_> {
             let mut out = crate::terminal::out();
             unless_closed(table::print(&mut out, &header, &cells).map_err(CliError::from))?;
         }
-        Ok(if faults == 0 { Status::Proven } else { Status::Refuted })
+        Ok(if faults == 0 { Status::Passed } else { Status::Failed })
     }
 
     fn one(
@@ -299,7 +299,7 @@ impl Track<'_> {
             merge(&mut row, json!(self.provenance));
             self.keep(&row)?;
         }
-        Ok(if passed { Status::Proven } else { Status::Refuted })
+        Ok(if passed { Status::Passed } else { Status::Failed })
     }
 
     fn keep(&self, row: &serde_json::Value) -> Result<(), CliError> {

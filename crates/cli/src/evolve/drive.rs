@@ -133,7 +133,7 @@ fn show(bar: &Bar, progress: &Progress, elapsed: Duration) {
         found.map_or("none yet".to_owned(), |(us, speedup)| format!("{us:.2} µs ({speedup:.3}×)"))
     };
     let words = format!(
-        "{} candidates, {} rejected, {} under way; best {}; best blind draw {}",
+        "{} candidates, {} rejected, {} under way; best {}; best random sample {}",
         progress.candidates,
         progress.rejected,
         progress.under_way,

@@ -8,7 +8,7 @@ use crate::error::CliError;
 use crate::table;
 use crate::terminal::one_line;
 
-/// Prints what a run came to.
+/// Prints the result of a run.
 pub fn print(out: &mut impl Write, report: &Value) -> Result<(), CliError> {
     let several = report["problems"].as_array();
     let cases: Vec<&Value> = several.map_or_else(|| vec![report], |cases| cases.iter().collect());
@@ -28,10 +28,10 @@ pub fn print(out: &mut impl Write, report: &Value) -> Result<(), CliError> {
     let cost = &report["cost"];
     match (cost["device_seconds"].as_f64(), cost["price"].as_f64()) {
         (Some(held), price) if held > 0.0 => {
-            let price = price.map_or("no price given".to_owned(), |price| {
-                format!("cost {price:.4}, at {} an hour", cost["price_per_hour"])
+            let price = price.map_or(" (--price gives its cost)".to_owned(), |price| {
+                format!(", cost {price:.4} at {} an hour", cost["price_per_hour"])
             });
-            writeln!(out, "device held: {held:.1} s, {price}")?;
+            writeln!(out, "device time: {held:.1} s{price}")?;
         }
         _ => {}
     }
@@ -45,7 +45,7 @@ fn print_case(out: &mut impl Write, case: &Value) -> Result<(), CliError> {
     let rows = [
         ("baseline", &case["baseline"]),
         ("best", &case["best"]),
-        ("best blind draw", &case["random_arm"]["best"]),
+        ("best random sample", &case["random_arm"]["best"]),
     ];
     let rows: Vec<Vec<String>> =
         rows.iter().filter(|(_, who)| who.is_object()).map(|(name, who)| line(name, who)).collect();
@@ -64,7 +64,7 @@ fn print_case(out: &mut impl Write, case: &Value) -> Result<(), CliError> {
     let equal = &case["random_arm"]["at_equal_budget"];
     writeln!(
         out,
-        "blind draws: {}{}; of {} candidates each, by short timings: {} µs against {} µs",
+        "random sampling: {}{}; of {} candidates each, by short timings: {} µs against {} µs",
         text(&case["random_arm"]["says"]),
         gain["ratio"].as_f64().map_or(String::new(), |ratio| {
             format!(" ({ratio:.3}×, {:.3} to {:.3})", number(&gain["low"]), number(&gain["high"]))

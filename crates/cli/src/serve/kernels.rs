@@ -101,7 +101,7 @@ mod tests {
             high_us: 5.0,
             against: None,
         };
-        let (stage, finding) = (Stage::Microbench, Finding::Timed { proof: None, measurement });
+        let (stage, finding) = (Stage::Microbench, Finding::Timed { check: None, measurement });
         let (candidate, problem) = (CandidateId(1), new.problem);
         let told = Outcome { candidate, stage, problem, seconds: 0.1, device_seconds: 0.1, finding };
         ledger.tell(&told).unwrap();

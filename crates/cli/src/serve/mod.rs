@@ -95,7 +95,7 @@ pub fn serve(args: &Serve) -> Result<Status, CliError> {
     // A kernel that is still being taken apart is not waited for.
     runtime.shutdown_timeout(Duration::from_millis(200));
     served.map_err(CliError::Serve)?;
-    Ok(Status::Proven)
+    Ok(Status::Passed)
 }
 
 /// The address to serve at. Where the port is taken, the error names a free one.

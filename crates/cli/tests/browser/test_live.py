@@ -74,7 +74,7 @@ def test_from_the_list_to_a_kernel_and_its_neighbour(tab, serve, ledger):
     page.goto(f"{server.url}candidate/{best}")
     page.wait_for_selector("#kernel pre.heat", state="attached", timeout=60_000)
     assert page.locator("#kernel pre.heat span[style]").count() > 50
-    assert "proven" in page.locator("#proofs").inner_text() and "race" in page.locator("#times").inner_text()
+    assert "passed" in page.locator("#checks").inner_text() and "race" in page.locator("#times").inner_text()
     tab.picture("candidate", full_page=True)
     page.get_by_role("link", name="side by side").click()
     page.wait_for_selector("table.genes", timeout=60_000)
@@ -152,7 +152,7 @@ def test_ledgers_that_cannot_be_read(serve, tmp_path):
     text = tmp_path / "text.ledger"
     text.write_text("not a ledger, but long enough to be read as one\n")
     status, page = get(serve(text).url)
-    assert status == 503 and "is no FlashCore ledger" in page
+    assert status == 503 and "is not a FlashCore ledger" in page
     locked = tmp_path / "locked.ledger"
     demo(locked, 5)
     writer = sqlite3.connect(locked)

@@ -36,7 +36,7 @@ fn parse(mut arguments: impl Iterator<Item = String>) -> Result<Asked, String> {
             "--problems" => asked.problems = number()?,
             "--seed" => asked.seed = number()?,
             "--isa" => asked.isas = value.split(',').map(isa).collect::<Result<_, _>>()?,
-            _ => return Err(format!("unknown argument {name}; accepted: --problems, --seed, --isa")),
+            _ => return Err(format!("invalid argument '{name}': expected --problems, --seed, --isa")),
         }
     }
     Ok(asked)
@@ -46,7 +46,12 @@ fn isa(name: &str) -> Result<Isa, String> {
     let known = everywhere();
     let names: Vec<&str> = known.iter().map(|isa| isa.name()).collect();
     let found = known.iter().copied().find(|isa| isa.name() == name);
-    found.ok_or_else(|| format!("--isa {name} is not available here; accepted: {}", names.join(", ")))
+    found.ok_or_else(|| {
+        format!(
+            "invalid value '{name}' for --isa: expected one that this processor has: {}",
+            names.join(", ")
+        )
+    })
 }
 
 fn main() -> ExitCode {

@@ -268,7 +268,7 @@ fn check_size(variable: &Variable) -> Result<(), EmuError> {
     match size {
         Some(bytes) if bytes <= limit && variable.align <= ALIGN_LIMIT => Ok(()),
         _ => Err(EmuError::Launch {
-            what: "the size of a variable",
+            what: "size of a variable",
             given: format!(
                 "{} of {} `{}`",
                 size_of(size, variable.align),

@@ -41,7 +41,7 @@ pub(super) fn kept_list<'de, D: Deserializer<'de>>(from: D) -> Result<List, D::E
 
 /// A value in a description that no machine can have.
 #[derive(Clone, Copy, Debug, PartialEq, thiserror::Error)]
-#[error("machine {machine}: {field} = {value}; accepted: a finite number above 0")]
+#[error("machine {machine}: invalid value '{value}' for {field}: expected a finite number above 0")]
 pub struct MachineError {
     /// The machine's name.
     pub machine: Name,
@@ -118,6 +118,9 @@ mod tests {
         }
         let none = Gpu { memory: Memories { dram_gbps: 0.0, ..L4.memory }, ..L4 };
         let error = none.check().unwrap_err().to_string();
-        assert_eq!(error, "machine L4: memory.dram_gbps = 0; accepted: a finite number above 0");
+        assert_eq!(
+            error,
+            "machine L4: invalid value '0' for memory.dram_gbps: expected a finite number above 0"
+        );
     }
 }

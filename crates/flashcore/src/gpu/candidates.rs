@@ -45,7 +45,7 @@ pub(super) fn candidates(
     let problem = &*problem.canonical();
     let of = |plan: &Plan, source| Candidate { plan: plan.with_lse(lse), source };
     if let Some(plan) = given {
-        return Ok((vec![of(plan, PlanSource::Given)], vec!["taken: the plan that was given".to_owned()]));
+        return Ok((vec![of(plan, PlanSource::Given)], vec!["chosen: the plan that was given".to_owned()]));
     }
     let choice = select::choose(problem, device, TunedTable::builtin())?;
     let default = Plan::default_for(problem, &device.arch)?;
@@ -152,9 +152,10 @@ mod tests {
     #[test]
     fn what_no_family_computes_is_refused_with_what_is_accepted() {
         let refuse = |problem: Problem| candidates(&problem, false, &H200, None).unwrap_err().to_string();
-        assert!(refuse(Problem::new(1, 1, 8, 64, DType::F32)).contains("accepted: f16, bf16"));
+        assert!(refuse(Problem::new(1, 1, 8, 64, DType::F32)).contains("expected f16, bf16"));
         assert!(
-            refuse(Problem::new(1, 1, 8, 12, DType::F16)).contains("head_dim = 12; accepted: multiples of 8")
+            refuse(Problem::new(1, 1, 8, 12, DType::F16))
+                .contains("invalid value '12' for head_dim: expected multiples of 8")
         );
     }
 }

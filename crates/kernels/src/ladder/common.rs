@@ -25,7 +25,8 @@ pub(super) const TILE_BYTES: u32 = KEYS * ROW_BYTES;
 /// loads that ptxas joins elsewhere stay single.
 pub(super) const ALIGN: u32 = 16;
 
-/// The longest sequence: the seeds count elements of a tensor in 32 bits; far below, and as long as a proof should be.
+/// The longest sequence: short enough for a check, and far below the length at which the original kernels, which count
+/// elements in 32 bits, overflow.
 const MAX_SEQ: usize = 8192;
 
 /// Dense self-attention in f16 with head dimension 64, whole tiles, and the rung's mask.

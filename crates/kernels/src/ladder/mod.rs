@@ -1,7 +1,7 @@
 //! The ladder: the seeds' kernels re-made, one file a rung, with the structure that made each fast, slow or wrong.
 //!
-//! They are exhibits, not kernels to use: the emulator must prove the right ones, refute the broken ones for the right
-//! reason, and the time model must say from their structure alone what they took.
+//! They are exhibits, not kernels to use: the right ones must pass in the emulator, the broken ones must fail for the
+//! right reason, and the time model must predict their times from their structure alone.
 //! The structure of the f16 rungs follows the kernels that the seeds published (all but `p1_wmma`, whose file says where
 //! the seeds are silent): who computes what, where arrays lie, barriers, loops and how often work is repeated. The code
 //! is our own; nothing is tuned towards a figure. Loops are unrolled as `nvcc` does it: 64 rounds of constant length by
@@ -78,14 +78,14 @@ pub enum Inputs {
     Quantised,
 }
 
-/// What the proof must come to.
+/// The verdict that the check must give.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Expected {
     /// Right, and no hazard.
-    Proven,
-    /// Refuted, for this reason.
-    Refuted(Reason),
+    Passed,
+    /// Failed, for this reason.
+    Failed(Reason),
 }
 
 /// Why a rung is wrong.
@@ -109,7 +109,7 @@ pub struct Rung {
     pub inputs: Inputs,
     /// The mask it computes. The seeds compared causal and full kernels as if they did the same work.
     pub mask: Band,
-    /// What the proof must come to.
+    /// The verdict that the check must give.
     pub expected: Expected,
     /// The seeds' own time on an L4, in µs; quoted, not measured by this project.
     pub quoted_us: Option<f64>,
@@ -240,13 +240,13 @@ impl RungPlan {
         }
     }
 
-    /// What its proof must come to.
+    /// The verdict that its check must give.
     pub const fn expected(self) -> Expected {
         match self {
             RungPlan::NanReduction | RungPlan::Phase4Race | RungPlan::U8StageB => {
-                Expected::Refuted(Reason::Race)
+                Expected::Failed(Reason::Race)
             }
-            _ => Expected::Proven,
+            _ => Expected::Passed,
         }
     }
 

@@ -1,6 +1,6 @@
 //! `phase4_race` and `phase4`: warp reductions, 32 × 64 tiles, 128 threads; 1028 µs on the seeds' L4 and called "100 %".
 //!
-//! What the seeds believed: "light barriers, 2–4 a tile" and warp reductions made it fast, and it was their proven
+//! What the seeds believed: "light barriers, 2–4 a tile" and warp reductions made it fast, and it was their trusted
 //! baseline, compute-bound. What was really wrong: warp 0 writes the scores of all 32 rows (`row = tid; row < 32`), then
 //! all four warps reduce them, and the barrier between is the one that was saved: three warps read what is being written,
 //! and later inputs were wrong 81 times in 100. The barriers kept are two a row, not two a tile, over cells that belong to

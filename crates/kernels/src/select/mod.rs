@@ -103,12 +103,12 @@ fn from(
             let adapted =
                 if found.is_none() { Some(adapt(row, &default, problem, &device.arch)) } else { None };
             let outcome = match (&adapted, &found) {
-                (Some(Ok(_)), _) => "taken".to_owned(),
-                (Some(Err(error)), _) => format!("refused: {error}"),
+                (Some(Ok(_)), _) => "chosen".to_owned(),
+                (Some(Err(error)), _) => format!("rejected: {error}"),
                 (None, Some((nearest, taken, _))) if distance <= *nearest => {
-                    if row.us < taken.us { "of another size" } else { "slower" }.to_owned()
+                    if row.us < taken.us { "rejected: another size" } else { "rejected: slower" }.to_owned()
                 }
-                (None, _) => "farther".to_owned(),
+                (None, _) => "rejected: less similar problem".to_owned(),
             };
             why.push(describe(kind, distance, row, &outcome));
             if let Some(Ok(plan)) = adapted {
@@ -124,7 +124,7 @@ fn from(
             return Ok(Choice { plan, source, why });
         }
     }
-    why.push("taken: the family's default".to_owned());
+    why.push("chosen: the family's default".to_owned());
     Ok(Choice { plan: default, source: Source::Default, why })
 }
 

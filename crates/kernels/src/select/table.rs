@@ -113,13 +113,13 @@ pub enum Fault {
     #[error("{0}")]
     Json(#[from] serde_json::Error),
     /// Not a time.
-    #[error("us = {0}; accepted: a finite number above 0")]
+    #[error("invalid value '{0}' for us: expected a finite number above 0")]
     Time(f64),
     /// No GPU has none.
-    #[error("multiprocessors = 0; accepted: 1 and more")]
+    #[error("invalid value '0' for multiprocessors: expected 1 or more")]
     NoMultiprocessors,
     /// No kernel is made for it.
-    #[error("sm = {0} is not a target of the kernels; accepted: 80, 86, 89, 90, 120")]
+    #[error("invalid value '{0}' for sm: expected 80, 86, 89, 90, 120")]
     Sm(u32),
     /// The plan does not compute the problem, or there is no such problem.
     #[error(transparent)]

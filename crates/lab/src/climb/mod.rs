@@ -16,7 +16,7 @@ use problem::{DType, Problem};
 use serde_json::{Value, json};
 
 use crate::bench::{BenchError, Race, median, race_cpu};
-use crate::gate::{GateError, HazardRow, Settings, Verdict, bind, prove};
+use crate::gate::{GateError, HazardRow, Settings, Verdict, bind, check_kernel};
 use crate::launchfile::Bound;
 use crate::study::{Study, analyse};
 pub use card::{Card, Measured, measure, rank_correlation};
@@ -67,8 +67,8 @@ impl Climbed {
     /// Whether the verdict and its reason are the expected ones.
     pub fn as_expected(&self) -> bool {
         let reason = self.rung.reason.as_deref();
-        self.study.proof.verdict == self.rung.expected
-            && reason.is_none_or(|word| self.study.proof.reasons.iter().any(|r| r.contains(word)))
+        self.study.check.verdict == self.rung.expected
+            && reason.is_none_or(|word| self.study.check.reasons.iter().any(|r| r.contains(word)))
     }
 
     /// The measured time, else the predicted one on the first machine, µs.
@@ -90,18 +90,18 @@ impl Climbed {
     }
 
     pub fn json(&self) -> Value {
-        let (proof, prediction) = (&self.study.proof, self.study.prediction());
+        let (check, prediction) = (&self.study.check, self.study.prediction());
         let machines = self.study.predictions.iter().filter_map(|p| p.as_ref().ok());
         json!({
             "name": self.rung.name,
             "story": self.rung.story,
-            "verdict": proof.verdict,
+            "verdict": check.verdict,
             "as_expected": self.as_expected(),
-            "reasons": proof.reasons,
-            "hazards": proof.hazards.iter().map(HazardRow::from).collect::<Vec<_>>(),
-            "max_diff": proof.error.map(|e| e.max_diff),
-            "error": proof.error,
-            "quantisation": proof.quantisation,
+            "reasons": check.reasons,
+            "hazards": check.hazards.iter().map(HazardRow::from).collect::<Vec<_>>(),
+            "max_diff": check.error.map(|e| e.max_diff),
+            "error": check.error,
+            "quantisation": check.quantisation,
             "us": self.us(),
             "us_kind": if self.measured_us().is_some() { "measured" } else { "predicted" },
             "us_predicted": self.predicted_us(),
@@ -139,7 +139,7 @@ impl Climb {
     pub fn json(&self) -> Value {
         let cpu = self.cpu.iter().map(|race| {
             json!({
-                "name": format!("cpu {}", race.problem.dtype), "verdict": "proven", "hazards": [],
+                "name": format!("cpu {}", race.problem.dtype), "verdict": "passed", "hazards": [],
                 "max_diff": race.first().error.map(|e| e.max_diff), "us": race.first().us(), "us_kind": "measured",
                 "bound": Value::Null, "findings": [],
             })
@@ -190,7 +190,7 @@ impl Score {
 #[derive(Debug, thiserror::Error)]
 pub enum ClimbError {
     /// A rung cannot be launched.
-    #[error("rung {rung}: {source}")]
+    #[error("version {rung}: {source}")]
     Gate { rung: String, source: GateError },
     #[error(transparent)]
     Bench(#[from] BenchError),
@@ -276,14 +276,14 @@ fn measure_all<C: Card>(card: &mut C, climbed: &mut [Climbed]) -> Result<(), Gat
 /// Checks the small problems under every style and schedule, runs one whole head for counters and traces, and
 /// predicts the time of all heads.
 fn examine(rung: &Rung, options: &Options, machines: &[Gpu]) -> Result<Study, GateError> {
-    let mut proof = prove(&rung.head, &options.settings.first_run())?;
+    let mut check = check_kernel(&rung.head, &options.settings.first_run())?;
     let without_traces = Settings { traced_ctas: 0, ..options.settings.clone() };
     for (name, bound) in &rung.small {
-        if proof.verdict == Verdict::Proven {
-            proof.absorb(prove(bound, &without_traces)?, name);
+        if check.verdict == Verdict::Passed {
+            check.absorb(check_kernel(bound, &without_traces)?, name);
         }
     }
-    Ok(analyse(rung.head.clone(), &rung.whole.kernel.launch, None, proof, machines, options.ptxas))
+    Ok(analyse(rung.head.clone(), &rung.whole.kernel.launch, None, check, machines, options.ptxas))
 }
 
 /// A report on the progress of a climb.
@@ -302,8 +302,8 @@ pub fn rungs(problem: &Problem, arch: &Arch) -> Result<Vec<Rung>, KernelError> {
         let quoted = Quoted::of(&seed, problem, arch)?;
         let problem = problem.clone().with_band(seed.mask);
         let (expected, reason) = match seed.expected {
-            Expected::Proven => (Verdict::Proven, None),
-            Expected::Refuted(Reason::Race) => (Verdict::Refuted, Some("race at".to_owned())),
+            Expected::Passed => (Verdict::Passed, None),
+            Expected::Failed(Reason::Race) => (Verdict::Failed, Some("race at".to_owned())),
         };
         let rung = Rung {
             expected,
@@ -343,7 +343,7 @@ fn rung(name: &str, story: &str, plan: &Plan, problem: &Problem, arch: &Arch) ->
             ("two heads", bound(&like(1, 2, 128))?),
         ],
         whole: bound(problem)?,
-        expected: Verdict::Proven,
+        expected: Verdict::Passed,
         reason: None,
         quoted: None,
         forecast_us: None,

@@ -49,7 +49,7 @@ impl Quoted {
 pub(super) fn as_quoted(rung: &Rung, study: &Study) -> Option<f64> {
     let launch = rung.quoted.as_ref()?.launch.as_ref()?;
     let resources = study.resources.as_ref()?;
-    forecast(&rung.head, launch, &study.proof.traces, resources, &machine::L4).ok().map(|p| p.us)
+    forecast(&rung.head, launch, &study.check.traces, resources, &machine::L4).ok().map(|p| p.us)
 }
 
 /// One quoted time and its prediction.
@@ -105,8 +105,9 @@ impl Record {
         let two: Vec<&str> = self.rungs.iter().filter(|r| r.batch > 1).map(|r| r.rung.as_str()).collect();
         let percent = |score: &Score| 100.0 * score.median_error;
         format!(
-            "{} times quoted from the seeds' L4, predicted: rank correlation {:.2}, median error {:.0} %. {} are of two \
-             batches by the seeds' scripts, and predicted for two; taken as one like the others: {:.2}, {:.0} %.",
+            "{} times quoted from the original kernels' log of an L4, predicted: rank correlation {:.2}, median error \
+             {:.0} %. {} are of two batches by the log's scripts, and predicted for two; predicted for one batch like the \
+             others: {:.2}, {:.0} %.",
             self.rungs.len(),
             self.score.spearman,
             percent(&self.score),

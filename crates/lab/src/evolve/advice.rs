@@ -150,12 +150,12 @@ fn weigh(population: &Population, roof: Option<Roof>, peer_us: Option<f64>) -> A
         }),
     );
     row(
-        "expected of as many candidates again",
+        "expected of another run of this size",
         expected.map_or("unknown".into(), |e| format!("{e:.3}×")),
         match expected {
             None => format!("{} of {LEAST} times are there", population.curve.len()),
-            Some(e) if e > worth => format!("more than the {worth:.3}× that can be told from noise"),
-            Some(_) => format!("less than the {worth:.3}× that can be told from noise"),
+            Some(e) if e > worth => format!("more than the {worth:.3}× that this machine can resolve"),
+            Some(_) => format!("less than the {worth:.3}× that this machine can resolve"),
         },
     );
     if let (Some(library), Some(best)) = (peer_us, best_us) {
@@ -164,17 +164,20 @@ fn weigh(population: &Population, roof: Option<Roof>, peer_us: Option<f64>) -> A
     }
     let reachable = best_us.map(|best| best / expected.unwrap_or(1.0));
     let (what, why) = match (reachable, expected) {
-        (None, _) => (What::UseALibrary, "nothing here was proven and timed".to_owned()),
+        (None, _) => (What::UseALibrary, "no candidate passed its check and was timed".to_owned()),
         (Some(reachable), _) if peer_us.is_some_and(|library| library < reachable) => (
             What::UseALibrary,
             format!("it is faster than the {reachable:.2} µs that this search can be expected to reach"),
         ),
         (_, None) => (What::Continue, "too few candidates to judge by".to_owned()),
         (_, Some(e)) if e > worth => {
-            (What::Continue, format!("{e:.3}× can be expected of as many candidates again"))
+            (What::Continue, format!("another run of this size would gain about {e:.3}×"))
         }
         (_, Some(e)) => {
-            (What::Stop, format!("{e:.3}× is all that can be expected of as many candidates again"))
+            let why = format!(
+                "another run of this size would gain about {e:.3}×, which this machine cannot resolve"
+            );
+            (What::Stop, why)
         }
     };
     Advice { what, why, rows, floor_us, possible, expected }

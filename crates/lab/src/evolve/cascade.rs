@@ -3,7 +3,7 @@
 //!
 //! 1. `Screen`: plan check, emission, comparison with known kernels, ptxas' limits, spills, and a predicted
 //!    time that is not far above that of the fastest known candidate;
-//! 2. `Prove`: the gate in the emulator;
+//! 2. `Check`: the gate in the emulator;
 //! 3. `Microbench`: on a GPU the gate on the device, then a short timing for ranking;
 //! 4. `Race`: the fastest few against the baseline, under the rules of `bench`;
 //! 5. `HeldOut`: the winner once more against the baseline, and on problems that the search never used.
@@ -11,7 +11,7 @@
 use super::population::{Member, Place};
 use super::task::Stage;
 use crate::gate::Verdict;
-use crate::ledger::{Against, CandidateId, ProofFact, Rejection};
+use crate::ledger::{Against, CandidateId, CheckFact, Rejection};
 
 /// The operator of random samples from which the time model picks.
 pub const DRAWN: &str = "seed:model";
@@ -74,14 +74,14 @@ pub fn not_raced() -> Rejection {
 }
 
 /// The reason to reject a candidate after the gate, if any.
-pub fn judged(proof: &ProofFact, stage: Stage) -> Option<Rejection> {
-    let reason = match (proof.verdict, stage) {
-        (Verdict::Proven, _) => return None,
+pub fn judged(check: &CheckFact, stage: Stage) -> Option<Rejection> {
+    let reason = match (check.verdict, stage) {
+        (Verdict::Passed, _) => return None,
         (Verdict::Incomplete, _) => "incomplete",
-        (Verdict::Refuted, Stage::Prove) => "refuted",
-        (Verdict::Refuted, _) => "wrong",
+        (Verdict::Failed, Stage::Check) => "failed",
+        (Verdict::Failed, _) => "wrong",
     };
-    Some(reject(stage, reason, proof.reasons.join("; ")))
+    Some(reject(stage, reason, check.reasons.join("; ")))
 }
 
 /// Rejects a candidate that is slower than the baseline in its race.

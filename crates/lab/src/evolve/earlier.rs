@@ -16,7 +16,7 @@ use super::task::{Finding, Outcome, Stage, Task};
 use crate::bench::SpeedVerdict;
 use crate::gate::Verdict;
 use crate::ledger::{
-    Against, CandidateId, EarlierKernel, Ledger, LedgerError, MeasurementFact, ProofFact, Rejection, Trial,
+    Against, CandidateId, CheckFact, EarlierKernel, Ledger, LedgerError, MeasurementFact, Rejection, Trial,
 };
 
 /// The beginning of the text that names the origin of a result.
@@ -58,12 +58,12 @@ impl Earlier {
             .filter_map(|&place| self.kernels.get(place))
     }
 
-    fn refuted<'a>(&'a self, member: &'a Member) -> Option<(&'a EarlierKernel, &'a (String, String))> {
-        self.same(member).find_map(|kernel| Some((kernel, kernel.refuted.as_ref()?)))
+    fn failed<'a>(&'a self, member: &'a Member) -> Option<(&'a EarlierKernel, &'a (String, String))> {
+        self.same(member).find_map(|kernel| Some((kernel, kernel.failed.as_ref()?)))
     }
 
-    fn proven<'a>(&'a self, member: &'a Member) -> Option<&'a EarlierKernel> {
-        self.same(member).find(|kernel| kernel.proven)
+    fn passed<'a>(&'a self, member: &'a Member) -> Option<&'a EarlierKernel> {
+        self.same(member).find(|kernel| kernel.passed)
     }
 
     /// Whether a time may be taken over once the baseline has its own.
@@ -87,7 +87,7 @@ impl Earlier {
 pub(super) fn is_taken_over(outcome: &Outcome) -> bool {
     match &outcome.finding {
         Finding::Timed { measurement, .. } => measurement.samples.is_empty(),
-        Finding::Judged(proof) => proof.reasons.first().is_some_and(|reason| reason.starts_with(TAKEN_OVER)),
+        Finding::Judged(check) => check.reasons.first().is_some_and(|reason| reason.starts_with(TAKEN_OVER)),
         Finding::Rejected(rejection) => rejection.detail.starts_with(TAKEN_OVER),
         Finding::Screened { .. } => false,
     }
@@ -105,7 +105,7 @@ impl Evolution {
         let member = population.members.get(&task.candidate).filter(|member| member.counts());
         let Some(member) = member else { return Ok(None) };
         let finding = match task.stage {
-            Stage::Prove => verdict(&self.ledger, earlier, member)?,
+            Stage::Check => verdict(&self.ledger, earlier, member)?,
             Stage::Microbench => time(&self.ledger, earlier, population, member)?,
             Stage::Propose | Stage::Screen | Stage::Race | Stage::HeldOut => None,
         };
@@ -117,26 +117,26 @@ impl Evolution {
 }
 
 fn verdict(ledger: &Ledger, earlier: &Earlier, member: &Member) -> Result<Option<Finding>, LedgerError> {
-    if let Some((kernel, (reason, detail))) = earlier.refuted(member) {
-        let (stage, detail) = (Stage::Prove, format!("{}: {detail}", words(kernel)));
+    if let Some((kernel, (reason, detail))) = earlier.failed(member) {
+        let (stage, detail) = (Stage::Check, format!("{}: {detail}", words(kernel)));
         return Ok(Some(Finding::Rejected(Rejection { stage, reason: reason.clone(), detail })));
     }
-    let Some(kernel) = earlier.proven(member) else { return Ok(None) };
-    Ok(proof(ledger, kernel.candidate, Stage::Prove, words(kernel))?.map(Finding::Judged))
+    let Some(kernel) = earlier.passed(member) else { return Ok(None) };
+    Ok(check(ledger, kernel.candidate, Stage::Check, words(kernel))?.map(Finding::Judged))
 }
 
 /// The verdict of a stage on an earlier candidate, with a text that names its origin. The emulator's verdict
 /// comes first, the device's last.
-fn proof(
+fn check(
     ledger: &Ledger,
     candidate: CandidateId,
     stage: Stage,
     words: String,
-) -> Result<Option<ProofFact>, LedgerError> {
-    let proofs = ledger.candidate(candidate)?.proofs;
-    let mut proven = proofs.into_iter().filter(|proof| proof.verdict == Verdict::Proven);
-    let found = if stage == Stage::Prove { proven.next() } else { proven.next_back() };
-    Ok(found.map(|proof| ProofFact { reasons: vec![words], seconds: 0.0, ..proof }))
+) -> Result<Option<CheckFact>, LedgerError> {
+    let checks = ledger.candidate(candidate)?.checks;
+    let mut passed = checks.into_iter().filter(|check| check.verdict == Verdict::Passed);
+    let found = if stage == Stage::Check { passed.next() } else { passed.next_back() };
+    Ok(found.map(|check| CheckFact { reasons: vec![words], seconds: 0.0, ..check }))
 }
 
 fn time(
@@ -153,7 +153,7 @@ fn time(
         return Ok(None);
     };
     let beside = format!("{}: {ratio:.3}× the speed of the baseline's kernel there", words(kernel));
-    let proof = proof(ledger, kernel.candidate, Stage::Microbench, beside)?;
+    let check = check(ledger, kernel.candidate, Stage::Microbench, beside)?;
     let (noise, verdict) = (high / low, SpeedVerdict::Undecided);
     let measurement = MeasurementFact {
         trial: Trial::Microbench,
@@ -166,7 +166,7 @@ fn time(
         high_us: baseline_us / low,
         against: Some(Against { incumbent, ratio, low, high, noise, verdict }),
     };
-    Ok(proof.map(|proof| Finding::Timed { proof: Some(proof), measurement }))
+    Ok(check.map(|check| Finding::Timed { check: Some(check), measurement }))
 }
 
 /// Numbers of results that a search took over from earlier runs.

@@ -152,7 +152,7 @@ impl Evolution {
             return Err(EvolveError::Nothing { what, accepted });
         }
         if config.random_share.is_nan() || config.random_share <= 0.0 {
-            let (what, accepted) = ("no blind draws", "a share above 0: they show what the search gains");
+            let (what, accepted) = ("no random samples", "a share above 0: they show what the search gains");
             return Err(EvolveError::Nothing { what, accepted });
         }
         // Problems that the run itself searches are not held out.

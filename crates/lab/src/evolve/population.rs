@@ -290,12 +290,12 @@ impl Population {
                 died.extend(self.after_screening(id));
                 self.take_over(id);
             }
-            Finding::Judged(proof) => match cascade::judged(proof, Stage::Prove) {
+            Finding::Judged(check) => match cascade::judged(check, Stage::Check) {
                 Some(rejection) => died.push((id, rejection)),
                 None => self.place(id, Place::Ready(Stage::Microbench)),
             },
-            Finding::Timed { proof, measurement } => {
-                let wrong = proof.as_ref().and_then(|proof| cascade::judged(proof, outcome.stage));
+            Finding::Timed { check, measurement } => {
+                let wrong = check.as_ref().and_then(|check| cascade::judged(check, outcome.stage));
                 match (outcome.stage, wrong) {
                     (Stage::HeldOut, wrong) => {
                         let race = match (wrong, measurement.against) {
@@ -397,7 +397,7 @@ impl Population {
                 died.push((id, rejection));
             }
             None if is_drawn => self.place(id, Place::Held),
-            None => self.place(id, Place::Ready(Stage::Prove)),
+            None => self.place(id, Place::Ready(Stage::Check)),
         }
         died
     }
@@ -424,7 +424,7 @@ impl Population {
         let mut died = Vec::new();
         for (rank, (id, _)) in held.into_iter().enumerate() {
             if rank < cascade::PICKED {
-                self.place(id, Place::Ready(Stage::Prove));
+                self.place(id, Place::Ready(Stage::Check));
             } else {
                 died.push((id, cascade::not_picked(rank)));
             }

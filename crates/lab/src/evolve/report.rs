@@ -264,16 +264,16 @@ pub(super) fn random_arm(population: &Population) -> Value {
     let is_given = ours.is_some_and(is_seed);
     let says = match (ours, random, gained) {
         (None, None, _) => "neither found a kernel that works",
-        (Some(_), None, _) => "no blind draw came to a time",
-        (None, Some(_), _) => "only blind draws came to a time",
+        (Some(_), None, _) => "no random sample has a time",
+        (None, Some(_), _) => "only random samples have a time",
         (_, _, None) => "not raced yet",
         (_, _, Some(gain)) => match gain.verdict {
             SpeedVerdict::Faster if is_given => {
-                "what the evolution began with beats blind draws; it found nothing better itself"
+                "what the evolution began with beats random sampling; the evolution found nothing better"
             }
-            SpeedVerdict::Faster => "the evolution beats blind draws",
-            SpeedVerdict::Slower => "blind draws beat the evolution",
-            SpeedVerdict::Undecided => "it is undecided whether the evolution beats blind draws",
+            SpeedVerdict::Faster => "the evolution beats random sampling",
+            SpeedVerdict::Slower => "random sampling beats the evolution",
+            SpeedVerdict::Undecided => "no significant difference between the evolution and random sampling",
         },
     };
     let us = |member: Option<&Member>| member.and_then(|m| m.time).map(|time| time.us);

@@ -5,7 +5,7 @@ use kernels::select::Shape;
 use serde::{Deserialize, Serialize};
 
 use super::candidate::Candidate;
-use crate::ledger::{CandidateId, MeasurementFact, ProofFact, Rejection, Screening};
+use crate::ledger::{CandidateId, CheckFact, MeasurementFact, Rejection, Screening};
 
 /// The stages of the cascade, cheapest first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
@@ -16,7 +16,8 @@ pub enum Stage {
     /// Plan check, emission, comparison with known kernels, ptxas and time model.
     Screen,
     /// The gate in the emulator.
-    Prove,
+    #[serde(alias = "prove")]
+    Check,
     /// The gate on the device and a short timing. Without the device, a prediction from more CTAs.
     Microbench,
     /// A race against the incumbent under the rules of `bench`.
@@ -85,12 +86,49 @@ pub enum Finding {
         /// Findings of the diagnosis in the form of `explain --json`.
         findings: serde_json::Value,
     },
-    Judged(ProofFact),
+    Judged(CheckFact),
     /// Times; on a GPU after the gate on the device.
     Timed {
         /// The verdict of the gate on the device.
-        proof: Option<ProofFact>,
+        #[serde(alias = "proof")]
+        check: Option<CheckFact>,
         measurement: MeasurementFact,
     },
     Rejected(Rejection),
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+    use crate::gate::Verdict;
+
+    /// Outcomes that were written before verdicts were passed and failed.
+    #[test]
+    fn former_words_are_read() {
+        let read = |verdict: &str| {
+            let proof = json!({
+                "judge": "emulator", "verdict": verdict, "reasons": [], "hazards": [], "error_rel": null, "seconds": 1.0
+            });
+            let measurement = json!({
+                "trial": "microbench", "kind": "measured", "samples": [1.0], "us": 1.0, "low_us": 1.0, "high_us": 1.0,
+                "against": null, "problem": Shape::of(&problem::Problem::mission()),
+            });
+            let finding: Value = json!({ "timed": { "proof": proof, "measurement": measurement } });
+            let Finding::Timed { check, .. } = serde_json::from_value(finding).unwrap() else {
+                panic!("timed")
+            };
+            check.unwrap().verdict
+        };
+        assert_eq!(
+            ["proven", "refuted", "incomplete"].map(read),
+            [Verdict::Passed, Verdict::Failed, Verdict::Incomplete]
+        );
+        assert_eq!(serde_json::from_value::<Stage>(json!("prove")).unwrap(), Stage::Check);
+        assert_eq!(
+            json!([Verdict::Passed, Verdict::Failed, Verdict::Incomplete]),
+            json!(["passed", "failed", "incomplete"])
+        );
+    }
 }

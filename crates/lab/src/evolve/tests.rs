@@ -87,7 +87,7 @@ impl Landscape {
         let samples = vec![us; 3];
         let kind = TimeKind::Measured;
         let measurement = MeasurementFact { trial, kind, problem, samples, us, low_us, high_us, against };
-        Finding::Timed { proof: None, measurement }
+        Finding::Timed { check: None, measurement }
     }
 
     fn race(&mut self, task: &Task, trial: Trial) -> Finding {
@@ -141,10 +141,10 @@ impl Evaluator for Landscape {
                 let predicted_us = self.predicts.then_some([us * 0.7, us, us * 1.3]);
                 Finding::Screened { screening, predicted_us, findings: json!([]) }
             }
-            Stage::Prove => {
-                let verdict = if fails(0.05, "is right") { Verdict::Refuted } else { Verdict::Proven };
+            Stage::Check => {
+                let verdict = if fails(0.05, "is right") { Verdict::Failed } else { Verdict::Passed };
                 let (judge, reasons) = (Judge::Emulator, vec!["a reason".to_owned()]);
-                Finding::Judged(ProofFact {
+                Finding::Judged(CheckFact {
                     judge,
                     verdict,
                     reasons,
@@ -266,7 +266,7 @@ fn it_beats_blind_draws_at_equal_budget() {
         // A kernel is checked and timed once; the baseline twice, because the control is the same kernel.
         for ((stage, own), count) in &landscape.seen {
             let most = if *own == Landscape::identity(&config.cases[0].baseline) { 2 } else { 1 };
-            let once = [Stage::Prove, Stage::Microbench].contains(stage);
+            let once = [Stage::Check, Stage::Microbench].contains(stage);
             assert!(!once || *count <= most, "{stage:?} {count} times");
         }
     }
@@ -391,7 +391,7 @@ fn all_agree_on_the_best() {
 
 /// Checks run ahead, so that the device always has a candidate to time.
 #[test]
-fn the_device_does_not_wait_for_proofs() {
+fn the_device_does_not_wait_for_checks() {
     let page = Page::new("queue");
     let config = config(&Problem::mission(), 60, 5);
     let mut evolution = begin(&page, &config, Limits::beside_device(4));

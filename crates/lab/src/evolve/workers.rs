@@ -318,7 +318,7 @@ impl Evaluator for Worker {
 /// Whether a stage needs the device for itself.
 pub const fn is_of_device(stage: Stage) -> bool {
     match stage {
-        Stage::Propose | Stage::Screen | Stage::Prove => false,
+        Stage::Propose | Stage::Screen | Stage::Check => false,
         Stage::Microbench | Stage::Race | Stage::HeldOut => true,
     }
 }

@@ -38,8 +38,8 @@ pub enum Stage {
     LaunchRefused,
     NotLaunched,
     Incomplete,
-    Refuted,
-    Proven,
+    Failed,
+    Passed,
 }
 
 /// The result of a case.
@@ -98,18 +98,18 @@ pub fn execute(case: &Case) -> Outcome {
         }
     };
     let findings = serde_json::to_value(&study.findings).unwrap_or_default();
-    let json = study.proof.json(&findings).to_string();
+    let json = study.check.json(&findings).to_string();
     assert!(!json.is_empty());
-    let stage = match study.proof.verdict {
-        crate::gate::Verdict::Proven => Stage::Proven,
-        crate::gate::Verdict::Refuted => Stage::Refuted,
+    let stage = match study.check.verdict {
+        crate::gate::Verdict::Passed => Stage::Passed,
+        crate::gate::Verdict::Failed => Stage::Failed,
         crate::gate::Verdict::Incomplete => Stage::Incomplete,
     };
-    let mut kinds: Vec<&str> = study.proof.hazards.iter().map(|h| h.kind.name()).collect();
+    let mut kinds: Vec<&str> = study.check.hazards.iter().map(|h| h.kind.name()).collect();
     kinds.sort_unstable();
     kinds.dedup();
     let found: Vec<&str> = study.findings.iter().map(|f| f.name).collect();
-    let reason = study.proof.reasons.first().map_or("", String::as_str);
+    let reason = study.check.reasons.first().map_or("", String::as_str);
     Outcome { stage, shape: format!("{legal} {kinds:?} {found:?} {}", shape(reason)) }
 }
 
@@ -255,7 +255,7 @@ mod tests {
             }
         }
         let reached: Vec<Stage> = campaign.counts.keys().copied().collect();
-        for stage in [Stage::NotParsed, Stage::LaunchRefused, Stage::Refuted, Stage::Proven] {
+        for stage in [Stage::NotParsed, Stage::LaunchRefused, Stage::Failed, Stage::Passed] {
             assert!(reached.contains(&stage), "{stage:?} was not reached: {:?}", campaign.counts);
         }
     }

@@ -123,7 +123,7 @@ fn reachable(functions: &[&Function], entry: &str) -> Vec<bool> {
 
 #[cfg(test)]
 mod tests {
-    use crate::gate::{Proof, Settings, Verdict, prove};
+    use crate::gate::{CheckReport, Settings, Verdict, check_kernel};
     use crate::launchfile::LaunchSpec;
 
     const MODULE: &str = ".version 7.0
@@ -151,18 +151,18 @@ SEVEN:
 }
 ";
 
-    fn proof() -> Proof {
+    fn check() -> CheckReport {
         let launch = "[launch]\nentry = \"k\"\ngrid = [1]\nblock = [32]\n\
             [[arg]]\nrole = \"buffer\"\ndtype = \"u32\"\nelements = 4\ninit = \"zeros\"\n";
         let module = ptx::parse(MODULE).unwrap().verify().unwrap();
         let bound = launch.parse::<LaunchSpec>().unwrap().bind(module).unwrap();
-        prove(&bound, &Settings::quick()).unwrap()
+        check_kernel(&bound, &Settings::quick()).unwrap()
     }
 
     #[test]
     fn what_no_lane_executed_is_named() {
-        let proof = proof();
-        let coverage = proof.coverage.as_ref().unwrap();
+        let check = check();
+        let coverage = check.coverage.as_ref().unwrap();
         // The helper's return counts; the other entry and the uncalled function do not. The branch was
         // evaluated.
         assert_eq!(coverage.counts(), (7, 11), "{coverage}");
@@ -173,12 +173,12 @@ SEVEN:
 
     #[test]
     fn a_verdict_can_ask_for_coverage() {
-        let mut proof = proof();
-        assert_eq!(proof.verdict, Verdict::Proven, "{:?}", proof.reasons);
-        proof.require_coverage(60.0);
-        assert_eq!(proof.verdict, Verdict::Proven);
-        proof.require_coverage(64.0);
-        assert_eq!(proof.verdict, Verdict::Incomplete);
-        assert!(proof.reasons[0].contains("64 % were asked for"), "{:?}", proof.reasons);
+        let mut check = check();
+        assert_eq!(check.verdict, Verdict::Passed, "{:?}", check.reasons);
+        check.require_coverage(60.0);
+        assert_eq!(check.verdict, Verdict::Passed);
+        check.require_coverage(64.0);
+        assert_eq!(check.verdict, Verdict::Incomplete);
+        assert!(check.reasons[0].contains("64 % were asked for"), "{:?}", check.reasons);
     }
 }

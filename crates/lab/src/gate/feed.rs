@@ -8,7 +8,7 @@ use problem::{Problem, Tensor};
 use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
 
-use super::Proof;
+use super::CheckReport;
 use super::inputs::{Style, draw, rows_of};
 use super::judge::{ErrorFigures, References};
 use super::quantised::{Codes, distance, encode};
@@ -99,9 +99,9 @@ impl Feed {
 
     /// The error figures of the outputs; `None` when the kernel has no output of a problem.
     pub fn judge(&self, bound: &Bound, references: &References, after: &[Vec<u8>]) -> Option<ErrorFigures> {
-        let mut proof = Proof::empty();
-        self.check_outputs(bound, references, after, &mut proof);
-        proof.error
+        let mut check = CheckReport::empty();
+        self.check_outputs(bound, references, after, &mut check);
+        check.error
     }
 
     /// Checks that the kernel left its inputs unchanged and its counter ready for the next launch.
@@ -110,7 +110,7 @@ impl Feed {
         bound: &Bound,
         before: &[Vec<u8>],
         after: &[Vec<u8>],
-        proof: &mut Proof,
+        check: &mut CheckReport,
     ) {
         let specs = bound.kernel.buffers.iter().zip(&bound.roles);
         for ((spec, role), (before, after)) in specs.zip(before.iter().zip(after)) {
@@ -119,10 +119,10 @@ impl Feed {
                 Role::Tensor(Tensor::Q | Tensor::K | Tensor::V) | Role::Codes(_) | Role::Scales
             );
             if *role == Role::Counter && before != after {
-                proof.refute(format!("the kernel left its {} at another value than 0", spec.name));
+                check.fail(format!("the kernel left its {} at another value than 0", spec.name));
             }
             if input && before != after {
-                proof.refute(format!("the kernel changed its input {}", spec.name));
+                check.fail(format!("the kernel changed its input {}", spec.name));
             }
         }
     }
@@ -133,17 +133,17 @@ impl Feed {
         bound: &Bound,
         references: &References,
         after: &[Vec<u8>],
-        proof: &mut Proof,
+        check: &mut CheckReport,
     ) {
         let Some(problem) = &bound.problem else { return };
         let contents = |wanted: Role| bound.roles.iter().position(|&r| r == wanted).map(|i| &after[i]);
         let Some(out) = contents(Role::Tensor(Tensor::Out)) else {
-            return proof.leave_incomplete("nothing was judged: the kernel has no `out`".to_owned());
+            return check.leave_incomplete("nothing was judged: the kernel has no `out`".to_owned());
         };
         let lse = contents(Role::Lse)
             .map(|bytes| wide(&Values::from_bytes(problem::DType::F32, bytes), 0..usize::MAX));
         let rows = row_ranges(problem);
-        check_gaps(out, &rows, problem.dtype.bytes(), proof);
+        check_gaps(out, &rows, problem.dtype.bytes(), check);
         let values = Values::from_bytes(problem.dtype, out);
         let dense: Vec<f64> = rows.into_iter().flat_map(|row| wide(&values, row)).collect();
         let figures = references.judge(&dense, lse.as_deref());
@@ -152,9 +152,9 @@ impl Feed {
         let is_ordered = self.style == Style::Outlier && problem.dtype == problem::DType::F32;
         let figures = if is_ordered { figures.with_slack(4.0) } else { figures };
         for reason in figures.reasons() {
-            proof.refute(format!("wrong answer on {} inputs: {reason}", self.style.name()));
+            check.fail(format!("wrong answer on {} inputs: {reason}", self.style.name()));
         }
-        proof.error = Some(proof.error.map_or(figures, |worst| worst.worst(figures)));
+        check.error = Some(check.error.map_or(figures, |worst| worst.worst(figures)));
     }
 }
 
@@ -187,13 +187,13 @@ pub(super) fn row_ranges(problem: &Problem) -> Vec<Range<usize>> {
 }
 
 /// Checks that the gaps between rows still hold the initial pattern.
-fn check_gaps(out: &[u8], rows: &[Range<usize>], bytes: usize, proof: &mut Proof) {
+fn check_gaps(out: &[u8], rows: &[Range<usize>], bytes: usize, check: &mut CheckReport) {
     let mut covered = vec![false; out.len()];
     for row in rows {
         covered[row.start * bytes..row.end * bytes].fill(true);
     }
     let stray = out.iter().zip(&covered).position(|(&byte, &covered)| !covered && byte != 0xff);
     if let Some(at) = stray {
-        proof.refute(format!("byte {at} of out belongs to no row and was written"));
+        check.fail(format!("byte {at} of out belongs to no row and was written"));
     }
 }

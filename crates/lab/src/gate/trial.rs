@@ -10,8 +10,8 @@ use ptx::{Access, Arg, Kernel, Machine};
 
 use super::feed::Feed;
 use super::judge::{ErrorFigures, References};
-use super::prove::must_write;
-use super::{Proof, Verdict};
+use super::run::must_write;
+use super::{CheckReport, Verdict};
 use crate::launchfile::{Bound, Role};
 
 /// Bytes of a guard: more than a tile's row, and a multiple of every alignment.
@@ -83,7 +83,7 @@ pub fn trial<M: Machine>(
 pub struct Launched {
     before: Vec<Vec<u8>>,
     after: Vec<Vec<u8>>,
-    proof: Proof,
+    check: CheckReport,
 }
 
 /// The first half of a [`trial`]: the run.
@@ -96,22 +96,22 @@ pub fn launch<M: Machine>(
     feed: &Feed,
 ) -> Result<Launched, TrialError<M::Error>> {
     let before: Vec<Vec<u8>> = feed.buffers(bound).iter().map(Buffer::to_bytes).collect();
-    let mut proof = Proof::empty();
-    let after = run_guarded(machine, &bound.kernel, &before, &mut proof).map_err(TrialError::Machine)?;
-    Ok(Launched { before, after, proof })
+    let mut check = CheckReport::empty();
+    let after = run_guarded(machine, &bound.kernel, &before, &mut check).map_err(TrialError::Machine)?;
+    Ok(Launched { before, after, check })
 }
 
 impl Launched {
     /// The second half of a [`trial`]: the check.
     pub fn check(self, bound: &Bound, feed: &Feed, references: Option<&References>) -> Trial {
-        let Launched { before, after, mut proof } = self;
-        feed.check_inputs_kept(bound, &before, &after, &mut proof);
-        check_written(bound, &after, &mut proof);
+        let Launched { before, after, mut check } = self;
+        feed.check_inputs_kept(bound, &before, &after, &mut check);
+        check_written(bound, &after, &mut check);
         if let Some(references) = references {
-            feed.check_outputs(bound, references, &after, &mut proof);
+            feed.check_outputs(bound, references, &after, &mut check);
         }
-        debug_assert_eq!(proof.verdict == Verdict::Proven, proof.reasons.is_empty());
-        Trial { reasons: proof.reasons, error: proof.error, after }
+        debug_assert_eq!(check.verdict == Verdict::Passed, check.reasons.is_empty());
+        Trial { reasons: check.reasons, error: check.error, after }
     }
 }
 
@@ -120,7 +120,7 @@ fn run_guarded<M: Machine>(
     machine: &mut M,
     kernel: &Kernel,
     before: &[Vec<u8>],
-    proof: &mut Proof,
+    check: &mut CheckReport,
 ) -> Result<Vec<Vec<u8>>, M::Error> {
     let kernel = guarded(kernel);
     let mut buffers = Vec::with_capacity(before.len());
@@ -138,7 +138,7 @@ fn run_guarded<M: Machine>(
         machine.download(buffer, &mut bytes)?;
         let whole = |guard: &[u8]| guard.iter().all(|&byte| byte == GUARD_BYTE);
         if !whole(&bytes[..GUARD]) || !whole(&bytes[GUARD + data.len()..]) {
-            proof.refute(format!("memory beside {} was written", spec.name));
+            check.fail(format!("memory beside {} was written", spec.name));
         }
         after.push(bytes[GUARD..GUARD + data.len()].to_vec());
     }
@@ -171,7 +171,7 @@ const fn is_output(role: Role) -> bool {
 }
 
 /// Checks that no output element still has the initial pattern of ones. Arithmetic yields a different NaN.
-fn check_written(bound: &Bound, after: &[Vec<u8>], proof: &mut Proof) {
+fn check_written(bound: &Bound, after: &[Vec<u8>], check: &mut CheckReport) {
     let rows = must_write(bound);
     for (index, (bytes, role)) in
         after.iter().zip(&bound.roles).enumerate().filter(|(_, (_, r))| is_output(**r))
@@ -185,7 +185,7 @@ fn check_written(bound: &Bound, after: &[Vec<u8>], proof: &mut Proof) {
         let elements = ranges.iter().flat_map(|range| bytes[range.clone()].chunks_exact(size));
         let unwritten = elements.filter(|element| element.iter().all(|&byte| byte == 0xff)).count();
         if unwritten > 0 {
-            proof.refute(format!(
+            check.fail(format!(
                 "{unwritten} elements of {} were never written",
                 bound.kernel.buffers[index].name
             ));

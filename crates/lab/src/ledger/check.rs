@@ -46,9 +46,9 @@ const COUNTS: [(&str, &str, &str); 12] = [
         "SELECT count(*) FROM standing WHERE us IS NOT NULL",
     ),
     (
-        "candidates proven",
-        "SELECT count(DISTINCT candidate) FROM proof WHERE verdict = 'proven'",
-        "SELECT coalesce(sum(proven), 0) FROM tally",
+        "candidates that passed",
+        "SELECT count(DISTINCT candidate) FROM check_result WHERE verdict = 'passed'",
+        "SELECT coalesce(sum(passed), 0) FROM tally",
     ),
     (
         "promotions",
@@ -70,7 +70,7 @@ const COUNTS: [(&str, &str, &str); 12] = [
         "answers without their facts",
         "SELECT 0",
         "SELECT count(*) FROM outcome o WHERE NOT EXISTS (SELECT 1 FROM screening x WHERE x.candidate = o.candidate AND x.outcome = o.id)
-           AND NOT EXISTS (SELECT 1 FROM proof x WHERE x.candidate = o.candidate AND x.outcome = o.id)
+           AND NOT EXISTS (SELECT 1 FROM check_result x WHERE x.candidate = o.candidate AND x.outcome = o.id)
            AND NOT EXISTS (SELECT 1 FROM measurement x WHERE x.candidate = o.candidate AND x.outcome = o.id)
            AND NOT EXISTS (SELECT 1 FROM rejection x WHERE x.candidate = o.candidate AND x.outcome = o.id)",
     ),

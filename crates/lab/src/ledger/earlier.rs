@@ -11,10 +11,10 @@ pub struct EarlierKernel {
     pub run: RunId,
     /// Hashes of the PTX and, if known, of the machine code.
     pub hashes: Vec<String>,
-    /// Whether it was proven.
-    pub proven: bool,
-    /// By what reason it was refuted, and in words.
-    pub refuted: Option<(String, String)>,
+    /// Whether it passed its check.
+    pub passed: bool,
+    /// Why it failed, on the device too: the reason of the rejection, and its detail.
+    pub failed: Option<(String, String)>,
     /// The short timing, µs: low, expected, high. A time that was itself taken over from another run is not
     /// included.
     pub us: Option<[f64; 3]>,
@@ -32,8 +32,8 @@ impl Ledger {
             return Ok(Vec::new());
         }
         let sql = "SELECT c.id, c.run, s.ptx_hash, s.sass_hash,
-             EXISTS (SELECT 1 FROM proof p JOIN outcome o ON o.id = p.outcome
-               WHERE p.candidate = c.id AND o.stage = 'prove' AND p.verdict = 'proven' AND o.at <= own.at) AS proven,
+             EXISTS (SELECT 1 FROM check_result p JOIN outcome o ON o.id = p.outcome
+               WHERE p.candidate = c.id AND o.stage = 'check' AND p.verdict = 'passed' AND o.at <= own.at) AS passed,
              m.us, m.low_us, m.high_us, r.reason, r.detail
            FROM run own JOIN run e ON e.id < own.id AND e.device = own.device AND e.environment = own.environment
                AND json_extract(e.config, '$.program') IS json_extract(own.config, '$.program')
@@ -41,19 +41,19 @@ impl Ledger {
              JOIN screening s ON s.candidate = c.id
              LEFT JOIN measurement m ON m.candidate = c.id AND m.trial = 'microbench' AND m.problem = c.problem
                AND length(m.samples) > 0 AND m.at <= own.at
-             LEFT JOIN rejection r ON r.candidate = c.id AND r.reason IN ('refuted', 'wrong') AND r.stage <> 'held_out'
+             LEFT JOIN rejection r ON r.candidate = c.id AND r.reason IN ('failed', 'wrong') AND r.stage <> 'held_out'
                AND r.at <= own.at
-           WHERE own.id = ?1 AND (m.us IS NOT NULL OR r.reason IS NOT NULL OR proven) ORDER BY c.id";
+           WHERE own.id = ?1 AND (m.us IS NOT NULL OR r.reason IS NOT NULL OR passed) ORDER BY c.id";
         self.rows(sql, (run.0, super::write::text(problem)), |row| {
             let hashes: [Option<String>; 2] = [row.get(2)?, row.get(3)?];
-            let refuted: Option<String> = row.get(8)?;
+            let failed: Option<String> = row.get(8)?;
             let us: Option<f64> = row.get(5)?;
             Ok(EarlierKernel {
                 candidate: CandidateId(row.get(0)?),
                 run: RunId(row.get(1)?),
                 hashes: hashes.into_iter().flatten().collect(),
-                proven: row.get(4)?,
-                refuted: match refuted {
+                passed: row.get(4)?,
+                failed: match failed {
                     Some(reason) => Some((reason, row.get(9)?)),
                     None => None,
                 },

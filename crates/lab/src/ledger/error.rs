@@ -13,7 +13,7 @@ pub enum LedgerError {
     /// The file is empty, and the caller only reads.
     #[error("{path} is empty: there is no ledger in it yet; `flashcore evolve --ledger {path}` begins one")]
     Empty { path: PathBuf },
-    #[error("{path} is no FlashCore ledger: {what}; name another file with --ledger")]
+    #[error("{path} is not a FlashCore ledger: {what}; name another file with --ledger")]
     NotALedger {
         path: PathBuf,
         /// What the file is instead.

@@ -144,7 +144,7 @@ pub enum Judge {
 
 /// A verdict of the gate.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct ProofFact {
+pub struct CheckFact {
     pub judge: Judge,
     pub verdict: Verdict,
     /// Why the verdict is not *passed*. For a verdict taken over from an earlier run, the name of that run.

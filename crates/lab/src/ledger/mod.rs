@@ -65,6 +65,8 @@ pub struct Ledger {
     /// Which file was opened for writing.
     identity: Option<identity::Identity>,
     claims: RefCell<Vec<claim::Claim>>,
+    /// Of an older ledger that is read: its altered rows, since the copy in this version has new checksums.
+    altered_before: Altered,
     /// The folder of the upgraded copy that is read in place of an older ledger. The connection closes before
     /// its removal.
     _copy: Option<Scratch>,
@@ -138,8 +140,9 @@ impl Ledger {
         self.connection.execute("VACUUM INTO ?", [place.to_string_lossy()]).map_err(|e| self.error(e))?;
         let flags = OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_NO_MUTEX;
         let copy = Ledger::connect(&place, flags, self.patience)?;
+        let altered_before = self.altered_rows()?;
         schema::migrate(&copy.connection).map_err(|e| self.error(e))?;
-        Ok(Ledger { path: self.path.clone(), _copy: Some(folder), ..copy })
+        Ok(Ledger { path: self.path.clone(), altered_before, _copy: Some(folder), ..copy })
     }
 
     pub fn path(&self) -> &Path {
@@ -205,6 +208,7 @@ impl Ledger {
             together,
             claims,
             identity: None,
+            altered_before: Altered::default(),
             _copy: None,
         };
         let set = |c: &Connection| {
@@ -234,6 +238,12 @@ impl Ledger {
         self.log_ahead()?;
         if found == schema::VERSION {
             return Ok(());
+        }
+        // A table that is made anew gets new checksums, which would hide an altered row.
+        let altered = self.altered_rows()?;
+        if altered.rows > 0 {
+            let what = format!("altered, so it is not brought to version {}: {altered}", schema::VERSION);
+            return Err(LedgerError::Damaged { path: self.path.clone(), what });
         }
         // When two processes create one ledger, the second finds it complete.
         schema::migrate(&self.connection).map_err(|e| self.error(e))?;

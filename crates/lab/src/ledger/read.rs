@@ -8,8 +8,8 @@ use serde::de::DeserializeOwned;
 use serde_json::Value;
 
 use super::{
-    Against, CandidateId, Decision, Environment, Forecast, Ledger, LedgerError, MeasurementFact,
-    NewCandidate, ProofFact, Rejection, Run, RunEvent, RunId, Screening,
+    Against, CandidateId, CheckFact, Decision, Environment, Forecast, Ledger, LedgerError, MeasurementFact,
+    NewCandidate, Rejection, Run, RunEvent, RunId, Screening,
 };
 use crate::evolve::{Candidate, Finding, Outcome};
 
@@ -75,7 +75,7 @@ pub struct Dossier {
     /// Properties of the kernel, with the findings of the diagnosis.
     pub screening: Option<(Screening, Value)>,
     pub forecasts: Vec<Forecast>,
-    pub proofs: Vec<ProofFact>,
+    pub checks: Vec<CheckFact>,
     pub measurements: Vec<MeasurementFact>,
     pub rejections: Vec<Rejection>,
     /// The candidates that have it as a parent.
@@ -231,11 +231,11 @@ impl Ledger {
                 let predicted_us = self.row(sql, key, |row| Ok([row.get(0)?, row.get(1)?, row.get(2)?]))?;
                 Finding::Screened { screening, predicted_us, findings }
             }
-            "judged" => Finding::Judged(self.row(&format!("{PROOF} {only}"), key, proof)?.ok_or_else(lost)?),
+            "judged" => Finding::Judged(self.row(&format!("{CHECK} {only}"), key, check)?.ok_or_else(lost)?),
             "timed" => {
-                let proof = self.row(&format!("{PROOF} {only}"), key, proof)?;
+                let check = self.row(&format!("{CHECK} {only}"), key, check)?;
                 let timed = self.row(&format!("{MEASUREMENT} {only}"), key, measurement)?;
-                Finding::Timed { proof, measurement: timed.ok_or_else(lost)? }
+                Finding::Timed { check, measurement: timed.ok_or_else(lost)? }
             }
             _ => {
                 Finding::Rejected(self.row(&format!("{REJECTION} {only}"), key, rejection)?.ok_or_else(lost)?)
@@ -272,7 +272,7 @@ impl Ledger {
                     high_us: row.get(6)?,
                 })
             })?,
-            proofs: self.rows(&of(PROOF), [candidate.0], proof)?,
+            checks: self.rows(&of(CHECK), [candidate.0], check)?,
             measurements: self.rows(&of(MEASUREMENT), [candidate.0], measurement)?,
             rejections: self.rows(&of(REJECTION), [candidate.0], rejection)?,
             children: self.rows(
@@ -361,10 +361,10 @@ fn screening(row: &Row<'_>) -> rusqlite::Result<(Screening, Value)> {
     Ok((screening, parse(row, 7)?))
 }
 
-const PROOF: &str = "SELECT judge, verdict, reasons, hazards, error_rel, seconds FROM proof";
+const CHECK: &str = "SELECT judge, verdict, reasons, hazards, error_rel, seconds FROM check_result";
 
-fn proof(row: &Row<'_>) -> rusqlite::Result<ProofFact> {
-    Ok(ProofFact {
+fn check(row: &Row<'_>) -> rusqlite::Result<CheckFact> {
+    Ok(CheckFact {
         judge: unword(row, 0)?,
         verdict: unword(row, 1)?,
         reasons: parse(row, 2)?,

@@ -16,7 +16,7 @@
 //! | `outcome` | the result of a task: at most one per (candidate, stage, problem); rows below that came with
 //! it refer to it |
 //! | `screening` | hashes of PTX and SASS, resources, the niche, findings |
-//! | `proof` | a verdict of the gate |
+//! | `check_result` | what a check found: verdict, reasons, hazards, error |
 //! | `measurement` | times of a candidate, every sample (`samples`: f64, little-endian, µs per call); for a
 //! race also its result |
 //! | `rejection` | why a candidate was rejected |
@@ -52,13 +52,14 @@ pub const VERSION: i64 = MIGRATIONS.len() as i64;
 
 /// The steps from each version to the next. The first one turns an empty file into a ledger. Released steps
 /// are never edited.
-const MIGRATIONS: [Step; 6] = [
+const MIGRATIONS: [Step; 7] = [
     Step::Sql(include_str!("schema/1_first.sql")),
     Step::Sql(include_str!("schema/2_races.sql")),
     Step::Sql(include_str!("schema/3_ranks.sql")),
     Step::Sql(include_str!("schema/4_arms.sql")),
     Step::Sql(include_str!("schema/5_fallen.sql")),
     Step::Checksums,
+    Step::Sql(include_str!("schema/7_verdicts.sql")),
 ];
 
 /// An upgrade to the next version.
@@ -82,7 +83,7 @@ pub const FACTS: [&str; 17] = [
     "screening",
     "forecast",
     "forecast_outcome",
-    "proof",
+    "check_result",
     "measurement",
     "rejection",
     "decision",
@@ -123,7 +124,8 @@ pub(super) fn migrate(connection: &Connection) -> rusqlite::Result<()> {
 #[cfg(test)]
 pub(super) fn begin_old(connection: &Connection, version: i64) -> rusqlite::Result<()> {
     upgrade(connection, &MIGRATIONS[..version as usize])?;
-    FACTS.into_iter().try_for_each(|table| keep(connection, table))
+    let named = |table| if table == "check_result" && version < 7 { "proof" } else { table };
+    FACTS.into_iter().try_for_each(|table| keep(connection, named(table)))
 }
 
 fn upgrade(connection: &Connection, migrations: &[Step]) -> rusqlite::Result<()> {

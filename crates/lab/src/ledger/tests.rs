@@ -65,7 +65,7 @@ pub fn timed(trial: Trial, us: f64, against: Option<Against>) -> Finding {
     let problem = shape(128);
     let measurement =
         MeasurementFact { trial, kind, problem, samples, us, low_us: us * 0.99, high_us: us * 1.01, against };
-    Finding::Timed { proof: None, measurement }
+    Finding::Timed { check: None, measurement }
 }
 
 pub fn rejection(stage: Stage, reason: &str) -> Finding {
@@ -73,7 +73,7 @@ pub fn rejection(stage: Stage, reason: &str) -> Finding {
 }
 
 pub fn judged(verdict: Verdict) -> Finding {
-    Finding::Judged(ProofFact {
+    Finding::Judged(CheckFact {
         judge: Judge::Emulator,
         verdict,
         reasons: vec!["a race".into()],
@@ -122,7 +122,7 @@ fn summaries_follow_from_the_facts() {
     let child = add(&ledger, run, "b", Arm::Evolution, &[seed]);
     for (candidate, us) in [(seed, 10.0), (child, 8.0)] {
         ledger.tell(&outcome(candidate, Stage::Screen, screened("p", us))).unwrap();
-        ledger.tell(&outcome(candidate, Stage::Prove, judged(Verdict::Proven))).unwrap();
+        ledger.tell(&outcome(candidate, Stage::Check, judged(Verdict::Passed))).unwrap();
         ledger.tell(&outcome(candidate, Stage::Microbench, timed(Trial::Microbench, us, None))).unwrap();
     }
     ledger.tell(&outcome(child, Stage::Race, rejection(Stage::Race, "slower"))).unwrap();
@@ -132,7 +132,7 @@ fn summaries_follow_from_the_facts() {
         ledger.connection.query_row(sql, [], |row| row.get(0)).unwrap_or_else(|e| panic!("{sql}: {e}"))
     };
     let tally =
-        "SELECT concat_ws(' ', candidates, screened, proven, timed, raced, rejected, promoted) FROM tally";
+        "SELECT concat_ws(' ', candidates, screened, passed, timed, raced, rejected, promoted) FROM tally";
     assert_eq!(row(tally), "2 2 2 2 0 1 1");
     let earned =
         "SELECT concat_ws(' ', timed, promoted, gain) FROM operator_tally WHERE operator = 'mutate:block_n'";
@@ -342,7 +342,7 @@ pub fn story(ledger: &Ledger) -> (RunId, [CandidateId; 5], Vec<Outcome>) {
     let mut outcomes = Vec::new();
     for (candidate, us) in [(seed, 10.0), (child, 8.0), (wrong, 5.0), (crossing, 9.0), (control, 4.0)] {
         outcomes.push(outcome(candidate, Stage::Screen, screened(&format!("p{us}"), us * 1.1)));
-        outcomes.push(outcome(candidate, Stage::Prove, judged(Verdict::Proven)));
+        outcomes.push(outcome(candidate, Stage::Check, judged(Verdict::Passed)));
         outcomes.push(outcome(candidate, Stage::Microbench, timed(Trial::Microbench, us, None)));
     }
     outcomes.push(outcome(child, Stage::Race, timed(Trial::Race, 8.5, race(seed, 1.2))));
@@ -385,9 +385,9 @@ fn what_is_compared_with_is_counted_by_itself() {
     let of = |arm: Arm| -> Vec<(Stage, i64)> {
         entered.iter().filter(|e| e.arm == arm).map(|e| (e.stage, e.count)).collect()
     };
-    let once = [(Stage::Microbench, 1), (Stage::Prove, 1), (Stage::Screen, 1)];
+    let once = [(Stage::Microbench, 1), (Stage::Check, 1), (Stage::Screen, 1)];
     assert_eq!((of(Arm::Baseline), of(Arm::Control)), (once.to_vec(), once.to_vec()));
-    let all = [(Stage::Microbench, 3), (Stage::Prove, 3), (Stage::Race, 2), (Stage::Screen, 3)];
+    let all = [(Stage::Microbench, 3), (Stage::Check, 3), (Stage::Race, 2), (Stage::Screen, 3)];
     assert_eq!(of(Arm::Evolution), all);
     let fault = Rejection { stage: Stage::Race, reason: "wrong".into(), detail: "the later one".into() };
     ledger.rejected(crossing, &fault).unwrap();
@@ -461,10 +461,10 @@ fn the_best_are_ranked_by_the_better_trial_and_without_the_wrong() {
     let other = ledger.begin_run(&other).unwrap();
     for kind in [TimeKind::Measured, TimeKind::Predicted] {
         let copy = add(&ledger, other, "b", Arm::Evolution, &[]);
-        let Finding::Timed { proof, measurement } = timed(Trial::Microbench, 3.0, None) else {
+        let Finding::Timed { check, measurement } = timed(Trial::Microbench, 3.0, None) else {
             unreachable!()
         };
-        let finding = Finding::Timed { proof, measurement: MeasurementFact { kind, ..measurement } };
+        let finding = Finding::Timed { check, measurement: MeasurementFact { kind, ..measurement } };
         ledger.tell(&outcome(copy, Stage::Microbench, finding)).unwrap();
     }
     let top = ledger.topk(&shape(128), "L4", 10).unwrap();
@@ -546,11 +546,11 @@ fn who_raced_is_ranked_by_its_last_race() {
     assert_eq!((top[0].candidate, top[0].us, top[0].against.unwrap().ratio), (lucky, 10.0 / 1.1, 1.1));
     // A race on another problem does not count, and neither does a rejection there.
     let elsewhere = |seq, finding| Outcome { problem: shape(seq), ..outcome(lucky, Stage::HeldOut, finding) };
-    let Finding::Timed { proof, measurement } = timed(Trial::HeldOut, 9.0, race(seed, 0.5)) else {
+    let Finding::Timed { check, measurement } = timed(Trial::HeldOut, 9.0, race(seed, 0.5)) else {
         unreachable!()
     };
     let measurement = MeasurementFact { problem: shape(256), ..measurement };
-    ledger.tell(&elsewhere(256, Finding::Timed { proof, measurement })).unwrap();
+    ledger.tell(&elsewhere(256, Finding::Timed { check, measurement })).unwrap();
     ledger.tell(&elsewhere(64, rejection(Stage::HeldOut, "wrong"))).unwrap();
     assert_eq!(ledger.topk(&shape(128), "L4", 1).unwrap(), top);
     assert!(ledger.check().unwrap().is_sound());
@@ -616,7 +616,7 @@ fn what_is_counted_and_where_it_came_from() {
     assert_eq!((pairs.len(), of_child.measured_us), (5, 8.5));
     assert_eq!(ledger.pairs("model", "L4", 2).unwrap().len(), 2);
     let dossier = ledger.candidate(child).unwrap();
-    assert_eq!((dossier.measurements.len(), dossier.proofs.len(), dossier.forecasts.len()), (2, 1, 1));
+    assert_eq!((dossier.measurements.len(), dossier.checks.len(), dossier.forecasts.len()), (2, 1, 1));
     assert_eq!(dossier.children, [wrong, crossing]);
     assert_eq!(dossier.measurements[0].samples, [8.0, 8.08, 7.92]);
     let before = ledger.state().unwrap();

@@ -15,7 +15,7 @@ pub struct Tally {
     pub arm: Arm,
     pub candidates: i64,
     pub screened: i64,
-    pub proven: i64,
+    pub passed: i64,
     pub timed: i64,
     pub raced: i64,
     pub rejected: i64,
@@ -145,7 +145,7 @@ impl Ledger {
     /// When the ledger cannot be read.
     pub fn tallies(&self, run: RunId) -> Result<Vec<Tally>, LedgerError> {
         let sql =
-            "SELECT p.shape, arm, candidates, screened, proven, timed, raced, rejected, promoted FROM tally t
+            "SELECT p.shape, arm, candidates, screened, passed, timed, raced, rejected, promoted FROM tally t
            JOIN problem p ON p.id = t.problem WHERE run = ? ORDER BY t.problem, arm";
         self.rows(sql, [run.0], |row| {
             Ok(Tally {
@@ -153,7 +153,7 @@ impl Ledger {
                 arm: unword(row, 1)?,
                 candidates: row.get(2)?,
                 screened: row.get(3)?,
-                proven: row.get(4)?,
+                passed: row.get(4)?,
                 timed: row.get(5)?,
                 raced: row.get(6)?,
                 rejected: row.get(7)?,

@@ -8,8 +8,8 @@ use serde::Serialize;
 use serde_json::{Value, json};
 
 use super::{
-    CandidateId, Decision, Forecast, ForecastOutcome, Ledger, LedgerError, MeasurementFact, NewCandidate,
-    ProofFact, Rejection, Run, RunEvent, RunId, Screening,
+    CandidateId, CheckFact, Decision, Forecast, ForecastOutcome, Ledger, LedgerError, MeasurementFact,
+    NewCandidate, Rejection, Run, RunEvent, RunId, Screening,
 };
 use crate::evolve::{Candidate, Finding, Outcome};
 
@@ -114,10 +114,10 @@ impl Ledger {
                     None => Ok(()),
                 }
             }
-            Finding::Judged(proof) => self.proof(told, candidate, proof),
-            Finding::Timed { proof, measurement } => {
-                if let Some(proof) = proof {
-                    self.proof(told, candidate, proof)?;
+            Finding::Judged(check) => self.judged(told, candidate, check),
+            Finding::Timed { check, measurement } => {
+                if let Some(check) = check {
+                    self.judged(told, candidate, check)?;
                 }
                 self.measurement(told, candidate, measurement)
             }
@@ -336,10 +336,10 @@ impl Ledger {
         )
     }
 
-    fn proof(&self, told: Option<i64>, candidate: CandidateId, p: &ProofFact) -> Result<(), LedgerError> {
+    fn judged(&self, told: Option<i64>, candidate: CandidateId, p: &CheckFact) -> Result<(), LedgerError> {
         self.candidate_run(candidate)?;
         self.insert(
-            "INSERT INTO proof (outcome, candidate, judge, verdict, reasons, hazards, error_rel, seconds) VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
+            "INSERT INTO check_result (outcome, candidate, judge, verdict, reasons, hazards, error_rel, seconds) VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
             params![
                 told,
                 candidate.0,

@@ -13,7 +13,7 @@ pub struct Bar<'a> {
     pub quoted: Option<f64>,
     /// The meaning of the mark.
     pub mark: &'a str,
-    /// CSS class: `proven`, `refuted`, `incomplete` or `measured`.
+    /// CSS class: `passed`, `failed`, `incomplete` or `measured`.
     pub class: &'a str,
 }
 
@@ -273,7 +273,7 @@ mod tests {
 
     #[test]
     fn labels_do_not_cover_each_other() {
-        let point = |name| Point { name, intensity: 1.0, tflops: 1.0, class: "proven" };
+        let point = |name| Point { name, intensity: 1.0, tflops: 1.0, class: "passed" };
         let points = [point("a"), point("b"), point("c")];
         let mut heights: Vec<f64> =
             labels(&points, |_| (10.0, 10.0), 100.0, 50.0).iter().map(|label| label.at.1).collect();
@@ -309,7 +309,7 @@ mod tests {
     #[test]
     fn names_are_escaped() {
         let bar =
-            Bar { name: "<script>", value: Some(1.0), range: None, quoted: None, mark: "", class: "proven" };
+            Bar { name: "<script>", value: Some(1.0), range: None, quoted: None, mark: "", class: "passed" };
         let svg = bars(&[bar]).into_string();
         assert!(svg.contains("&lt;script&gt;") && !svg.contains("<script>"));
     }

@@ -34,10 +34,10 @@ pub fn page(climb: &Climb) -> String {
                     (climb.ptxas.as_ref().map_or("an estimate".into(), |v| format!("ptxas {v}"))) "."
                 }
                 (section("Progress", sections::progress(climb)))
-                (section("Time, rung by rung", sections::times(climb)))
+                (section("Time of each version", sections::times(climb)))
                 (section("Where the time goes", sections::causes(climb)))
                 (section("Under the roofline", sections::roofs(climb)))
-                (section("What is wrong with the refuted", sections::refuted(climb)))
+                (section("What is wrong with the failed versions", sections::failed(climb)))
                 (section("Forecast and outcome", sections::forecasts(climb)))
                 (section("Why each is slow", sections::findings(climb)))
                 (section("Native CPU kernels, measured here", sections::cpu(climb)))

@@ -19,17 +19,17 @@ pub(super) fn progress(climb: &Climb) -> Markup {
     html! {
         div.scroll { table {
             thead { tr {
-                th { "rung" } th { "verdict" } th.n { "max_diff" } th.n { "error / allowed" } th.n { "predicted µs" }
+                th { "version" } th { "verdict" } th.n { "max_diff" } th.n { "error / allowed" } th.n { "predicted µs" }
                 @if climb.card.is_some() { th.n { "measured µs" } }
                 th.n { "quoted µs" } th.n { "×" } th { "bound" } th { "first root cause" }
             } }
             tbody { @for rung in &climb.rungs {
-                @let proof = &rung.study.proof;
+                @let check = &rung.study.check;
                 tr {
                     td { b { (rung.rung.name) } br; span.soft { (rung.rung.story) } }
-                    td class=(format!("verdict {}", proof.verdict)) { (proof.verdict) }
-                    td.n { (proof.error.map_or("–".into(), |e| format!("{:.6}", e.max_diff))) }
-                    td.n { (proof.error.map_or("–".into(), |e| e.brief())) }
+                    td class=(format!("verdict {}", check.verdict)) { (check.verdict) }
+                    td.n { (check.error.map_or("–".into(), |e| format!("{:.6}", e.max_diff))) }
+                    td.n { (check.error.map_or("–".into(), |e| e.brief())) }
                     td.n { (rung.predicted_us().map_or("–".into(), short)) }
                     @if climb.card.is_some() { td.n { (measured(rung)) } }
                     td.n { (rung.rung.quoted_us().map_or("–".into(), short)) }
@@ -39,7 +39,7 @@ pub(super) fn progress(climb: &Climb) -> Markup {
                 }
             } }
         } }
-        p.soft { "max_diff is what the seeds print: the largest difference from the oracle rounded to the element type. \
+        p.soft { "max_diff is what the original kernels' log gives: the largest difference from the oracle rounded to the element type. \
             What decides is the error against what standard attention in the input precision would be allowed." }
     }
 }
@@ -54,13 +54,13 @@ pub(super) fn times(climb: &Climb) -> Markup {
             range: rung.study.prediction().map(|p| (p.us_low, p.us_high)),
             quoted: rung.rung.quoted_us(),
             mark: "quoted",
-            class: rung.study.proof.verdict.name(),
+            class: rung.study.check.verdict.name(),
         })
         .collect();
     let device = climb.machines.first().map_or("", |m| m.name);
     let kind = match &climb.card {
-        Some(card) => format!("proven, measured on {card}"),
-        None => format!("proven, predicted on {device}"),
+        Some(card) => format!("passed, measured on {card}"),
+        None => format!("passed, predicted on {device}"),
     };
     let line = if climb.card.is_some() {
         "Logarithmic. The thin line is the prediction that was made before, with its uncertainty."
@@ -69,9 +69,9 @@ pub(super) fn times(climb: &Climb) -> Markup {
     };
     html! {
         div.legend {
-            span { i style="background:var(--proven)" {} (kind) }
-            span { i style="background:var(--refuted)" {} "refuted: a time that means nothing" }
-            span { i style="background:var(--quoted)" {} "quoted from the seeds, L4" }
+            span { i style="background:var(--passed)" {} (kind) }
+            span { i style="background:var(--failed)" {} "failed: wrong kernel, time not comparable" }
+            span { i style="background:var(--quoted)" {} "quoted from the original kernels' log of an L4" }
         }
         (bars(&rows))
         p.soft { (line) }
@@ -118,7 +118,7 @@ pub(super) fn roofs(climb: &Climb) -> Markup {
         .iter()
         .filter_map(|rung| {
             let roof = rung.study.prediction()?.roofline;
-            let class = rung.study.proof.verdict.name();
+            let class = rung.study.check.verdict.name();
             Some(Point { name: &rung.rung.name, intensity: roof.intensity, tflops: roof.tflops, class })
         })
         .collect();
@@ -132,23 +132,23 @@ pub(super) fn roofs(climb: &Climb) -> Markup {
     }
 }
 
-pub(super) fn refuted(climb: &Climb) -> Markup {
-    let refuted = climb.rungs.iter().filter(|r| r.study.proof.verdict != Verdict::Proven);
+pub(super) fn failed(climb: &Climb) -> Markup {
+    let failed = climb.rungs.iter().filter(|r| r.study.check.verdict != Verdict::Passed);
     html! {
-        @for rung in refuted {
+        @for rung in failed {
             @let lines: Vec<&str> = rung.study.text.lines().collect();
             @let quote = |line: u32| (line as usize).checked_sub(1).and_then(|i| lines.get(i)).map_or("", |l| l.trim());
             h3 { (rung.rung.name) }
             p { (rung.rung.story) }
-            @for hazard in rung.study.proof.hazards.iter().take(3) {
+            @for hazard in rung.study.check.hazards.iter().take(3) {
                 div.hazard {
                     (hazard.to_string())
                     code { (hazard.line) ": " (quote(hazard.line)) }
                     @if let Some(other) = hazard.other_line { code { (other) ": " (quote(other)) } }
                 }
             }
-            @if rung.study.proof.hazards.is_empty() {
-                @for reason in rung.study.proof.reasons.iter().take(3) { div.hazard { (reason) } }
+            @if rung.study.check.hazards.is_empty() {
+                @for reason in rung.study.check.reasons.iter().take(3) { div.hazard { (reason) } }
             }
         }
     }
@@ -160,7 +160,7 @@ pub(super) fn forecasts(climb: &Climb) -> Markup {
         (outcomes(climb))
         @if let Some(record) = climb.record() { p { (record.summary()) } }
         div.scroll { table {
-            thead { tr { th { "rung" } th.n { "forecast by the seeds, µs" } th.n { "their outcome, quoted" } th.n { "predicted here" } } }
+            thead { tr { th { "version" } th.n { "the author's own forecast, µs" } th.n { "the outcome, quoted" } th.n { "predicted here" } } }
             tbody { @for (rung, (low, high)) in rows {
                 tr {
                     td { (rung.rung.name) } td.n { (short(low)) "–" (short(high)) }
@@ -177,12 +177,12 @@ fn outcomes(climb: &Climb) -> Markup {
     let (Some(card), Some(score)) = (&climb.card, climb.score()) else { return html! {} };
     let rows = climb.rungs.iter().filter_map(|r| Some((r, r.study.prediction()?, r.measured_us()?)));
     html! {
-        p { "Of " (score.rungs) " rungs on " (card) " the median error of the forecast is "
+        p { "Of " (score.rungs) " versions on " (card) " the median error of the forecast is "
             (format!("{:.0}", 100.0 * score.median_error)) " %, and their order is forecast with a rank correlation of "
             (format!("{:.2}", score.spearman)) "." }
         div.scroll { table {
             thead { tr {
-                th { "rung" } th.n { "forecast by the model, µs" } th.n { "measured" } th.n { "forecast / measured" }
+                th { "version" } th.n { "forecast by the model, µs" } th.n { "measured" } th.n { "forecast / measured" }
                 th { "in its range" } th.n { "error / allowed, on the card" }
             } }
             tbody { @for (rung, prediction, us) in rows {
@@ -252,7 +252,7 @@ pub(super) fn heat_map(climb: &Climb) -> Markup {
         pre.heat {
             @for (i, line) in fused.study.text.lines().enumerate() {
                 @let heat = (share[i + 1] / hottest * 55.0).round();
-                span style=[(heat >= 1.0).then(|| format!("background:color-mix(in srgb,var(--refuted) {heat}%,transparent)"))] {
+                span style=[(heat >= 1.0).then(|| format!("background:color-mix(in srgb,var(--failed) {heat}%,transparent)"))] {
                     (format!("{:>5}  {line}", i + 1))
                 }
             }

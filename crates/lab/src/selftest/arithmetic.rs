@@ -27,10 +27,10 @@ pub fn tensor_cores<M: Machine>(
                 making.check.cases += compared.fragments;
                 if compared.differing > 0 {
                     let (d, n) = (compared.differing, compared.results);
-                    making.refute(format!("{}: {d} of {n} results differ", compared.instruction));
+                    making.fail(format!("{}: {d} of {n} results differ", compared.instruction));
                 }
             }
-            Err(error) => making.refute(error.to_string()),
+            Err(error) => making.fail(error.to_string()),
         }
     }
     let check = making.done();
@@ -66,7 +66,7 @@ fn approximation<M: Machine>(
     let results = match subject.run(machine, target, &inputs) {
         Ok(results) => results,
         Err(error) => {
-            making.refute(error.to_string());
+            making.fail(error.to_string());
             return making.done();
         }
     };
@@ -80,7 +80,7 @@ fn approximation<M: Machine>(
     if subject.is_exact(sm) {
         if let Some(first) = &agreement.first {
             let (x, y, z) = (&first.input, &first.machine, &first.emulated);
-            making.refute(format!("{found}; first {x}: {y}, emulated {z}"));
+            making.fail(format!("{found}; first {x}: {y}, emulated {z}"));
         }
         return making.done();
     }
@@ -89,7 +89,7 @@ fn approximation<M: Machine>(
         inputs.iter().zip(&results).zip(&emulated).filter(|((x, y), z)| !subject.admits(**x, **y, **z));
     let outside = outside.count();
     if outside > 0 {
-        making.refute(format!("{outside} results are outside the bound of PTX"));
+        making.fail(format!("{outside} results are outside the bound of PTX"));
     }
     if agreement.differing > 0 {
         making.check.notes.push(found);
@@ -110,7 +110,7 @@ mod tests {
         let mut seen = 0;
         let mut checks = tensor_cores(&mut emulator, target, 90, &settings, &mut |_| seen += 1);
         checks.extend(approximations(&mut emulator, target, 90, &settings, &mut |_| seen += 1));
-        let failed: Vec<_> = checks.iter().filter(|c| c.verdict != Verdict::Proven).collect();
+        let failed: Vec<_> = checks.iter().filter(|c| c.verdict != Verdict::Passed).collect();
         assert!(failed.is_empty(), "{failed:#?}");
         assert_eq!(checks.len(), 1 + Subject::all(90).len());
         assert_eq!(checks.len(), seen);

@@ -96,19 +96,19 @@ fn run<'a, M: Machine>(
     let bound = match bind(plan, &case.problem.problem, arch) {
         Ok(bound) => bound,
         Err(error) => {
-            right.refute(format!("{name}: {error}"));
+            right.fail(format!("{name}: {error}"));
             return None;
         }
     };
     let outcome = match trial(machine, &bound, &case.feed, case.references.as_ref()) {
         Ok(outcome) => outcome,
         Err(error) => {
-            right.refute(format!("{name}: {error}"));
+            right.fail(format!("{name}: {error}"));
             return None;
         }
     };
     for reason in &outcome.reasons {
-        right.refute(format!("{name}: {reason}"));
+        right.fail(format!("{name}: {reason}"));
     }
     let outputs = outcome.outputs(&bound);
     Some(Ran { name, bound, feed: &case.feed, outputs })
@@ -127,7 +127,7 @@ impl Ran<'_> {
         let differing = pairs().filter(|(ours, theirs)| ours != theirs).count();
         (differing > 0 || self.outputs.len() != emulated.len()).then(|| {
             let why = format!("{}: {differing} of {} half words differ", self.name, pairs().count());
-            (Verdict::Refuted, why)
+            (Verdict::Failed, why)
         })
     }
 }
@@ -142,7 +142,7 @@ pub fn ladder<M: Machine>(
 ) -> Vec<Check> {
     let mut checks = Vec::new();
     for rung in rungs() {
-        let races = rung.expected != Expected::Proven;
+        let races = rung.expected != Expected::Passed;
         let mut right = Making::new("ladder", rung.name);
         let mut wrong = 0;
         let small = [Problem::new(1, 1, 128, 64, DType::F16), Problem::new(2, 1, 64, 64, DType::F16)];
@@ -150,7 +150,7 @@ pub fn ladder<M: Machine>(
             let bound = match bind(&Plan::Ladder { rung: rung.plan }, &problem, arch) {
                 Ok(bound) => bound,
                 Err(error) => {
-                    right.refute(error.to_string());
+                    right.fail(error.to_string());
                     continue;
                 }
             };
@@ -161,9 +161,9 @@ pub fn ladder<M: Machine>(
                 match trial(machine, &bound, &feed, references.as_ref()) {
                     Ok(outcome) if races => wrong += u32::from(!outcome.is_right()),
                     Ok(outcome) => {
-                        outcome.reasons.iter().for_each(|r| right.refute(format!("{}: {r}", style.name())));
+                        outcome.reasons.iter().for_each(|r| right.fail(format!("{}: {r}", style.name())));
                     }
-                    Err(error) => right.refute(format!("{}: {error}", style.name())),
+                    Err(error) => right.fail(format!("{}: {error}", style.name())),
                 }
             }
         }
@@ -207,12 +207,12 @@ pub fn repeats<M: Machine>(
                         Ok(outcome) => {
                             let outputs = outcome.outputs(bound);
                             if first[index].get_or_insert_with(|| outputs.clone()) != &outputs {
-                                making.refute(format!(
+                                making.fail(format!(
                                     "launch {launch} of problem {index} differs from the first"
                                 ));
                             }
                         }
-                        Err(error) => making.refute(error.to_string()),
+                        Err(error) => making.fail(error.to_string()),
                     }
                 }
             }
@@ -278,7 +278,7 @@ mod tests {
         let mut count = |_: &Check| seen += 1;
         let mut checks = torture(&mut emulator(), &Arch::SM_90, &tiny(), &mut count);
         checks.extend(repeats(&mut emulator(), &Arch::SM_90, &tiny(), &mut count));
-        let failed: Vec<_> = checks.iter().filter(|c| c.verdict != Verdict::Proven).collect();
+        let failed: Vec<_> = checks.iter().filter(|c| c.verdict != Verdict::Passed).collect();
         assert!(failed.is_empty(), "{failed:#?}");
         assert!(checks.len() == seen && seen > 6, "{seen} of {}", checks.len());
     }
@@ -287,7 +287,7 @@ mod tests {
     fn every_rung_that_should_be_right_is() {
         let settings = Settings { styles: vec![Style::Normal], ..tiny() };
         let checks = ladder(&mut emulator(), &Arch::SM_90, &settings, &mut |_| {});
-        let failed: Vec<_> = checks.iter().filter(|c| c.verdict != Verdict::Proven).collect();
+        let failed: Vec<_> = checks.iter().filter(|c| c.verdict != Verdict::Passed).collect();
         assert!(failed.is_empty() && checks.len() == 14, "{failed:#?}");
     }
 
@@ -295,8 +295,8 @@ mod tests {
     fn a_machine_that_errs_now_and_then_is_refused() {
         let mut flaky = Flaky(emulator(), 0);
         let checks = torture(&mut flaky, &Arch::SM_90, &tiny(), &mut |_| {});
-        assert!(checks.iter().any(|c| c.group == "emulator's bits" && c.verdict == Verdict::Refuted));
+        assert!(checks.iter().any(|c| c.group == "emulator's bits" && c.verdict == Verdict::Failed));
         let checks = repeats(&mut flaky, &Arch::SM_90, &tiny(), &mut |_| {});
-        assert!(checks.iter().all(|c| c.verdict == Verdict::Refuted), "{checks:#?}");
+        assert!(checks.iter().all(|c| c.verdict == Verdict::Failed), "{checks:#?}");
     }
 }

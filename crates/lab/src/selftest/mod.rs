@@ -121,7 +121,7 @@ pub struct Check {
     /// The part of the self-test.
     pub group: &'static str,
     pub name: String,
-    /// Proven, refuted, or incomplete.
+    /// Passed, failed, or incomplete.
     pub verdict: Verdict,
     /// Number of cases, fragments, inputs or launches.
     pub cases: u64,
@@ -146,7 +146,7 @@ impl Making {
         let check = Check {
             group,
             name: name.into(),
-            verdict: Verdict::Proven,
+            verdict: Verdict::Passed,
             cases: 0,
             notes: Vec::new(),
             seconds: 0.0,
@@ -154,8 +154,8 @@ impl Making {
         Making { check, start: Instant::now(), more: 0 }
     }
 
-    fn refute(&mut self, why: String) {
-        self.find(Verdict::Refuted, why);
+    fn fail(&mut self, why: String) {
+        self.find(Verdict::Failed, why);
     }
 
     fn find(&mut self, verdict: Verdict, why: String) {
@@ -190,7 +190,7 @@ impl Report {
 
     /// Checks that did not pass, as `group: name`.
     pub fn failures(&self) -> Vec<String> {
-        let failed = self.checks.iter().filter(|check| check.verdict != Verdict::Proven);
+        let failed = self.checks.iter().filter(|check| check.verdict != Verdict::Passed);
         failed.map(|check| format!("{}: {}", check.group, check.name)).collect()
     }
 
@@ -200,7 +200,7 @@ impl Report {
         for check in &self.checks {
             let [all, passed, cases] = counts.entry(check.group).or_insert([0; 3]);
             *all += 1;
-            *passed += u64::from(check.verdict == Verdict::Proven);
+            *passed += u64::from(check.verdict == Verdict::Passed);
             *cases += check.cases;
         }
         counts
@@ -246,11 +246,11 @@ mod tests {
         let mut wrong = Making::new("attention", "two");
         wrong.check.cases = 9;
         for i in 0..7 {
-            wrong.refute(format!("case {i}"));
+            wrong.fail(format!("case {i}"));
         }
         let report =
             Report { checks: vec![right.done(), wrong.done(), Making::new("streams", "three").done()] };
-        assert_eq!(report.verdict(), Verdict::Refuted);
+        assert_eq!(report.verdict(), Verdict::Failed);
         assert_eq!(report.failures(), ["attention: two", "streams: three"]);
         assert_eq!(report.counts()["attention"], [2, 1, 14]);
         assert_eq!(report.checks[1].notes.last().unwrap(), "and 3 more");

@@ -18,7 +18,7 @@ use tile::{Chains, Handout, Order, Packing, Rescale, RowStore, Sums, Tail, TileO
 use super::{Check, Making, Settings};
 use crate::gate::inputs::Style;
 use crate::gate::mutate::{Fault, mutant, sites};
-use crate::gate::{self, Verdict, bind, prove};
+use crate::gate::{self, Verdict, bind, check_kernel};
 use crate::launchfile::Bound;
 
 /// Faults that remove ordering. Each of their sites must be needed.
@@ -91,7 +91,7 @@ impl Suspect {
         let kernels = match &self.kernels {
             Ok(kernels) => kernels,
             Err(error) => {
-                making.refute(error.clone());
+                making.fail(error.clone());
                 return making.done();
             }
         };
@@ -111,14 +111,14 @@ impl Suspect {
                 .then(|| format!("{fault:?} {site} is refused for another reason: {why}")),
         };
         let found: Vec<_> = order.par_iter().filter_map(unfit).collect();
-        found.into_iter().for_each(|why| making.refute(why));
+        found.into_iter().for_each(|why| making.fail(why));
         for fault in CONTENT {
             let tried: Vec<_> = places(fault, (count(fault) / CONTENT_PLACES).max(1)).collect();
             making.check.cases += tried.len() as u64;
             // Some sites have no effect: before the first block there is nothing to rescale.
             let seen = tried.par_iter().any(|(fault, site)| refusal(kernels, *fault, *site).is_some());
             if !seen && !tried.is_empty() {
-                making.refute(format!("{fault:?} passes at all of {} places", tried.len()));
+                making.fail(format!("{fault:?} passes at all of {} places", tried.len()));
             }
         }
         making.done()
@@ -150,8 +150,8 @@ fn fitting(fault: Fault) -> &'static [&'static str] {
 fn refusal(kernels: &[Bound], fault: Fault, site: usize) -> Option<String> {
     kernels.iter().find_map(|right| {
         let kernel = mutant(&right.kernel, fault, site)?;
-        match prove(&Bound { kernel, ..right.clone() }, &settings()) {
-            Ok(proof) => (proof.verdict == Verdict::Refuted).then(|| proof.reasons.join("; ")),
+        match check_kernel(&Bound { kernel, ..right.clone() }, &settings()) {
+            Ok(check) => (check.verdict == Verdict::Failed).then(|| check.reasons.join("; ")),
             Err(error) => Some(error.to_string()),
         }
     })
@@ -337,7 +337,7 @@ mod tests {
     fn faults_are_refused_in_every_family() {
         let settings = Settings { mutants: STEP, ..Settings::quick() };
         let checks = mutants(&Arch::SM_90, &settings, &mut |_| ());
-        let failed: Vec<_> = checks.iter().filter(|check| check.verdict != Verdict::Proven).collect();
+        let failed: Vec<_> = checks.iter().filter(|check| check.verdict != Verdict::Passed).collect();
         assert!(failed.is_empty(), "{failed:#?}");
         assert!(checks.iter().all(|check| check.cases > 10), "{checks:?}");
     }

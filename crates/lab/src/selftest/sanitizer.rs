@@ -71,7 +71,7 @@ fn judge(code: i32, text: &str, making: &mut Making) {
         }
         (count, _) => {
             let count = count.map_or_else(|| "some".to_owned(), |n| n.to_string());
-            making.refute(format!("{count} errors"));
+            making.fail(format!("{count} errors"));
             let told = text.lines().filter_map(|line| line.strip_prefix("========= "));
             let told = told.filter(|line| {
                 let begins =
@@ -79,7 +79,7 @@ fn judge(code: i32, text: &str, making: &mut Making) {
                 // A hazard has two lines; other indented lines are the host's backtrace.
                 begins && !line.trim().is_empty() || line.trim_start().starts_with("and ")
             });
-            told.take(6).for_each(|line| making.refute(line.trim().to_owned()));
+            told.take(6).for_each(|line| making.fail(line.trim().to_owned()));
         }
     }
 }
@@ -147,16 +147,16 @@ mod tests {
         assert_eq!(findings(CLEAN), Some(0));
         assert_eq!(findings(RACES), Some(3));
         assert_eq!(findings("nothing"), None);
-        assert_eq!(verdict(0, CLEAN).verdict, Verdict::Proven);
+        assert_eq!(verdict(0, CLEAN).verdict, Verdict::Passed);
         let races = verdict(FOUND, RACES);
-        assert_eq!(races.verdict, Verdict::Refuted);
+        assert_eq!(races.verdict, Verdict::Failed);
         let told = [
             "3 errors",
             "Error: Race reported between Write access at fused+0x10",
             "and Read access at fused+0x20",
         ];
         assert_eq!(races.notes, told);
-        assert_eq!(verdict(0, RACES).verdict, Verdict::Refuted, "warnings do not change the exit code");
+        assert_eq!(verdict(0, RACES).verdict, Verdict::Failed, "warnings do not change the exit code");
         // The child failed although the sanitizer found nothing, or the sanitizer could not start.
         assert_eq!(verdict(1, CLEAN).verdict, Verdict::Incomplete);
         assert_eq!(verdict(127, "cannot start\n").notes, ["no clean end (exit code 127): cannot start"]);

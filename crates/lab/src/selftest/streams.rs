@@ -28,10 +28,10 @@ pub fn streams(gpu: &Gpu, arch: &Arch, settings: &Settings, progress: &mut dyn F
                     let rounds =
                         if variant.is_default() { settings.repeats } else { settings.repeats.min(FEW) };
                     if let Err(error) = at_once(gpu, &bound, rounds, &mut making) {
-                        making.refute(error.to_string());
+                        making.fail(error.to_string());
                     }
                 }
-                Err(error) => making.refute(error.to_string()),
+                Err(error) => making.fail(error.to_string()),
             }
             checks.push(making.done());
             checks.last().into_iter().for_each(&mut *progress);
@@ -85,7 +85,7 @@ fn at_once(gpu: &Gpu, bound: &Bound, rounds: u32, making: &mut Making) -> Result
                 }
             }
             if first.get_or_insert_with(|| outputs.clone()) != &outputs {
-                making.refute(format!("round {round}, stream {lane} differs from the first launch"));
+                making.fail(format!("round {round}, stream {lane} differs from the first launch"));
             }
         }
     }

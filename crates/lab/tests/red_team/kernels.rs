@@ -1,7 +1,7 @@
 //! Cheating attempts of a kernel without host code, against the gate. One warp, a row of 16 values per
 //! thread.
 
-use flashcore_lab::gate::{Proof, Settings, Verdict, prove, prove_family};
+use flashcore_lab::gate::{CheckReport, Settings, Verdict, check_family, check_kernel};
 use flashcore_lab::launchfile::{BufferType, Init, LaunchError, LaunchSpec, Role};
 
 const LAUNCH: &str = r#"
@@ -43,79 +43,79 @@ fn copy_row(from: &str) -> String {
     )
 }
 
-fn proof(text: &str) -> Proof {
+fn check(text: &str) -> CheckReport {
     let module = ptx::parse(text).unwrap_or_else(|error| panic!("{error}\n{text}"));
     let module = module.verify().unwrap_or_else(|violations| panic!("{violations}"));
     let launch: LaunchSpec = LAUNCH.parse().unwrap();
-    prove(&launch.bind(module).unwrap(), &Settings::quick()).unwrap()
+    check_kernel(&launch.bind(module).unwrap(), &Settings::quick()).unwrap()
 }
 
-fn assert_refuted(text: &str, reason: &str) {
-    let proof = proof(text);
-    assert_eq!(proof.verdict, Verdict::Refuted);
-    assert!(proof.reasons.iter().any(|r| r.contains(reason)), "{reason} expected: {:#?}", proof.reasons);
+fn assert_fails(text: &str, reason: &str) {
+    let check = check(text);
+    assert_eq!(check.verdict, Verdict::Failed);
+    assert!(check.reasons.iter().any(|r| r.contains(reason)), "{reason} expected: {:#?}", check.reasons);
 }
 
 #[test]
 fn constant_answers_are_wrong() {
     let zeros = "mov.b32 %r1, 0;\nst.global.v4.u32 [%o], {%r1, %r1, %r1, %r1};\nst.global.v4.u32 [%o+16], {%r1, %r1, %r1, %r1};";
-    assert_refuted(&module("", zeros), "wrong answer");
+    assert_fails(&module("", zeros), "wrong answer");
     // Right only where all values are equal.
-    assert_refuted(&module("", &copy_row("%v")), "wrong answer");
+    assert_fails(&module("", &copy_row("%v")), "wrong answer");
 }
 
 #[test]
 fn what_was_in_the_output_is_no_answer() {
-    assert_refuted(&module("", &copy_row("%o")), "uninitialised_read at");
+    assert_fails(&module("", &copy_row("%o")), "uninitialised_read at");
 }
 
 #[test]
 fn there_is_nothing_to_read_beside_the_inputs() {
     // Reads a reference that might lie behind the inputs or before them.
-    assert_refuted(&module("", &copy_row("%q+1024")), "out_of_bounds at");
-    assert_refuted(&module("", &copy_row("%v+-1024")), "out_of_bounds at");
+    assert_fails(&module("", &copy_row("%q+1024")), "out_of_bounds at");
+    assert_fails(&module("", &copy_row("%v+-1024")), "out_of_bounds at");
 }
 
 #[test]
 fn an_answer_left_out_is_missed() {
-    assert_refuted(&module("", ""), "unwritten_output at");
+    assert_fails(&module("", ""), "unwritten_output at");
 }
 
 #[test]
-fn without_an_answer_nothing_is_proven() {
+fn without_an_answer_nothing_passes() {
     let module = ptx::parse(&module("", "")).unwrap().verify().unwrap();
     let launch = LAUNCH.replace("role = \"out\"", "role = \"buffer\"\ndtype = \"f16\"\nelements = 512");
     assert_eq!(launch.parse::<LaunchSpec>().unwrap_err(), LaunchError::Unjudged);
     // The gate also rejects such a kernel when it is called directly, and a check without runs.
     let mut bound = LAUNCH.parse::<LaunchSpec>().unwrap().bind(module).unwrap();
-    let nothing = prove(&bound, &Settings { runs: Vec::new(), ..Settings::quick() }).unwrap();
+    let nothing = check_kernel(&bound, &Settings { runs: Vec::new(), ..Settings::quick() }).unwrap();
     assert_eq!((nothing.verdict, nothing.reasons), (Verdict::Incomplete, vec!["nothing was run".to_owned()]));
     bound.roles[3] = Role::Fill { dtype: BufferType::F16, init: Init::Zeros };
     bound.kernel.buffers[3].access = ptx::Access::ReadWrite;
-    let proof = prove(&bound, &Settings::quick()).unwrap();
-    assert_eq!(proof.verdict, Verdict::Incomplete);
-    assert!(proof.reasons.iter().any(|r| r.contains("nothing was judged")), "{:?}", proof.reasons);
-    assert_eq!(prove_family(&[], &Settings::quick(), |_| None).unwrap().verdict, Verdict::Incomplete);
+    let check = check_kernel(&bound, &Settings::quick()).unwrap();
+    assert_eq!(check.verdict, Verdict::Incomplete);
+    assert!(check.reasons.iter().any(|r| r.contains("nothing was judged")), "{:?}", check.reasons);
+    assert_eq!(check_family(&[], &Settings::quick(), |_| None).unwrap().verdict, Verdict::Incomplete);
 }
 
 #[test]
 fn nothing_is_kept_from_launch_to_launch() {
     let keep = "mov.u64 %rd1, kept;\nadd.s64 %rd1, %rd1, %rd0;\nld.global.u32 %r9, [%q];\nst.global.u32 [%rd1], %r9;";
     let body = format!("{keep}\n{}", copy_row("%v"));
-    assert_refuted(&module(".global .align 16 .b8 kept[1024];", &body), "keeps something in kept");
+    assert_fails(&module(".global .align 16 .b8 kept[1024];", &body), "keeps something in kept");
     // A counter that is reset is not memory between launches.
     let ticket =
         "mov.u64 %rd1, ticket;\nmov.b32 %r9, 0;\nsetp.eq.u32 %p0, %r0, 0;\n@%p0 st.global.u32 [%rd1], %r9;";
     let body = format!("{ticket}\n{}", copy_row("%v"));
-    let proof = proof(&module(".global .align 4 .u32 ticket;", &body));
-    assert!(!proof.reasons.iter().any(|r| r.contains("keeps")), "{:?}", proof.reasons);
+    let check = check(&module(".global .align 4 .u32 ticket;", &body));
+    assert!(!check.reasons.iter().any(|r| r.contains("keeps")), "{:?}", check.reasons);
 }
 
 #[test]
 fn the_inputs_are_left_as_they_are() {
     // Writes zeros for the next launch, which would then be easy.
     let spoil = "mov.b32 %r1, 0;\nst.global.u32 [%q], %r1;";
-    assert_refuted(&module("", &format!("{spoil}\n{}", copy_row("%v"))), "out_of_bounds at");
+    assert_fails(&module("", &format!("{spoil}\n{}", copy_row("%v"))), "out_of_bounds at");
 }
 
 #[test]
@@ -127,9 +127,9 @@ fn a_library_is_no_kernel() {
         Ok(module) => match module.check() {
             Err(violations) => violations.to_string(),
             Ok(()) => {
-                let proof = proof(&text);
-                assert_ne!(proof.verdict, Verdict::Proven);
-                proof.reasons.join("\n")
+                let check = check(&text);
+                assert_ne!(check.verdict, Verdict::Passed);
+                check.reasons.join("\n")
             }
         },
     };

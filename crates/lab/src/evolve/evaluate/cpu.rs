@@ -21,7 +21,7 @@ use crate::evolve::space::Domain;
 use crate::evolve::{Candidate, Finding, Stage, Task};
 use crate::gate::Verdict;
 use crate::ledger::{
-    Against, CandidateId, Environment, Judge, MeasurementFact, ProofFact, Rejection, Screening, TimeKind,
+    Against, CandidateId, CheckFact, Environment, Judge, MeasurementFact, Rejection, Screening, TimeKind,
     Trial,
 };
 use crate::provenance::Provenance;
@@ -75,19 +75,19 @@ impl CpuEvaluator {
         &mut self.known[last].1
     }
 
-    fn prove(&mut self, plan: &CpuPlan, shape: &Shape) -> Result<ProofFact, Rejection> {
+    fn check(&mut self, plan: &CpuPlan, shape: &Shape) -> Result<CheckFact, Rejection> {
         let _shared = MACHINE.read().unwrap_or_else(PoisonError::into_inner);
         let began = Instant::now();
-        let failed = |error| reject(Stage::Prove, "crashed", error);
+        let failed = |error| reject(Stage::Check, "crashed", error);
         let known = self.known(shape);
         let cases = match &known.cases {
             Some(cases) => cases.clone(),
             None => known.cases.insert(Arc::new(Cases::of(&shape.problem()).map_err(failed)?)).clone(),
         };
         let (reasons, error_rel) = cases.judge(plan).map_err(failed)?;
-        Ok(ProofFact {
+        Ok(CheckFact {
             judge: Judge::Device,
-            verdict: if reasons.is_empty() { Verdict::Proven } else { Verdict::Refuted },
+            verdict: if reasons.is_empty() { Verdict::Passed } else { Verdict::Failed },
             reasons,
             hazards: json!([]),
             error_rel: Some(error_rel),
@@ -184,7 +184,7 @@ fn timed(trial: Trial, task: &Task, samples: Vec<f64>, against: Option<Against>,
     let (low_us, high_us) = (found.low.exp().min(us), found.high.exp().max(us));
     let (kind, problem) = (TimeKind::Measured, task.problem);
     let measurement = MeasurementFact { trial, kind, problem, samples, us, low_us, high_us, against };
-    Look { finding: Finding::Timed { proof: None, measurement }, device_seconds: seconds }
+    Look { finding: Finding::Timed { check: None, measurement }, device_seconds: seconds }
 }
 
 /// The properties of a plan and its predicted time.
@@ -228,8 +228,8 @@ impl Evaluator for CpuEvaluator {
         match task.stage {
             Stage::Propose => Err(reject(Stage::Propose, "proposer", "the native kernels have plans only")),
             Stage::Screen => Ok(Look::without_device(screen(plan, &problem))),
-            Stage::Prove => {
-                self.prove(plan, &task.problem).map(|fact| Look::without_device(Finding::Judged(fact)))
+            Stage::Check => {
+                self.check(plan, &task.problem).map(|fact| Look::without_device(Finding::Judged(fact)))
             }
             Stage::Microbench => self.microbench(plan, task),
             Stage::Race => self.race(plan, task, Trial::Race),
@@ -282,8 +282,8 @@ mod tests {
             panic!("screened")
         };
         assert_eq!(again.ptx_hash, screening.ptx_hash);
-        let proof = evaluator.evaluate(&task(Stage::Prove, &problem, plan, None)).finding;
-        assert!(matches!(&proof, Finding::Judged(p) if p.verdict == Verdict::Proven), "{proof:?}");
+        let check = evaluator.evaluate(&task(Stage::Check, &problem, plan, None)).finding;
+        assert!(matches!(&check, Finding::Judged(p) if p.verdict == Verdict::Passed), "{check:?}");
         let other = CpuPlan { threads: 1, block_q: 16, ..plan };
         for (stage, trial) in [
             (Stage::Microbench, Trial::Microbench),
@@ -291,7 +291,7 @@ mod tests {
             (Stage::HeldOut, Trial::HeldOut),
         ] {
             let outcome = evaluator.evaluate(&task(stage, &problem, plan, Some(other)));
-            let Finding::Timed { measurement, proof: None } = outcome.finding else {
+            let Finding::Timed { measurement, check: None } = outcome.finding else {
                 panic!("{:?}", outcome.finding)
             };
             let against = measurement.against.unwrap();

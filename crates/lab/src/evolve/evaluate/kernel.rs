@@ -12,9 +12,9 @@ use super::super::task::{Finding, Stage};
 use super::subject;
 use crate::diagnose::{Evidence, diagnose};
 use crate::forecast;
-use crate::gate::{Proof, Settings, bind, prove};
+use crate::gate::{CheckReport, Settings, bind, check_kernel};
 use crate::launchfile::Bound;
-use crate::ledger::{Judge, ProofFact, Rejection, Screening};
+use crate::ledger::{CheckFact, Judge, Rejection, Screening};
 use crate::provenance::hash;
 use crate::study;
 
@@ -157,7 +157,7 @@ impl Bench {
     ///
     /// # Errors
     /// The rejection, when the kernel cannot be checked.
-    pub fn prove(&self, candidate: &Candidate, problem: &Problem) -> Result<ProofFact, Rejection> {
+    pub fn check(&self, candidate: &Candidate, problem: &Problem) -> Result<CheckFact, Rejection> {
         let began = std::time::Instant::now();
         let bound = match candidate {
             Candidate::Gpu(plan) => {
@@ -165,12 +165,13 @@ impl Bench {
                 let arch = Arch { multiprocessors: FEW, ..self.arch };
                 bind(plan, &small, &arch)
                     .or_else(|_| bind(plan, problem, &self.arch))
-                    .map_err(|e| reject(Stage::Prove, "plan", e))?
+                    .map_err(|e| reject(Stage::Check, "plan", e))?
             }
             _ => self.bound(candidate, problem)?,
         };
-        let proof = prove(&bound, &Settings::quick()).map_err(|e| reject(Stage::Prove, "incomplete", e))?;
-        Ok(fact(Judge::Emulator, &proof, began.elapsed().as_secs_f64()))
+        let check =
+            check_kernel(&bound, &Settings::quick()).map_err(|e| reject(Stage::Check, "incomplete", e))?;
+        Ok(fact(Judge::Emulator, &check, began.elapsed().as_secs_f64()))
     }
 
     /// A problem with the same head_dim, mask and dtype, with more than one tile of rows and of keys, and
@@ -199,15 +200,15 @@ impl Bench {
 }
 
 /// A verdict in the ledger's form.
-pub fn fact(judge: Judge, proof: &Proof, seconds: f64) -> ProofFact {
+pub fn fact(judge: Judge, check: &CheckReport, seconds: f64) -> CheckFact {
     let hazards: Vec<Value> =
-        proof.hazards.iter().take(HAZARDS).map(|h| json!(crate::gate::HazardRow::from(h))).collect();
-    ProofFact {
+        check.hazards.iter().take(HAZARDS).map(|h| json!(crate::gate::HazardRow::from(h))).collect();
+    CheckFact {
         judge,
-        verdict: proof.verdict,
-        reasons: proof.reasons.clone(),
+        verdict: check.verdict,
+        reasons: check.reasons.clone(),
         hazards: Value::Array(hazards),
-        error_rel: proof.error.map(|error| error.rel),
+        error_rel: check.error.map(|error| error.rel),
         seconds,
     }
 }

@@ -70,7 +70,7 @@ impl Model {
         let kind = TimeKind::Predicted;
         let (samples, problem) = (vec![us], task.problem);
         let measurement = MeasurementFact { trial, kind, problem, samples, us, low_us, high_us, against };
-        Ok(Finding::Timed { proof: None, measurement })
+        Ok(Finding::Timed { check: None, measurement })
     }
 }
 
@@ -94,7 +94,7 @@ impl Evaluator for Model {
         let problem = task.problem.problem();
         let finding = match task.stage {
             Stage::Screen => self.bench.screen(&task.subject, &problem)?,
-            Stage::Prove => Finding::Judged(self.bench.prove(&task.subject, &problem)?),
+            Stage::Check => Finding::Judged(self.bench.check(&task.subject, &problem)?),
             Stage::Microbench => self.timed(task, Trial::Microbench)?,
             Stage::Race => self.timed(task, Trial::Race)?,
             Stage::HeldOut => self.timed(task, Trial::HeldOut)?,
@@ -145,7 +145,7 @@ mod tests {
     }
 
     #[test]
-    fn every_family_is_screened_proven_and_predicted() {
+    fn every_family_is_screened_checked_and_predicted() {
         let mut model = Model::of(&H200).unwrap();
         let problem = Problem::new(1, 2, 256, 64, DType::F16).with_band(Band::CAUSAL);
         for family in Family::ALL {
@@ -157,9 +157,9 @@ mod tests {
             };
             assert!(low < us && us < high && screening.registers.is_some(), "{screening:?}");
             assert!(screening.tile.unwrap().contains('x') && !screening.bound.unwrap().is_empty());
-            let judged = model.evaluate(&task(Stage::Prove, &problem, plan.clone()));
+            let judged = model.evaluate(&task(Stage::Check, &problem, plan.clone()));
             assert!(
-                matches!(&judged.finding, Finding::Judged(proof) if proof.verdict == Verdict::Proven),
+                matches!(&judged.finding, Finding::Judged(check) if check.verdict == Verdict::Passed),
                 "{judged:?}"
             );
             let timed = model.evaluate(&task(Stage::Microbench, &problem, plan));
@@ -193,10 +193,10 @@ mod tests {
     fn what_cannot_be_built_or_is_wrong_says_why() {
         let mut model = Model::of(&H200).unwrap();
         let problem = Problem::new(1, 2, 128, 64, DType::F16);
-        let racy = task(Stage::Prove, &problem, Plan::Ladder { rung: RungPlan::Phase4Race });
-        let Finding::Judged(proof) = model.evaluate(&racy).finding else { panic!("judged") };
-        assert_eq!(proof.verdict, Verdict::Refuted);
-        assert!(!proof.reasons.is_empty() && proof.hazards[0]["kind"] == "race", "{proof:?}");
+        let racy = task(Stage::Check, &problem, Plan::Ladder { rung: RungPlan::Phase4Race });
+        let Finding::Judged(check) = model.evaluate(&racy).finding else { panic!("judged") };
+        assert_eq!(check.verdict, Verdict::Failed);
+        assert!(!check.reasons.is_empty() && check.hazards[0]["kind"] == "race", "{check:?}");
         let other = Problem::new(1, 2, 128, 96, DType::F16);
         let unfit = task(Stage::Screen, &other, Plan::Ladder { rung: RungPlan::Phase4 });
         let Finding::Rejected(rejection) = model.evaluate(&unfit).finding else { panic!("rejected") };
@@ -207,7 +207,7 @@ mod tests {
     /// The problem on which a plan is checked is small, of the same kind, and has ends that do not fill a
     /// tile.
     #[test]
-    fn proofs_are_of_small_problems() {
+    fn checks_are_of_small_problems() {
         let model = Model::of(&H200).unwrap();
         let problem = Problem::new(4, 16, 4096, 128, DType::Bf16).with_band(Band::CAUSAL);
         for family in Family::ALL {

@@ -72,7 +72,7 @@ impl Tale {
             high_us: us * 1.1,
             against,
         };
-        self.tell(id, stage, Finding::Timed { proof: None, measurement });
+        self.tell(id, stage, Finding::Timed { check: None, measurement });
     }
 
     /// Adds a candidate of plan and kernel number `plan` and times it.
@@ -174,7 +174,7 @@ fn the_default_may_be_the_best() {
     assert!((arm["gain"]["ratio"].as_f64().unwrap() - 1.25).abs() < 1e-9, "{arm}");
     assert_eq!(
         arm["says"],
-        "what the evolution began with beats blind draws; it found nothing better itself"
+        "what the evolution began with beats random sampling; the evolution found nothing better"
     );
 }
 
@@ -201,7 +201,7 @@ fn a_draw_is_whole_when_its_last_is_dead() {
         let died: Vec<(i64, &str)> = died.iter().map(|(id, r)| (id.0, r.reason.as_str())).collect();
         assert_eq!(died, [(4, "predicted_slow"), (5, "predicted_slow")]);
         let place = |id| tale.population.members[&CandidateId(id)].place;
-        assert_eq!((place(2), place(3)), (Place::Ready(Stage::Prove), Place::Ready(Stage::Prove)));
+        assert_eq!((place(2), place(3)), (Place::Ready(Stage::Check), Place::Ready(Stage::Check)));
     }
 }
 

@@ -114,7 +114,7 @@ fn the_device_does_not_wait_for_the_host() {
         |count: usize| -> Vec<Box<dyn Evaluator>> { (0..count).map(|_| Box::new(worker()) as _).collect() };
     let crew = Crew::start(boxed(2), boxed(1));
     // Both host workers are busy, one of them forever.
-    crew.submit(task(1, Stage::Prove, "SLOW"));
+    crew.submit(task(1, Stage::Check, "SLOW"));
     crew.submit(task(2, Stage::Screen, "HANG"));
     for number in 10..15 {
         crew.submit(task(number, Stage::Microbench, "good"));
@@ -130,7 +130,7 @@ fn the_device_does_not_wait_for_the_host() {
 
 #[test]
 fn tasks_are_served_line_by_line() {
-    let tasks = [task(1, Stage::Screen, "a"), task(2, Stage::Prove, "b")];
+    let tasks = [task(1, Stage::Screen, "a"), task(2, Stage::Check, "b")];
     let input: String = tasks.iter().map(|task| serde_json::to_string(task).unwrap() + "\n").collect();
     let mut output = Vec::new();
     let evaluate = |task: &Task| {
@@ -148,7 +148,7 @@ fn tasks_are_served_line_by_line() {
         String::from_utf8(output).unwrap().lines().map(|line| serde_json::from_str(line).unwrap()).collect();
     assert_eq!(
         answers.iter().map(|o| (o.candidate.0, o.stage)).collect::<Vec<_>>(),
-        [(1, Stage::Screen), (2, Stage::Prove)]
+        [(1, Stage::Screen), (2, Stage::Check)]
     );
     let refused = serve(b"no task\n".as_slice(), Vec::new(), evaluate).unwrap_err().to_string();
     assert!(refused.contains("line 1 of standard input is no task"), "{refused}");

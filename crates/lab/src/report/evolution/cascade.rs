@@ -38,18 +38,18 @@ pub(super) fn funnel(view: &RunView) -> Markup {
                     }
                     text.value x=(right + 70.0) y=(y + 16.0) text-anchor="end" { (grouped(passage.entered)) }
                     text.value x=(WIDTH - 12.0) y=(y + 16.0) text-anchor="end" { (grouped(passed)) }
-                    title { (stage_name(passage.stage)) ": " (passage.died) " of " (passage.entered) " died" }
+                    title { (stage_name(passage.stage)) ": " (passage.died) " of " (passage.entered) " rejected" }
                 }
             }
         }
-        div.legend { span { i.key.passed {} "share that passed" } span { i.key.entered {} "share that died" } }
+        div.legend { span { i.key.passed {} "share that passed" } span { i.key.entered {} "share that was rejected" } }
     }
 }
 
 /// The reasons of rejection by stage as bars, each with an example.
 pub(super) fn deaths(view: &RunView, links: Links) -> Markup {
     if view.deaths.is_empty() {
-        return html! { p.soft { "None died yet." } };
+        return html! { p.soft { "No candidate was rejected yet." } };
     }
     let all: i64 = view.deaths.iter().map(|d| d.count).sum();
     let mut shown: Vec<&Reason> = view.deaths.iter().take(REASONS).collect();
@@ -59,7 +59,7 @@ pub(super) fn deaths(view: &RunView, links: Links) -> Markup {
     let top = 26.0;
     let height = top + ROW * shown.len() as f64 + 8.0;
     html! {
-        svg.chart.deaths viewBox=(format!("0 0 {WIDTH} {height}")) role="img" aria-label="Reasons why candidates died" {
+        svg.chart.deaths viewBox=(format!("0 0 {WIDTH} {height}")) role="img" aria-label="Reasons why candidates were rejected" {
             text.head x="12" y="16" { "stage" }
             text.head x="92" y="16" { "reason" }
             text.head x=(WIDTH - 12.0) y="16" text-anchor="end" { "candidates" }
@@ -142,9 +142,8 @@ pub(super) fn cost(view: &RunView) -> Markup {
                 td.n { (duration(cost.device_seconds)) } td.n { (money(cost.device_seconds)) }
             } }
         } }
-        @match price {
-            Some(price) => p.soft { "Device time at " (format!("{price:.2}")) " an hour, in the currency that the run was given." },
-            None => p.soft { "The run was given no price of an hour of the device." },
+        @if let Some(price) = price {
+            p.soft { "Device time at " (format!("{price:.2}")) " an hour, in the currency that the run was given." }
         }
     }
 }

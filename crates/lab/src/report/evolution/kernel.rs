@@ -125,7 +125,7 @@ pub fn heat(exhibit: &Exhibit) -> Markup {
             "."
         }
         (findings(&anatomy.findings))
-        h3 { "The dearest lines" }
+        h3 { "The most expensive lines" }
         (dearest(anatomy))
         details.listing open[anatomy.text.lines().count() < 400] {
             summary {
@@ -143,7 +143,7 @@ pub fn heat(exhibit: &Exhibit) -> Markup {
 
 fn findings(findings: &[Finding]) -> Markup {
     if findings.is_empty() {
-        return html! { p.soft { "No root cause stands out." } };
+        return html! { p.soft { "No single bottleneck was found." } };
     }
     html! {
         div.scroll { table.findings {
@@ -235,7 +235,7 @@ pub fn difference(a: &Exhibit, b: &Exhibit, shown: Lines) -> Markup {
                                 p.soft { "model: " (time(p.us)) " µs (" (time(p.us_low)) " to " (time(p.us_high)) "), bound by "
                                     (p.bound.name()) }
                             }
-                            @if anatomy.findings.is_empty() { p.soft { "No root cause stands out." } }
+                            @if anatomy.findings.is_empty() { p.soft { "No single bottleneck was found." } }
                             ul.causes { @for f in anatomy.findings.iter().take(4) {
                                 li { b { (f.name) } ", at most " (ratio(f.expected_gain)) br; span.soft { (f.evidence) } }
                             } }

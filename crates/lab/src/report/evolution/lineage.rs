@@ -46,7 +46,7 @@ pub(super) fn tree(view: &ProblemView, links: Links) -> Markup {
     html! {
         svg.chart.lineage viewBox=(format!("0 0 {WIDTH} {height}")) role="img" aria-label="Ancestors of the best candidate" {
             text.head x=(text) y="16" { "candidate" }
-            text.head x=(operator + 14.0) y="16" { "made by" }
+            text.head x=(operator + 14.0) y="16" { "operator" }
             text.head x=(changed) y="16" { "what changed" }
             text.head x=(WIDTH - 96.0) y="16" text-anchor="end" { "µs" }
             text.head x=(WIDTH - 12.0) y="16" text-anchor="end" { "gain" }

@@ -12,7 +12,7 @@ use super::{Links, Section, arm_name, frame, scatter, shape, stage_name, title, 
 use crate::bench::suites::words;
 use crate::evolve::Candidate;
 use crate::ledger::{
-    ByHand, CandidateId, Dossier, Forecast, Judge, Line, MeasurementFact, Pair, ProofFact, Ranked, RunId,
+    ByHand, CandidateId, CheckFact, Dossier, Forecast, Judge, Line, MeasurementFact, Pair, Ranked, RunId,
     Screening, TimeKind, Trial,
 };
 
@@ -113,7 +113,7 @@ pub fn candidates(run: RunId, lines: &[Line], before: Option<i64>) -> String {
         p { a href=(format!("/run/{}", run.0)) { "the run" } }
         div.scroll { table.candidates {
             thead { tr {
-                th { "candidate" } th { "arm" } th { "made by" } th { "came to" } th { "rejected" } th.n { "predicted µs" } th.n { "µs" }
+                th { "candidate" } th { "group" } th { "operator" } th { "last stage" } th { "rejected" } th.n { "predicted µs" } th.n { "µs" }
             } }
             tbody { @for line in lines {
                 tr {
@@ -139,7 +139,7 @@ pub fn candidate(view: &Dossier, device: &str) -> String {
         p.lead {
             (in_words(&new.candidate)) ", of " a href=(format!("/run/{}", new.run.0)) { "run " (new.run.0) }
             " on " (device) ", for " (shape(&new.problem)) ". "
-            "In the " (arm_name(new.arm)) ", made by " b { (new.operator) } ", " (moment(view.known.at)) "."
+            "Group: " (arm_name(new.arm)) "; operator: " b { (new.operator) } "; " (moment(view.known.at)) "."
         }
         @if !new.parents.is_empty() {
             p { "From " @for (i, parent) in new.parents.iter().enumerate() { @if i > 0 { " and " } (number(*parent)) }
@@ -163,7 +163,7 @@ pub fn candidate(view: &Dossier, device: &str) -> String {
             section #screening { h2 { "Screening" } (screened(screening)) (noted(findings)) }
         }
         section #times { h2 { "Times" } (times(&view.forecasts, &view.measurements, &new.problem)) }
-        section #proofs { h2 { "Proofs" } (proofs(&view.proofs)) }
+        section #checks { h2 { "Checks" } (checks(&view.checks)) }
         section #kernel { h2 { "Kernel" }
             (part(&format!("/candidate/{id}/kernel"), "The kernel is being taken apart …"))
         }
@@ -259,20 +259,20 @@ pub(super) fn times(forecasts: &[Forecast], measurements: &[MeasurementFact], ow
     }
 }
 
-fn proofs(proofs: &[ProofFact]) -> Markup {
-    if proofs.is_empty() {
+fn checks(checks: &[CheckFact]) -> Markup {
+    if checks.is_empty() {
         return html! { p.soft { "None yet." } };
     }
     html! {
-        @for proof in proofs {
+        @for check in checks {
             p {
-                "By " @match proof.judge { Judge::Emulator => "the emulator", Judge::Device => "the device" } ": "
-                span class=(format!("verdict {}", proof.verdict.name())) { (proof.verdict.name()) }
-                @if let Some(error) = proof.error_rel { ", relative error " (format!("{error:.2e}")) }
-                ", " (format!("{:.2}", proof.seconds)) " s."
+                "By " @match check.judge { Judge::Emulator => "the emulator", Judge::Device => "the device" } ": "
+                span class=(format!("verdict {}", check.verdict.name())) { (check.verdict.name()) }
+                @if let Some(error) = check.error_rel { ", relative error " (format!("{error:.2e}")) }
+                ", " (format!("{:.2}", check.seconds)) " s."
             }
-            @for reason in proof.reasons.iter().take(8) { div.hazard { (reason) } }
-            @for hazard in proof.hazards.as_array().into_iter().flatten().take(8) {
+            @for reason in check.reasons.iter().take(8) { div.hazard { (reason) } }
+            @for hazard in check.hazards.as_array().into_iter().flatten().take(8) {
                 div.hazard {
                     (hazard["message"].as_str().unwrap_or_default())
                     @if let Some(line) = hazard["line"].as_u64() { code { "line " (line) } }
@@ -296,7 +296,7 @@ pub fn top(problems: &[(Shape, String)], chosen: Option<(&Shape, &str)>, best: &
             h2 { (shape(problem)) " on " (device) }
             div.scroll { table.best {
                 thead { tr {
-                    th { "candidate" } th { "plan" } th { "made by" } th.n { "µs" } th.n { "interval" } th { "by" } th { "over its incumbent" }
+                    th { "candidate" } th { "plan" } th { "operator" } th.n { "µs" } th.n { "interval" } th { "by" } th { "over its incumbent" }
                 } }
                 tbody { @for timed in best {
                     tr {
@@ -344,8 +344,8 @@ pub fn forecasts(authors: &[(String, String, Vec<Pair>)], told: &[ByHand]) -> St
                 div.halves { div { (scatter::chart(pairs, Links::Live)) } div { (scatter::score(pairs)) } }
             }
         }
-        section { h2 { "By hand" }
-            @if told.is_empty() { p.soft { "Nobody forecast anything by hand: " code { "flashcore forecast add" } " does." } }
+        section { h2 { "Manual forecasts" }
+            @if told.is_empty() { p.soft { "No manual forecasts yet: " code { "flashcore forecast add" } " records one." } }
             @else { div.scroll { table.told {
                 thead { tr { th { "idea" } th { "by" } th { "device" } th.n { "expected µs" } th.n { "came out" } th { "verdict" } } }
                 tbody { @for t in told { (told_row(t)) } }

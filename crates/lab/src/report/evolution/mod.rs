@@ -160,7 +160,7 @@ pub fn sections(view: &RunView, links: Links) -> Vec<Section> {
             "Where the fast ones are",
             html! {
                 div.halves {
-                    div { h3 { "Niches" } (niches::map(problem, links)) }
+                    div { h3 { "Cells" } (niches::map(problem, links)) }
                     div { h3 { "Under the roofline" } (roofline::chart(&view.run.device, problem)) }
                 }
             },
@@ -176,7 +176,7 @@ pub fn sections(view: &RunView, links: Links) -> Vec<Section> {
             }
         },
     ));
-    sections.push(Section::new("deaths", "Why candidates died", html! {
+    sections.push(Section::new("deaths", "Why candidates were rejected", html! {
         div.halves { div { h3 { "Stage by stage" } (cascade::funnel(view)) } div { h3 { "By reason" } (cascade::deaths(view, links)) } }
     }));
     sections.push(Section::new(
@@ -225,14 +225,14 @@ fn tiles(problem: &ProblemView, whole: bool, view: &RunView, links: Links) -> Ma
             @if let Some((gain, range)) = speedup {
                 (tile("speed-up", html! { (ratio(gain)) }, match range {
                     Some((low, high)) => html! { "raced: " (ratio(low)) " to " (ratio(high)) },
-                    None => html! { "quotient of separate times" },
+                    None => html! { "ratio of separate timings" },
                 }))
             }
             @if whole {
                 (tile("candidates", html! { (grouped(view.candidates)) }, html! { (grouped(view.timed)) " with a time" }))
-                (tile("device held", html! { (cascade::duration(view.cost.device_seconds)) }, match view.cost.price {
+                (tile("device time", html! { (cascade::duration(view.cost.device_seconds)) }, match view.cost.price {
                     Some(cost) => html! { "cost " (format!("{cost:.2}")) },
-                    None => html! { "no price given" },
+                    None => html! { "cost not known" },
                 }))
                 @if !view.forecasts.is_empty() {
                     @let score = Score::of("", "", &view.forecasts);
@@ -267,24 +267,24 @@ fn gains(view: &ProblemView) -> Markup {
             @match (best(Arm::Evolution), best(Arm::Random)) {
                 (Some((evolution, tried)), Some((random, drawn))) => {
                     @if evolution < random {
-                        "The evolution's best is " b { (ratio(random / evolution)) } " as fast as that of its random arm"
+                        "The evolution's best is " b { (ratio(random / evolution)) } " as fast as the best random sample"
                     } @else if evolution > random {
-                        b { "The random arm found a faster one" } ": the evolution's best takes " (ratio(evolution / random)) " its time"
+                        b { "Random sampling found a faster one" } ": the evolution's best takes " (ratio(evolution / random)) " its time"
                     }
-                    @else { "The evolution and its random arm found the same time" }
+                    @else { "The evolution and random sampling found the same time" }
                     ", after " (grouped(tried)) " and " (grouped(drawn)) " candidates"
                     @if let Some(at_equal) = equal(view, drawn.min(tried)) {
                         "; at " (grouped(drawn.min(tried))) " each, " (ratio(at_equal))
                     }
                     ". "
                 }
-                _ => "The random arm has no time yet. "
+                _ => "No random sample has a time yet. "
             }
             @if let (Some(baseline), Some(best), Some(drawn)) = (&view.baseline, &view.best, &view.drawn) {
                 @let raced = [best, drawn].map(|r| r.against.filter(|race| race.incumbent == baseline.candidate));
                 @if let ([Some(best), Some(drawn)], Arm::Evolution) = (raced, best.arm) {
                     "These are short timings, the luckiest of many. Raced against the baseline, the best came out at " (raced_ratio(&best))
-                    ", and the best blind draw at " (raced_ratio(&drawn)) ". "
+                    ", and the best random sample at " (raced_ratio(&drawn)) ". "
                 }
             }
             @if let Some(control) = &view.control {
@@ -296,7 +296,7 @@ fn gains(view: &ProblemView) -> Markup {
                     (None, Some(baseline)) => (ratio(baseline.us / control.us)),
                     (None, None) => { (time(control.us)) " µs" }
                 }
-                ": what is nearer to 1 than that is noise."
+                ": smaller differences are noise."
             }
         }
     }
@@ -331,7 +331,7 @@ fn ranking_legend(view: &ProblemView) -> Markup {
             span { "★ promoted" }
             span.soft {
                 "Lines: 95 % intervals" @if !view.top.is_empty() { (order) }
-                ". ~: a quotient of times, not a race against the baseline. The axis does not begin at 0."
+                ". ~: a ratio of separate timings, not a race against the baseline. The axis does not begin at 0."
             }
         }
     }
@@ -379,7 +379,7 @@ const fn arm_name(arm: Arm) -> &'static str {
     match arm {
         Arm::Baseline => "baseline",
         Arm::Evolution => "evolution",
-        Arm::Random => "random arm",
+        Arm::Random => "random samples",
         Arm::Control => "control",
     }
 }
@@ -388,7 +388,7 @@ const fn stage_name(stage: Stage) -> &'static str {
     match stage {
         Stage::Propose => "propose",
         Stage::Screen => "screen",
-        Stage::Prove => "prove",
+        Stage::Check => "check",
         Stage::Microbench => "microbench",
         Stage::Race => "race",
         Stage::HeldOut => "held out",
@@ -457,9 +457,12 @@ mod tests {
         add(&ledger, run, 128, "seed:tuned");
         let view = RunView::of(&ledger, run).unwrap();
         let page = page(&view, &[]);
-        for words in
-            ["No candidate has a time yet", "No niche is taken yet", "The peaks of Voodoo 2", "None died yet"]
-        {
+        for words in [
+            "No candidate has a time yet",
+            "No cell is filled yet",
+            "The peaks of Voodoo 2",
+            "No candidate was rejected yet",
+        ] {
             assert!(page.contains(words), "{words}");
         }
         assert!(RunView::of(&ledger, RunId(9)).is_err());
@@ -518,7 +521,7 @@ mod tests {
                 seconds: 1.0,
                 device_seconds: 1.0,
                 finding: Finding::Timed {
-                    proof: None,
+                    check: None,
                     measurement: MeasurementFact {
                         trial,
                         kind: TimeKind::Measured,

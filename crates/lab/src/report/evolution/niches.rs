@@ -20,7 +20,7 @@ const STEPS: [f64; 4] = [1.0, 1.25, 1.7, 3.0];
 
 pub(super) fn map(view: &ProblemView, links: Links) -> Markup {
     let Some(best) = view.niches.iter().map(|n| n.us).min_by(f64::total_cmp) else {
-        return html! { p.soft { "No niche is taken yet." } };
+        return html! { p.soft { "No cell is filled yet." } };
     };
     let mut bounds: Vec<&str> = view.niches.iter().map(|n| n.bound.as_str()).collect();
     bounds.sort_unstable();
@@ -33,7 +33,7 @@ pub(super) fn map(view: &ProblemView, links: Links) -> Markup {
     let height = TOP + CELL.1 * tiles.len() as f64 + 46.0;
     let find = |bound: &str, tile: &str| view.niches.iter().find(|n| n.bound == bound && n.tile == tile);
     html! {
-        svg.chart.niches viewBox=(format!("0 0 {width} {height}")) role="img" aria-label="The fastest candidate of each niche" {
+        svg.chart.niches viewBox=(format!("0 0 {width} {height}")) role="img" aria-label="The fastest candidate of each cell" {
             text.head x=(LEFT - 10.0) y="16" text-anchor="end" { "tile" }
             @for (i, bound) in bounds.iter().enumerate() {
                 text.tick x=(LEFT + cell * (i as f64 + 0.5)) y="28" text-anchor="middle" { (bound.replace('_', " ")) }

@@ -60,7 +60,7 @@ pub(super) fn chart(view: &ProblemView, floor_us: Option<f64>) -> Markup {
     spread(&mut names, TOP, BOTTOM);
     html! {
         svg.chart.progress viewBox=(format!("0 0 {WIDTH} {HEIGHT}")) role="img"
-            aria-label="Best time so far over candidates tried, for the evolution and the random arm" {
+            aria-label="Best time so far over candidates tried, for the evolution and the random samples" {
             @for tick in y.ticks(TICKS) {
                 line.grid x1=(LEFT) x2=(RIGHT) y1=(y.at(tick)) y2=(y.at(tick)) {}
                 text.tick x=(LEFT - 8.0) y=(y.at(tick) + AXIS_TEXT) text-anchor="end" { (y.label(tick, TICKS)) }
@@ -69,7 +69,7 @@ pub(super) fn chart(view: &ProblemView, floor_us: Option<f64>) -> Markup {
             @for tick in x.ticks(8).into_iter().filter(|t| t.fract() == 0.0) {
                 text.tick x=(x.at(tick)) y=(BOTTOM + 16.0) text-anchor="middle" { (grouped(tick as i64)) }
             }
-            text.tick x=((LEFT + RIGHT) / 2.0) y=(HEIGHT - 6.0) text-anchor="middle" { "candidates tried in the arm" }
+            text.tick x=((LEFT + RIGHT) / 2.0) y=(HEIGHT - 6.0) text-anchor="middle" { "candidates tried in the group" }
             @if let Some(us) = baseline {
                 line.baseline x1=(LEFT) x2=(RIGHT) y1=(y.at(us)) y2=(y.at(us)) {}
             }

@@ -27,7 +27,7 @@ const MODEL: &str = "model";
 
 /// The stages in their order.
 const STAGES: [Stage; 6] =
-    [Stage::Propose, Stage::Screen, Stage::Prove, Stage::Microbench, Stage::Race, Stage::HeldOut];
+    [Stage::Propose, Stage::Screen, Stage::Check, Stage::Microbench, Stage::Race, Stage::HeldOut];
 
 /// The data of a run's page.
 #[derive(Clone, Debug)]

@@ -266,12 +266,12 @@ mod tests {
             screening.ptx_hash.len() == 12 && screening.registers.is_some_and(|r| r > 16),
             "{screening:?}"
         );
-        let Finding::Judged(proof) = look(&task(Step::Prove, plan(json!({})))) else { panic!() };
-        assert_eq!((proof.verdict, proof.reasons), (Verdict::Proven, Vec::new()));
-        let Finding::Timed { proof, measurement } = look(&task(Step::Microbench, plan(json!({})))) else {
+        let Finding::Judged(check) = look(&task(Step::Check, plan(json!({})))) else { panic!() };
+        assert_eq!((check.verdict, check.reasons), (Verdict::Passed, Vec::new()));
+        let Finding::Timed { check, measurement } = look(&task(Step::Microbench, plan(json!({})))) else {
             panic!()
         };
-        assert!(proof.unwrap().error_rel.unwrap() > 0.0 && measurement.us > 0.1);
+        assert!(check.unwrap().error_rel.unwrap() > 0.0 && measurement.us > 0.1);
         assert_eq!((measurement.samples.len(), measurement.kind), (SAMPLES, TimeKind::Predicted));
         // Fewer and larger blocks take fewer instructions.
         let keys = |n: u32| plan(json!({ "block_m": 64, "warps": 4, "kv_warps": 1, "block_n": n }));

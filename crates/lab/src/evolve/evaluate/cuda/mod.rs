@@ -31,7 +31,7 @@ use crate::evolve::{Finding, Stage, Task};
 use crate::gate::Verdict;
 use crate::launchfile::Bound;
 use crate::ledger::{
-    Against, CandidateId, Environment, Judge, MeasurementFact, ProofFact, Rejection, TimeKind, Trial,
+    Against, CandidateId, CheckFact, Environment, Judge, MeasurementFact, Rejection, TimeKind, Trial,
 };
 pub use card::{Built, Card, GpuCard};
 pub use emulated::EmulatedCard;
@@ -45,7 +45,7 @@ pub type Allow = Box<dyn FnMut(Duration) + Send>;
 const HOST_WORK: Duration = Duration::from_secs(120);
 /// Time limit of a check. The emulator has its own limits; a kernel from another source is checked on the
 /// whole problem.
-const PROOF: Duration = Duration::from_secs(900);
+const CHECK: Duration = Duration::from_secs(900);
 /// A single piece of work that takes longer counts as hanging.
 const HANGS: Duration = Duration::from_secs(8);
 /// Minimum rate at which the host draws, copies and judges a kernel's buffers, bytes per second.
@@ -117,9 +117,9 @@ impl<C: Card> Cuda<C> {
         let began = Instant::now();
         held.since = Some(began);
         let judged = self.gate.judge(&mut self.card, &bound)?;
-        let proof = ProofFact {
+        let check = CheckFact {
             judge: Judge::Device,
-            verdict: Verdict::Proven,
+            verdict: Verdict::Passed,
             reasons: Vec::new(),
             hazards: json!([]),
             error_rel: judged.error.map(|error| error.rel),
@@ -143,7 +143,7 @@ impl<C: Card> Cuda<C> {
             samples,
             against: None,
         };
-        Ok(Finding::Timed { proof: Some(proof), measurement })
+        Ok(Finding::Timed { check: Some(check), measurement })
     }
 
     fn race(&mut self, task: &Task, trial: Trial, held: &mut Held) -> Result<Finding, Fault> {
@@ -229,7 +229,7 @@ fn outcome(
         samples,
         against,
     };
-    Ok(Finding::Timed { proof: None, measurement })
+    Ok(Finding::Timed { check: None, measurement })
 }
 
 impl<C: Card> Evaluator for Cuda<C> {
@@ -237,10 +237,10 @@ impl<C: Card> Evaluator for Cuda<C> {
         let mut held = Held::default();
         let found = match task.stage {
             Stage::Propose | Stage::Screen => return self.screen(task).map(Look::without_device),
-            Stage::Prove => {
-                (self.allow)(PROOF);
-                let proof = self.bench.prove(&task.subject, &task.problem.problem())?;
-                return Ok(Look::without_device(Finding::Judged(proof)));
+            Stage::Check => {
+                (self.allow)(CHECK);
+                let check = self.bench.check(&task.subject, &task.problem.problem())?;
+                return Ok(Look::without_device(Finding::Judged(check)));
             }
             Stage::Microbench => self.microbench(task, &mut held),
             Stage::Race => self.race(task, Trial::Race, &mut held),

@@ -8,7 +8,7 @@ use problem::{Problem, Tensor};
 
 use super::feed::{Feed, row_ranges};
 use super::inputs::Style;
-use super::{Coverage, Proof, Verdict, Watch};
+use super::{CheckReport, Coverage, Verdict, Watch};
 use crate::launchfile::{Bound, Role};
 
 /// Default limit of warp instructions per CTA: ten seconds or more.
@@ -82,16 +82,16 @@ pub enum GateError {
 ///
 /// # Errors
 /// When the kernel cannot be launched, or the problem cannot be computed.
-pub fn prove(bound: &Bound, settings: &Settings) -> Result<Proof, GateError> {
-    prove_watched(bound, settings, &Watch::default())
+pub fn check_kernel(bound: &Bound, settings: &Settings) -> Result<CheckReport, GateError> {
+    check_watched(bound, settings, &Watch::default())
 }
 
 /// Checks a kernel within a time limit. A check that has not ended by then is incomplete.
 ///
 /// # Errors
-/// As for [`prove`].
-pub fn prove_watched(bound: &Bound, settings: &Settings, watch: &Watch) -> Result<Proof, GateError> {
-    let mut proof = Proof::empty();
+/// As for [`check_kernel`].
+pub fn check_watched(bound: &Bound, settings: &Settings, watch: &Watch) -> Result<CheckReport, GateError> {
+    let mut check = CheckReport::empty();
     // Without a problem the inputs do not vary, so only runs with different schedules are useful.
     let counts = |&(index, (style, ..)): &(usize, &(Style, u64, Schedule))| match (&bound.problem, index) {
         (Some(_), _) | (None, 0) => true,
@@ -114,29 +114,29 @@ pub fn prove_watched(bound: &Bound, settings: &Settings, watch: &Watch) -> Resul
             must_write: must_write(bound),
             ..Options::default()
         };
-        run_once(bound, (style, seed), &options, watch, &mut proof)?;
-        if proof.verdict != Verdict::Proven {
+        run_once(bound, (style, seed), &options, watch, &mut check)?;
+        if check.verdict != Verdict::Passed {
             break; // further runs would only repeat the finding
         }
     }
-    proof.close();
-    Ok(proof)
+    check.close();
+    Ok(check)
 }
 
 /// Checks a generator: one kernel for each problem. `emit` returns `None` for problems that the generator
 /// does not support.
 ///
 /// # Errors
-/// As for [`prove`].
-pub fn prove_family(
+/// As for [`check_kernel`].
+pub fn check_family(
     problems: &[super::torture::Torture],
     settings: &Settings,
     emit: impl Fn(&Problem) -> Option<Bound>,
-) -> Result<Proof, GateError> {
-    let mut family = Proof::empty();
+) -> Result<CheckReport, GateError> {
+    let mut family = CheckReport::empty();
     for torture in problems {
         if let Some(bound) = emit(&torture.problem) {
-            family.absorb(prove(&bound, settings)?, torture.name);
+            family.absorb(check_kernel(&bound, settings)?, torture.name);
         }
     }
     family.close();
@@ -148,7 +148,7 @@ fn run_once(
     (style, seed): (Style, u64),
     options: &Options,
     watch: &Watch,
-    proof: &mut Proof,
+    check: &mut CheckReport,
 ) -> Result<(), GateError> {
     let Some(feed) = Feed::draw(bound, style, seed) else { return Ok(()) };
     let mut buffers = feed.buffers(bound);
@@ -163,38 +163,38 @@ fn run_once(
             | EmuError::GridSize { .. }
             | EmuError::MemoryLimit { .. }),
         ) => {
-            proof.leave_incomplete(error.to_string());
+            check.leave_incomplete(error.to_string());
             return Ok(());
         }
         Err(error @ EmuError::TimeLimit { .. }) => {
             let (run, runs) = watch.runs();
-            proof.leave_incomplete(format!("run {run} of {runs} did not end: {error}"));
+            check.leave_incomplete(format!("run {run} of {runs} did not end: {error}"));
             return Ok(());
         }
         Err(error) => return Err(GateError::Launch(error)),
     };
-    proof.runs += 1;
-    proof.steps += report.steps;
-    let coverage = proof.coverage.get_or_insert_with(|| Coverage::of(&bound.kernel));
+    check.runs += 1;
+    check.steps += report.steps;
+    let coverage = check.coverage.get_or_insert_with(|| Coverage::of(&bound.kernel));
     coverage.add(&bound.kernel, &report.counters);
-    if proof.runs == 1 {
-        proof.counters = report.counters;
-        proof.traces = report.traces;
+    if check.runs == 1 {
+        check.counters = report.counters;
+        check.traces = report.traces;
     }
-    proof.add_hazards(report.hazards);
+    check.add_hazards(report.hazards);
     let after: Vec<Vec<u8>> = buffers.iter().map(Buffer::to_bytes).collect();
-    feed.check_inputs_kept(bound, &before, &after, proof);
+    feed.check_inputs_kept(bound, &before, &after, check);
     if bound.problem.is_some() {
         // State that one launch leaves for the next could be a cached output.
         for name in report.changed {
-            proof.refute(format!("the kernel keeps something in {name} from one launch to the next"));
+            check.fail(format!("the kernel keeps something in {name} from one launch to the next"));
         }
     }
     if let Some(references) = feed.references(bound)? {
-        feed.check_outputs(bound, &references, &after, proof);
+        feed.check_outputs(bound, &references, &after, check);
     }
-    if proof.quantisation.is_none() {
-        proof.quantisation = feed.quantisation(bound)?;
+    if check.quantisation.is_none() {
+        check.quantisation = feed.quantisation(bound)?;
     }
     Ok(())
 }

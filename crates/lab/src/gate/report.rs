@@ -12,20 +12,22 @@ use super::judge::ErrorFigures;
 #[serde(rename_all = "lowercase")]
 pub enum Verdict {
     /// No hazard, and every answer within the error model.
-    Proven,
+    #[serde(alias = "proven")]
+    Passed,
     /// Something could not be checked: an unsupported instruction, or a kernel that did not end in time.
     Incomplete,
     /// Wrong, for the reasons given.
-    Refuted,
+    #[serde(alias = "refuted")]
+    Failed,
 }
 
 impl Verdict {
     /// Lower-case name.
     pub const fn name(self) -> &'static str {
         match self {
-            Verdict::Proven => "proven",
+            Verdict::Passed => "passed",
             Verdict::Incomplete => "incomplete",
-            Verdict::Refuted => "refuted",
+            Verdict::Failed => "failed",
         }
     }
 }
@@ -67,7 +69,7 @@ impl From<&Hazard> for HazardRow {
 
 /// All findings of the gate.
 #[derive(Clone, Debug)]
-pub struct Proof {
+pub struct CheckReport {
     pub verdict: Verdict,
     /// Why the verdict is not *passed*, in words; empty otherwise.
     pub reasons: Vec<String>,
@@ -90,11 +92,11 @@ pub struct Proof {
     pub steps: u64,
 }
 
-impl Proof {
+impl CheckReport {
     /// A record without any run.
-    pub(super) fn empty() -> Proof {
-        Proof {
-            verdict: Verdict::Proven,
+    pub(super) fn empty() -> CheckReport {
+        CheckReport {
+            verdict: Verdict::Passed,
             reasons: Vec::new(),
             hazards: Vec::new(),
             error: None,
@@ -107,8 +109,8 @@ impl Proof {
         }
     }
 
-    pub(super) fn refute(&mut self, reason: String) {
-        self.verdict = Verdict::Refuted;
+    pub(super) fn fail(&mut self, reason: String) {
+        self.verdict = Verdict::Failed;
         if !self.reasons.contains(&reason) {
             self.reasons.push(reason);
         }
@@ -131,7 +133,7 @@ impl Proof {
 
     /// Makes the verdict incomplete when there was no run.
     pub(super) fn close(&mut self) {
-        if self.runs == 0 && self.verdict == Verdict::Proven {
+        if self.runs == 0 && self.verdict == Verdict::Passed {
             self.leave_incomplete("nothing was run".to_owned());
         }
     }
@@ -141,14 +143,14 @@ impl Proof {
             let known =
                 |h: &Hazard| (h.kind, h.line, h.other_line) == (hazard.kind, hazard.line, hazard.other_line);
             if !self.hazards.iter().any(known) {
-                self.refute(hazard.to_string());
+                self.fail(hazard.to_string());
                 self.hazards.push(hazard);
             }
         }
     }
 
     /// Merges the findings of another check. Takes its counters and traces too, if it recorded any.
-    pub fn absorb(&mut self, other: Proof, name: &str) {
+    pub fn absorb(&mut self, other: CheckReport, name: &str) {
         self.verdict = self.verdict.max(other.verdict);
         self.reasons.extend(other.reasons.into_iter().map(|reason| format!("{name}: {reason}")));
         self.hazards.extend(other.hazards);
@@ -172,6 +174,7 @@ impl Proof {
             "verdict": self.verdict,
             "reasons": self.reasons,
             "hazards": self.hazards.iter().map(HazardRow::from).collect::<Vec<_>>(),
+            "judged": self.error.is_some(),
             "error": self.error,
             "quantisation": self.quantisation,
             "runs": self.runs,
