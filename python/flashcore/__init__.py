@@ -10,6 +10,8 @@
 tensors (on a GPU or not), NumPy arrays, and whatever speaks DLPack, and return the same kind where its library can make
 one from DLPack, else NumPy arrays or, on a GPU, PyTorch tensors. Nothing is copied as long as the last dimension is
 contiguous. Element types are float16, bfloat16 and, on the CPU, float32; sums are always float32.
+:func:`flash_attn_func` also takes sliding windows and caps on the scores; :func:`flash_attn_qkvpacked_func` and
+:func:`flash_attn_kvpacked_func` take packed tensors.
 
 :mod:`flashcore.compat` sends an existing model's attention here, ``python -m flashcore.bench`` measures it against
 every other implementation present, :mod:`flashcore.ray` evolves kernels on a cluster, and :func:`doctor` says what this
@@ -31,6 +33,7 @@ from ._errors import (
 )
 from ._flashcore import __version__
 from ._functional import explain, flash_attn_func, scaled_dot_product_attention
+from ._packed import flash_attn_kvpacked_func, flash_attn_qkvpacked_func
 
 __all__ = [
     "ArgumentError",
@@ -45,5 +48,7 @@ __all__ = [
     "doctor",
     "explain",
     "flash_attn_func",
+    "flash_attn_kvpacked_func",
+    "flash_attn_qkvpacked_func",
     "scaled_dot_product_attention",
 ]

@@ -6,13 +6,16 @@ Every microsecond here is a microsecond of each call: what Rust checks once for 
 from __future__ import annotations
 
 import json
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from . import _flashcore
-from ._errors import ArgumentError, DeviceMemoryError, DTypeError, UnsupportedError
+from ._errors import ArgumentError, DeviceMemoryError, DTypeError, UnsupportedError, invalid_words
+
+if TYPE_CHECKING:
+    from ._flashcore import Terms
 
 DTYPES = {torch.float16: "f16", torch.bfloat16: "bf16", torch.float32: "f32"}
 SIZES = {torch.float16: 2, torch.bfloat16: 2, torch.float32: 4}
@@ -27,9 +30,7 @@ _current_stream = getattr(torch._C, "_cuda_getCurrentRawStream", None) or (
 )
 
 
-def attend(
-    q: Tensor, k: Tensor, v: Tensor, heads: int, mask: int, scale: float | None, want_lse: bool
-) -> tuple[Tensor, Tensor | None]:
+def attend(q: Tensor, k: Tensor, v: Tensor, heads: int, terms: Terms, want_lse: bool) -> tuple[Tensor, Tensor | None]:
     """Enqueues attention on the current stream of q's device."""
     device, dtype = q.get_device(), q.dtype
     code = _CODES.get(dtype)
@@ -39,14 +40,14 @@ def attend(
         q, k, v, code = q.resolve_neg(), k.resolve_neg(), v.resolve_neg(), _CODES[dtype]
     if device != _current_device():  # PyTorch allocates, and captures, on the current device
         with torch.cuda.device(device):
-            return attend(q, k, v, heads, mask, scale, want_lse)
+            return attend(q, k, v, heads, terms, want_lse)
     try:
-        return _launch(q, k, v, heads, mask, scale, want_lse, device, code)
+        return _launch(q, k, v, heads, terms, want_lse, device, code)
     except DeviceMemoryError:
         if torch.cuda.is_current_stream_capturing():  # a capture may not free memory
             raise
         torch.cuda.empty_cache()  # what a kernel needs at its first call may lie in PyTorch's allocator, unused
-        return _launch(q, k, v, heads, mask, scale, want_lse, device, code)
+        return _launch(q, k, v, heads, terms, want_lse, device, code)
     except RuntimeError:
         check(q, k, v)  # a layout without strides or addresses is refused by name
         raise
@@ -57,8 +58,7 @@ def _launch(
     k: Tensor,
     v: Tensor,
     heads: int,
-    mask: int,
-    scale: float | None,
+    terms: Terms,
     want_lse: bool,
     device: int,
     code: int,
@@ -77,17 +77,16 @@ def _launch(
         None if lse is None else lse.data_ptr(),
         heads,
         code,
-        mask,
-        scale,
+        terms,
         device,
         _current_stream(device),
     )
     if copies:
-        return attend(plain_rows(q), plain_rows(k), plain_rows(v), heads, mask, scale, want_lse)
+        return attend(plain_rows(q), plain_rows(k), plain_rows(v), heads, terms, want_lse)
     return out, lse
 
 
-def explain(q: Tensor, k: Tensor, v: Tensor, heads: int, mask: int) -> dict[str, Any]:
+def explain(q: Tensor, k: Tensor, v: Tensor, heads: int, terms: Terms) -> dict[str, Any]:
     """Which kernel :func:`attend` runs."""
     check(q, k, v)
     q, k, v = plain_rows(q), plain_rows(k), plain_rows(v)
@@ -98,7 +97,7 @@ def explain(q: Tensor, k: Tensor, v: Tensor, heads: int, mask: int) -> dict[str,
         output_like(q, v.shape[3]).stride(),
         heads,
         _CODES[q.dtype],
-        mask,
+        terms,
         q.get_device(),
     )
     return {**told, "plan": json.loads(told["plan"])}
@@ -111,7 +110,7 @@ def first_byte(name: str, x: Tensor, storage: torch.UntypedStorage) -> int:
     last = first + ((a - 1) * e + (b - 1) * f + (c - 1) * g + (d - 1) * h + 1) * size
     if last > storage.nbytes() and a and b and c and d:
         message = f"{name} ends at byte {last} of its storage, which has {storage.nbytes()} bytes"
-        raise ArgumentError(f"{message}; accepted: a tensor inside of its storage")
+        raise ArgumentError(f"{message}; expected a tensor inside its storage")
     return first
 
 
@@ -139,9 +138,10 @@ def check(q: Tensor, k: Tensor, v: Tensor) -> None:
     for name, x in (("q", q), ("k", k), ("v", v)):
         if x.layout is not torch.strided or x.is_nested:
             layout = "nested" if x.is_nested else str(x.layout)
-            raise UnsupportedError(f"{name} has layout {layout}; accepted: torch.strided", f"layout {layout}")
+            words = invalid_words(f"the layout of {name}", layout, "torch.strided")
+            raise UnsupportedError(words, f"layout {layout}")
         if x.dtype not in DTYPES:
-            raise DTypeError(f"{name} has dtype {x.dtype}; accepted: {', '.join(map(str, DTYPES))}")
+            raise DTypeError(invalid_words(f"the dtype of {name}", x.dtype, ", ".join(map(str, DTYPES))))
         if x.device != q.device:
             raise ArgumentError(f"{name} is on {x.device}, q on {q.device}; they must be on one device")
         if x.dtype != q.dtype:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 __all__ = [
     "ArgumentError",
     "DTypeError",
@@ -19,6 +21,21 @@ class FlashCoreError(Exception):
 
 class ArgumentError(FlashCoreError, ValueError):
     """A value that no attention could accept: shapes that do not fit, a scale that is not finite."""
+
+
+def invalid(argument: str, value: object, expected: str) -> ArgumentError:
+    """A value that an argument cannot have."""
+    return ArgumentError(invalid_words(argument, value, expected))
+
+
+def invalid_words(argument: str, value: Any, expected: str) -> str:
+    """The words of such an error. Long values are cut."""
+    if isinstance(value, int) and value.bit_length() > 128:  # Python refuses to print very long integers
+        text = f"an integer of {value.bit_length()} bits"
+    else:
+        text = " ".join(str(value).split())
+    text = text if len(text) <= 80 else f"{text[:80]}…"
+    return f"invalid value '{text}' for {argument}: expected {expected}"
 
 
 class DTypeError(FlashCoreError, TypeError):

@@ -7,6 +7,10 @@ from typing import Any
 
 __version__: str
 
+# What changes the answer besides the tensors: whether the band is aligned to the top left, the keys that a query sees
+# before and after the one level with it (-1: all), the factor on the scores, and the cap on them (0: none).
+Terms = tuple[bool, int, int, float | None, float]
+
 _Described = tuple[int, tuple[int, int, int, int], tuple[int, int, int, int]]
 
 def attention_cpu(
@@ -16,8 +20,7 @@ def attention_cpu(
     out: _Described,
     lse: int | None,
     dtype: str,
-    mask: int,
-    scale: float | None,
+    terms: Terms,
     threads: int | None = None,
 ) -> None:
     """Attention of tensors on the host: address, shape and strides in the order batch, head, sequence, dim. Where
@@ -37,8 +40,7 @@ def enqueue(
     lse: int | None,
     heads: int,
     dtype: int,
-    mask: int,
-    scale: float | None,
+    terms: Terms,
     ordinal: int,
     stream: int,
 ) -> int:
@@ -48,7 +50,7 @@ def enqueue(
     """
 
 def explain(
-    q: _Handed, k: _Handed, v: _Handed, out: _Four, heads: int, dtype: int, mask: int, ordinal: int
+    q: _Handed, k: _Handed, v: _Handed, out: _Four, heads: int, dtype: int, terms: Terms, ordinal: int
 ) -> dict[str, Any]:
     """The plan that such a call of :func:`enqueue` gets, and what it was compiled to."""
 

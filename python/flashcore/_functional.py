@@ -1,15 +1,17 @@
-"""The two public functions, for every kind of tensor: they check what was asked for and hand on 4-D tensors."""
+"""The public functions, for every kind of tensor: they check what was asked for and hand on 4-D tensors."""
 
 from __future__ import annotations
 
+import contextlib
 import importlib
+import math
 import operator
 import os
 import sys
 import threading
 from typing import Any, Literal, TypeVar, overload
 
-from ._errors import ArgumentError, UnsupportedError
+from ._errors import ArgumentError, UnsupportedError, invalid, invalid_words
 
 __all__ = ["explain", "flash_attn_func", "scaled_dot_product_attention"]
 
@@ -24,9 +26,9 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(before=_loading.acquire, after_in_parent=_loading.release, after_in_child=_loading.release)
 
 _NO_WINDOW = (-1, -1)
-
-# Masks as Rust counts them: an integer is the cheapest thing to hand over, and a constant to whoever traces a call.
-_FULL, _CAUSAL, _CAUSAL_TOP_LEFT = 0, 1, 2
+# The most keys to either side of a query's own that a window can state: Rust counts them in 32 bits.
+_WIDEST = 2**32 - 1
+_INFINITY = math.inf
 
 #: A tensor or array: results are of q's kind.
 T = TypeVar("T")
@@ -74,7 +76,10 @@ def flash_attn_func(
     deterministic: bool = False,
     return_attn_probs: bool = False,
 ) -> Any:
-    """FlashAttention's function: ``softmax(q k^T * softmax_scale) v`` without ever storing the scores.
+    """FlashAttention's function: ``softmax(s) v`` without ever storing the scores ``s = softmax_scale * q k^T``.
+
+    With a ``softcap`` the scores are ``s = softcap * tanh(softmax_scale * q k^T / softcap)``. Keys that ``causal`` or
+    ``window_size`` hide have ``s = -inf``, after scale and cap.
 
     Args:
         q: ``(batch, seqlen_q, heads, head_dim)``, float16, bfloat16 or, on the CPU, float32.
@@ -83,14 +88,18 @@ def flash_attn_func(
         v: ``(batch, seqlen_k, heads_k, head_dim_v)``.
         dropout_p: only 0.
         softmax_scale: factor on the scores; None means ``1 / sqrt(head_dim)``.
-        causal: query ``i`` sees key ``j`` iff ``j <= i + seqlen_k - seqlen_q`` (aligned to the bottom right).
-        window_size: keys before and after the query's own that it sees, -1 for all. Only windows that cut nothing off,
-            and ``(-1, 0)``, which is ``causal``.
-        softcap: only 0.
+        causal: query ``i`` sees key ``j`` iff ``j <= i + seqlen_k - seqlen_q`` (aligned to the bottom right). It is
+            ``window_size=(-1, 0)``.
+        window_size: ``(left, right)``, two integers of -1 (all keys) to 2^32 - 1. Query ``i`` sees key ``j`` iff
+            ``i + seqlen_k - seqlen_q - left <= j <= i + seqlen_k - seqlen_q + right``. A model's "window of W" counts
+            the query's own key: ``left = W - 1``. Blocks of keys outside the window cost no time. ``causal`` makes
+            ``right`` 0.
+        softcap: bound of the scores' magnitude, 0 for none. Kernels are compiled for scores with a cap or without one,
+            not for its value.
         alibi_slopes: only None.
         deterministic: accepted; the result is always the same to the last bit.
-        return_attn_probs: return ``(out, lse, None)``, where ``lse`` is the natural logarithm of each row's sum,
-            ``(batch, heads, seqlen_q)``, float32. Probabilities themselves are never formed.
+        return_attn_probs: return ``(out, lse, None)``, where ``lse`` is the natural logarithm of each row's sum of
+            ``exp(s)``, ``(batch, heads, seqlen_q)``, float32. Probabilities themselves are never formed.
 
     Returns:
         ``(batch, seqlen_q, heads, head_dim_v)`` of q's kind, dtype, device and order in memory. A row that sees no key
@@ -105,33 +114,28 @@ def flash_attn_func(
     run at the same time.
 
     Raises:
-        ArgumentError: (a ValueError) shapes or devices that do not fit each other, a scale that is not finite, a value
-            of another kind than the argument's.
+        ArgumentError: (a ValueError) shapes or devices that do not fit each other, a scale that is not finite, a window
+            that is no pair of integers or has one below -1, a cap that is negative, infinite or NaN, a value of another
+            kind than the argument's.
         DTypeError: (a TypeError) other element types, or types that differ.
         UnsupportedError: (a NotImplementedError) a feature that is not there, gradients among them.
         DeviceError: (a RuntimeError) the GPU or its driver refused.
     """
-    if dropout_p or softcap or alibi_slopes is not None:
+    if dropout_p or alibi_slopes is not None:
         raise _unsupported(
-            ("dropout_p", dropout_p, 0.0),
-            ("softcap", softcap, 0.0),
-            ("alibi_slopes", None if alibi_slopes is None else "given", None),
+            ("dropout_p", dropout_p, 0.0), ("alibi_slopes", None if alibi_slopes is None else _kind(alibi_slopes), None)
         )
-    backend = _backend_of(q)
+    backend = backend_of(q)
     if backend is None:
-        return _foreign(
-            q, k, v, flash_attn_func, softmax_scale=softmax_scale, causal=causal, window_size=window_size,
-            return_attn_probs=return_attn_probs,
+        return foreign(
+            flash_attn_func, {"q": q, "k": k, "v": v}, softmax_scale=softmax_scale, causal=causal,
+            window_size=window_size, softcap=softcap, return_attn_probs=return_attn_probs,
         )  # fmt: skip
     backend.check_kinds(q, k, v)
     _check_dims(q, k, v)
-    if causal is not False and causal is not True:
-        causal = _flag("causal", causal)
-    if window_size != _NO_WINDOW:
-        causal = _is_causal(window_size, causal, q.shape[1], k.shape[1])
-    mask = _CAUSAL if causal else _FULL
+    before, after, cap = _band_and_cap(causal, window_size, softcap)
     try:
-        out, lse = backend.attend(q, k, v, 2, mask, softmax_scale, return_attn_probs)
+        out, lse = backend.attend(q, k, v, 2, (False, before, after, softmax_scale, cap), return_attn_probs)
     except (ArgumentError, TypeError, OverflowError) as error:
         if (told := _of_scale(error, "softmax_scale", softmax_scale)) is not None:
             raise told from None
@@ -168,13 +172,14 @@ def scaled_dot_product_attention(
     Memory, streams and errors are as in :func:`flash_attn_func`.
     """
     if attn_mask is not None or dropout_p:
-        mask = None if attn_mask is None else "given"
+        mask = None if attn_mask is None else _kind(attn_mask)
         raise _unsupported(("attn_mask", mask, None), ("dropout_p", dropout_p, 0.0))
-    backend = _backend_of(query)
+    backend = backend_of(query)
     if backend is None:
-        return _foreign(
-            query, key, value, scaled_dot_product_attention, is_causal=is_causal, scale=scale, enable_gqa=enable_gqa
-        )
+        return foreign(
+            scaled_dot_product_attention, {"query": query, "key": key, "value": value},
+            is_causal=is_causal, scale=scale, enable_gqa=enable_gqa,
+        )  # fmt: skip
     q, k, v = backend.admit(query, key, value)
     lead = None
     if not _leads_agree(q.shape, k.shape, v.shape, enable_gqa):
@@ -182,7 +187,7 @@ def scaled_dot_product_attention(
     if is_causal is not False and is_causal is not True:
         is_causal = _flag("is_causal", is_causal)
     try:
-        out = backend.attend(q, k, v, 1, _CAUSAL_TOP_LEFT if is_causal else _FULL, scale, False)[0]
+        out = backend.attend(q, k, v, 1, (True, -1, 0 if is_causal else -1, scale, 0.0), False)[0]
     except (ArgumentError, TypeError, OverflowError) as error:
         if (told := _of_scale(error, "scale", scale)) is not None:
             raise told from None
@@ -191,24 +196,49 @@ def scaled_dot_product_attention(
     return result
 
 
-def _is_causal(window: Any, causal: bool, rows: int, keys: int) -> bool:
-    """Whether a window leaves a causal mask, or nothing cut off; any other is refused."""
+def _band_and_cap(causal: Any, window_size: Any, softcap: Any) -> tuple[int, int, float]:
+    """The keys that a query sees before and after its own (-1: all), and the cap on the scores (0: none)."""
+    if causal is not False and causal is not True:
+        causal = _flag("causal", causal)
     try:
-        before, after = (operator.index(side) for side in window)
+        bounded = bool(window_size != _NO_WINDOW)
+    except (TypeError, ValueError):  # of arrays
+        bounded = True
+    before, after = _window(window_size) if bounded else _NO_WINDOW
+    if type(softcap) is not float or not 0.0 <= softcap < _INFINITY:
+        softcap = _cap(softcap)
+    return before, 0 if causal else after, softcap
+
+
+def _window(size: Any) -> tuple[int, int]:
+    try:
+        before, after = size
+        # `operator.index` would make a constant of a number that varies in a compiled graph.
+        before = before if type(before) is int else operator.index(before)
+        after = after if type(after) is int else operator.index(after)
     except (TypeError, ValueError):
-        accepted = "two whole numbers, the keys before and after the query's own, -1 for all"
-        raise ArgumentError(f"window_size = {window!r} is not possible; accepted: {accepted}") from None
-    after = 0 if causal else after
-    if (before < 0 or before >= keys - 1) and (after <= 0 or after >= rows - 1):
-        return bool(after == 0)
-    accepted = "(-1, -1), (-1, 0), which is causal, and what cuts nothing off"
-    raise _unsupported(("window_size", (before, after), accepted))
+        pass
+    else:
+        if -1 <= before <= _WIDEST and -1 <= after <= _WIDEST:
+            return before, after
+    expected = f"two integers, the keys before and after the query's own that it sees, each -1 (all) to {_WIDEST}"
+    raise invalid("window_size", size, expected)
+
+
+def _cap(value: Any) -> float:
+    cap = -1.0
+    if hasattr(value, "__float__") or hasattr(value, "__index__"):
+        with contextlib.suppress(TypeError, ValueError, OverflowError):
+            cap = float(value)
+    if not 0.0 <= cap < _INFINITY:
+        raise invalid("softcap", value, "0 (no cap) or a positive number that is finite in float32")
+    return cap
 
 
 def _flag(name: str, value: Any) -> bool:
     """What is as good as a bool: NumPy's, 0 and 1. Of anything else the truth may not be what was meant."""
     if isinstance(value, str) or value not in (0, 1):
-        raise ArgumentError(f"{name} = {value!r} is not possible; accepted: True, False")
+        raise invalid(name, value, "True or False")
     return bool(value)
 
 
@@ -216,15 +246,15 @@ def _of_scale(error: Exception, name: str, value: Any) -> ArgumentError | None:
     """What an error says of the scale, under the name that the caller knows the scale by; None of any other."""
     if " for scale: " in str(error):
         return ArgumentError(str(error).replace(" for scale: ", f" for {name}: ", 1))
-    if isinstance(error, OverflowError) and isinstance(value, int):
-        size = f"an integer of {value.bit_length()} bits"
-        return ArgumentError(f"{name} = {size} is not possible; accepted: a number that is finite in float32, or None")
-    if isinstance(error, TypeError) and value is not None and not hasattr(value, "__float__"):
-        return ArgumentError(f"{name} = {value!r} is not possible; accepted: a number, or None")
+    overflows = isinstance(error, OverflowError) and isinstance(value, int)
+    if overflows or (isinstance(error, TypeError) and value is not None and not hasattr(value, "__float__")):
+        return invalid(name, value, "a number that is finite in float32, or None")
     return None
 
 
-def explain(q: Any, k: Any, v: Any, *, causal: bool = False) -> dict[str, Any]:
+def explain(
+    q: Any, k: Any, v: Any, *, causal: bool = False, window_size: tuple[int, int] = (-1, -1), softcap: float = 0.0
+) -> dict[str, Any]:
     """Which GPU kernel :func:`flash_attn_func` runs for such tensors, and why. The first time it is compiled.
 
     Args:
@@ -232,6 +262,8 @@ def explain(q: Any, k: Any, v: Any, *, causal: bool = False) -> dict[str, Any]:
         k: ``(batch, seqlen_k, heads_k, head_dim)``.
         v: ``(batch, seqlen_k, heads_k, head_dim_v)``.
         causal: as in :func:`flash_attn_func`.
+        window_size: as in :func:`flash_attn_func`.
+        softcap: as in :func:`flash_attn_func`.
 
     Returns:
         ``device``; ``plan``, the kernel's family and genes; ``choice``, where the plan came from, and ``why``, line by
@@ -243,10 +275,11 @@ def explain(q: Any, k: Any, v: Any, *, causal: bool = False) -> dict[str, Any]:
     if not getattr(q, "is_cuda", False) or not hasattr(q, "__torch_function__"):
         kind = f"a tensor on {q.device}" if hasattr(q, "__torch_function__") else f"a {type(q).__name__}"
         raise UnsupportedError(f"explain tells of CUDA tensors of PyTorch's; q is {kind}")
-    backend = _backend_of(q)
+    backend = backend_of(q)
     backend.check_kinds(q, k, v)
     _check_dims(q, k, v)
-    told: dict[str, Any] = backend.explain(q, k, v, 2, _CAUSAL if _flag("causal", causal) else _FULL)
+    before, after, cap = _band_and_cap(causal, window_size, softcap)
+    told: dict[str, Any] = backend.explain(q, k, v, 2, (False, before, after, None, cap))
     return told
 
 
@@ -313,13 +346,17 @@ def _check_dims(q: Any, k: Any, v: Any) -> None:
 
 
 def _unsupported(*arguments: tuple[str, Any, Any]) -> UnsupportedError:
-    """Names each argument that has another value than the one accepted."""
-    wrong = [(name, value, accepted) for name, value, accepted in arguments if value != accepted]
-    told = "; ".join(f"{name} = {value} is not supported, accepted: {accepted}" for name, value, accepted in wrong)
+    """Names each argument that has another value than the only one that there is."""
+    wrong = [(name, value, only) for name, value, only in arguments if value != only]
+    told = "; ".join(invalid_words(name, value, f"{only}, no other is supported yet") for name, value, only in wrong)
     return UnsupportedError(told, ", ".join(name for name, _, _ in wrong))
 
 
-def _backend_of(tensor: Any) -> Any:
+def _kind(value: Any) -> str:
+    return f"a {type(value).__name__}"
+
+
+def backend_of(tensor: Any) -> Any:
     """The module that computes on such tensors; None for those that must be converted first."""
     if _torch is not None and isinstance(tensor, _torch.Tensor):
         return _torch
@@ -356,8 +393,8 @@ def load(name: str) -> bool:
 load._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
-def _foreign(q: Any, k: Any, v: Any, function: Any, **options: Any) -> Any:
+def foreign(function: Any, tensors: dict[str, Any], **options: Any) -> Any:
     load("_interchange")
     from . import _interchange
 
-    return _interchange.call(function, q, k, v, options)
+    return _interchange.call(function, tensors, options)

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 from typing import Any
 
-from ._errors import ArgumentError, UnsupportedError
+from ._errors import ArgumentError, UnsupportedError, invalid, invalid_words
 
 _CPU = (1, 3)  # kDLCPU, kDLCUDAHost
 _CUDA = (2, 13)  # kDLCUDA, kDLCUDAManaged
 
 
-def call(function: Any, q: Any, k: Any, v: Any, options: dict[str, Any]) -> Any:
-    """``function(q, k, v, **options)`` on views; what it returns is of q's library again."""
-    kinds = [_kind(name, tensor) for name, tensor in (("q", q), ("k", k), ("v", v))]
+def call(function: Any, tensors: dict[str, Any], options: dict[str, Any]) -> Any:
+    """``function(*tensors, **options)`` on views; what it returns is of the first one's library again."""
+    kinds = [_kind(name, tensor) for name, tensor in tensors.items()]
     if len(set(kinds)) > 1:
-        raise ArgumentError(f"q, k and v are on {', '.join(kinds)}; they must be on one device")
-    view, back = _on_cuda(q) if kinds[0] == "cuda" else _on_cpu(q)
-    result = function(view(q), view(k), view(v), **options)
+        raise ArgumentError(f"{', '.join(tensors)} are on {', '.join(kinds)}; they must be on one device")
+    first = next(iter(tensors.values()))
+    view, back = _on_cuda(first) if kinds[0] == "cuda" else _on_cpu(first)
+    result = function(*map(view, tensors.values()), **options)
     if not isinstance(result, tuple):
         return back(result)
     return tuple(None if part is None else back(part) for part in result)
@@ -29,12 +30,12 @@ def _kind(name: str, tensor: Any) -> str:
             return "cpu"
         if device in _CUDA:
             return "cuda"
-        raise UnsupportedError(f"{name} is on DLPack device type {device}; accepted: CPU and CUDA", "device")
+        expected = "1 or 3 (CPU), or 2 or 13 (CUDA)"
+        raise UnsupportedError(invalid_words(f"the DLPack device type of {name}", device, expected), "device")
     if hasattr(tensor, "__array_interface__"):
         return "cpu"
-    raise ArgumentError(
-        f"{name} is a {type(tensor).__name__}; accepted: PyTorch tensors, NumPy arrays, and arrays with __dlpack__"
-    )
+    expected = "a PyTorch tensor, a NumPy array, or an array with __dlpack__"
+    raise invalid(f"the type of {name}", type(tensor).__name__, expected)
 
 
 def _on_cpu(like: Any) -> tuple[Any, Any]:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from . import _flashcore
-from ._errors import ArgumentError, DTypeError, UnsupportedError
+from ._errors import ArgumentError, DTypeError, UnsupportedError, invalid_words
+
+if TYPE_CHECKING:
+    from ._flashcore import Terms
 
 Array = np.ndarray
 
@@ -47,15 +50,12 @@ def admit(q: Any, k: Any, v: Any) -> tuple[Any, Any, Any]:
 
 def _check(name: str, array: np.ndarray[Any, Any]) -> None:
     if type(array) is not Array and isinstance(array, np.ma.MaskedArray):
-        raise UnsupportedError(
-            f"{name} is a masked array, whose mask would be ignored; accepted: its .data or .filled(...)"
-        )
+        expected = "a plain array, as its .data or .filled(...): the mask would be ignored"
+        raise UnsupportedError(invalid_words(f"the type of {name}", "MaskedArray", expected), "masked array")
     if array.dtype.name not in _DTYPES or not array.dtype.isnative:
         hint = "; view it as ml_dtypes.bfloat16 if it holds bfloat16" if array.dtype.name == "uint16" else ""
-        raise DTypeError(
-            f"{name} has dtype {array.dtype}; accepted: float16, bfloat16 (of ml_dtypes), float32, in "
-            f"native byte order{hint}"
-        )
+        expected = f"float16, bfloat16 (of ml_dtypes) or float32, in native byte order{hint}"
+        raise DTypeError(invalid_words(f"the dtype of {name}", array.dtype, expected))
 
 
 def attend(
@@ -63,8 +63,7 @@ def attend(
     k: np.ndarray[Any, Any],
     v: np.ndarray[Any, Any],
     heads: int,
-    mask: int,
-    scale: float | None,
+    terms: Terms,
     want_lse: bool,
 ) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any] | None]:
     """Attention of 4-D views whose axis ``heads`` is 1 or 2, and the log-sum-exp ``[batch, heads, sequence]``."""
@@ -86,8 +85,7 @@ def attend(
         _describe(out, heads),
         lse_address,
         _DTYPES[q.dtype.name],
-        mask,
-        scale,
+        terms,
     )
     return out, lse
 

@@ -7,18 +7,21 @@ and while a profiler is on they go through the operator, which all of those unde
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, library
 
-from ._errors import ArgumentError, FlashCoreError, UnsupportedError
+from ._errors import ArgumentError, FlashCoreError, UnsupportedError, invalid_words
 
 if torch.__version__ < (2, 5):  # a TorchVersion, which compares with tuples
     message = f"PyTorch {torch.__version__} is too old; needed is 2.5 or later"
     raise UnsupportedError(message, "torch is too old")
 
 from . import _cuda, _flashcore
+
+if TYPE_CHECKING:
+    from ._flashcore import Terms
 
 PLAIN = frozenset({Tensor, torch.nn.Parameter})
 
@@ -32,9 +35,7 @@ _profiler = torch.autograd.profiler
 _functorch = getattr(getattr(torch._C, "_functorch", None), "peek_interpreter_stack", lambda: None)
 
 
-def attend(
-    q: Tensor, k: Tensor, v: Tensor, heads: int, mask: int, scale: float | None, want_lse: bool
-) -> tuple[Tensor, Tensor | None]:
+def attend(q: Tensor, k: Tensor, v: Tensor, heads: int, terms: Terms, want_lse: bool) -> tuple[Tensor, Tensor | None]:
     """Attention of 4-D tensors whose axis ``heads`` is 1 or 2, and the log-sum-exp ``[batch, heads, sequence]``."""
     if _grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad):
         raise UnsupportedError(
@@ -44,14 +45,15 @@ def attend(
     if _forward_ad._current_level >= 0:
         raise UnsupportedError("forward-mode derivatives are being taken, and there are none yet", "forward_ad")
     if _is_compiling():
-        return _dispatched(q, k, v, heads, mask, scale, want_lse)
+        return _dispatched(q, k, v, heads, terms, want_lse)
     if _is_plain(q, k, v):
-        return _now(q, k, v, heads, mask, scale, want_lse)
+        return _now(q, k, v, heads, terms, want_lse)
     for name, x in (("q", q), ("k", k), ("v", v)):
         if x.is_nested:
-            raise UnsupportedError(f"{name} has layout nested; accepted: torch.strided", "layout nested")
+            words = invalid_words(f"the layout of {name}", "nested", "torch.strided")
+            raise UnsupportedError(words, "layout nested")
     try:
-        return _dispatched(q, k, v, heads, mask, scale, want_lse)
+        return _dispatched(q, k, v, heads, terms, want_lse)
     except (TypeError, NotImplementedError, AssertionError) as error:
         if isinstance(error, FlashCoreError):
             raise
@@ -59,9 +61,9 @@ def attend(
 
 
 def _dispatched(
-    q: Tensor, k: Tensor, v: Tensor, heads: int, mask: int, scale: float | None, want_lse: bool
+    q: Tensor, k: Tensor, v: Tensor, heads: int, terms: Terms, want_lse: bool
 ) -> tuple[Tensor, Tensor | None]:
-    out, lse = torch.ops.flashcore.attention(q, k, v, heads, mask, scale, want_lse)
+    out, lse = torch.ops.flashcore.attention(q, k, v, heads, *terms, want_lse)
     return out, lse if want_lse else None
 
 
@@ -69,8 +71,8 @@ def _undispatched(q: Tensor, k: Tensor, v: Tensor) -> UnsupportedError:
     """What to raise where PyTorch finds no way to call the operator with tensors of such classes."""
     named = (("q", q), ("k", k), ("v", v))
     name, kind = next(((name, type(x).__name__) for name, x in named if type(x) not in PLAIN), ("q", "Tensor"))
-    accepted = "torch.Tensor, and classes that dispatch flashcore::attention for all of q, k and v"
-    return UnsupportedError(f"{name} is a {kind}, which has no attention; accepted: {accepted}", f"type {kind}")
+    expected = "torch.Tensor, or a class that dispatches flashcore::attention for all of q, k and v"
+    return UnsupportedError(invalid_words(f"the type of {name}", kind, expected), f"type {kind}")
 
 
 def _is_plain(q: Tensor, k: Tensor, v: Tensor) -> bool:
@@ -79,14 +81,12 @@ def _is_plain(q: Tensor, k: Tensor, v: Tensor) -> bool:
     return kinds and quiet and not _modes() and not q.is_meta
 
 
-def _now(
-    q: Tensor, k: Tensor, v: Tensor, heads: int, mask: int, scale: float | None, want_lse: bool
-) -> tuple[Tensor, Tensor | None]:
+def _now(q: Tensor, k: Tensor, v: Tensor, heads: int, terms: Terms, want_lse: bool) -> tuple[Tensor, Tensor | None]:
     if q.is_cuda:
-        return _cuda.attend(q, k, v, heads, mask, scale, want_lse)
+        return _cuda.attend(q, k, v, heads, terms, want_lse)
     _cuda.check(q, k, v)
     if q.device.type != "cpu":
-        raise UnsupportedError(f"q is on {q.device}; accepted: cuda and cpu", f"device {q.device.type}")
+        raise UnsupportedError(invalid_words("the device of q", q.device, "cuda or cpu"), f"device {q.device.type}")
     if q.is_neg() or k.is_neg() or v.is_neg():
         q, k, v = q.resolve_neg(), k.resolve_neg(), v.resolve_neg()
     q, k, v = _cuda.plain_rows(q), _cuda.plain_rows(k), _cuda.plain_rows(v)
@@ -102,8 +102,7 @@ def _now(
         _describe("out", out, heads, out.untyped_storage()),
         lse_address,
         _cuda.DTYPES[q.dtype],
-        mask,
-        scale,
+        terms,
         torch.get_num_threads(),
     )
     return out, lse
@@ -205,21 +204,41 @@ def _describe(
 @library.custom_op(
     "flashcore::attention",
     mutates_args=(),
-    schema="(Tensor q, Tensor k, Tensor v, int heads, int mask, float? scale, bool want_lse) -> (Tensor, Tensor)",
+    # A window is symbolic where it changes from call to call, so that a compiled graph serves all of them.
+    schema="(Tensor q, Tensor k, Tensor v, int heads, bool top_left, SymInt before, SymInt after, float? scale, "
+    "float softcap, bool want_lse) -> (Tensor, Tensor)",
 )
 def _operator(
-    q: Tensor, k: Tensor, v: Tensor, heads: int, mask: int, scale: float | None, want_lse: bool
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    heads: int,
+    top_left: bool,
+    before: int,
+    after: int,
+    scale: float | None,
+    softcap: float,
+    want_lse: bool,
 ) -> tuple[Tensor, Tensor]:
     # Only their memory counts here: a class may say what it likes of its shape.
     with torch._C.DisableTorchFunctionSubclass():
         q, k, v = (x if type(x) is Tensor else Tensor.as_subclass(x, Tensor) for x in (q, k, v))
-    out, lse = _now(q, k, v, heads, mask, scale, want_lse)
+    out, lse = _now(q, k, v, heads, (top_left, before, after, scale, softcap), want_lse)
     return out, q.new_empty((0,), dtype=torch.float32) if lse is None else lse
 
 
 @_operator.register_fake
 def _fake(
-    q: Tensor, k: Tensor, v: Tensor, heads: int, mask: int, scale: float | None, want_lse: bool
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    heads: int,
+    top_left: bool,
+    before: int,
+    after: int,
+    scale: float | None,
+    softcap: float,
+    want_lse: bool,
 ) -> tuple[Tensor, Tensor]:
     _cuda.check(q, k, v)
     q, v = _cuda.plain_rows(q), _cuda.plain_rows(v)

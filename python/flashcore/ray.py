@@ -39,7 +39,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from . import _flashcore
-from ._errors import ArgumentError, UnsupportedError
+from ._errors import ArgumentError, UnsupportedError, invalid
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -110,7 +110,7 @@ def evolve(
         UnsupportedError: when Ray is not installed, or the cluster has no GPU for ``device="cuda"``.
     """
     if resume is False and candidates is None and minutes is None:
-        raise ArgumentError("no budget; accepted: candidates, minutes, or both")
+        raise ArgumentError("no budget: expected candidates, minutes, or both")
     _check("minutes", minutes, minutes is None or (_number(minutes) and minutes > 0), "a number above 0")
     _check("random_share", random_share, _number(random_share) and 0 < random_share <= 0.9, "above 0, at most 0.9")
     _check("patience", patience, _number(patience) and patience > 0, "a number above 0")
@@ -167,9 +167,9 @@ def _words(name: str, value: object) -> list[str]:
     return words or []
 
 
-def _check(name: str, value: object, holds: bool, accepted: str) -> None:
+def _check(name: str, value: object, holds: bool, expected: str) -> None:
     if not holds:
-        raise ArgumentError(f"{name} = {value!r} is not possible; accepted: {accepted}")
+        raise invalid(name, value, f"{expected}, not a string" if isinstance(value, str) else expected)
 
 
 def evaluate(task: str, number: int, begun: Any, version: str) -> str:

@@ -42,8 +42,8 @@ pub fn stated(p: &Problem) -> Stated {
 fn mode_named(name: &str) -> Result<Mode, Error> {
     let known = Mode::ALL.into_iter().find(|mode| mode.name() == name);
     known.ok_or_else(|| {
-        let accepted = Mode::ALL.map(Mode::name).join(", ");
-        Error::Argument(format!("mode = \"{name}\" is unknown; accepted: {accepted}"))
+        let names = Mode::ALL.map(Mode::name).join(", ");
+        Error::invalid("mode", name, &names)
     })
 }
 
@@ -192,8 +192,7 @@ impl Race {
         v: Described,
         out: Described,
     ) -> Result<(), Error> {
-        let own =
-            problem_of([&q, &k, &v, &out], self.problem.dtype, self.problem.band, self.problem.score.scale)?;
+        let own = problem_of([&q, &k, &v, &out], self.problem.dtype, self.problem.band, self.problem.score)?;
         let at = |tensor, described: &Described| slice(&own, tensor, described.0 as u64);
         let tensors = Tensors {
             q: at(Tensor::Q, &q),

@@ -7,12 +7,12 @@ use std::sync::{Arc, LazyLock, Mutex, PoisonError};
 
 use driver::{CubinCache, DeviceInfo, DeviceSlice, Stream};
 use flashcore::gpu::{Gpu, Prepared};
-use problem::{Band, DType, Problem, Tensor};
+use problem::{Band, DType, Problem, Score, Tensor};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
 use crate::error::Error;
-use crate::tensor::{Described, is_empty, mask_of, problem_of};
+use crate::tensor::{Described, Terms, band_and_score, is_empty, problem_of};
 
 type Four<T> = (T, T, T, T);
 
@@ -26,8 +26,9 @@ struct Key {
     strides: [Four<i64>; 4],
     heads: usize,
     dtype: DType,
-    mask: Band,
-    scale: Option<u32>,
+    band: Band,
+    /// Bits of the factor on Q Kᵀ and of the cap on the logits.
+    score: (Option<u32>, Option<u32>),
     lse: bool,
     ordinal: i32,
 }
@@ -55,7 +56,7 @@ static KNOWN: LazyLock<Mutex<HashMap<Key, Known>>> = LazyLock::new(Mutex::defaul
 /// The result is 0, or nothing was done and it has a bit for each of q (1), k (2) and v (4) whose last dimension is not
 /// contiguous, so that the caller copies it.
 #[pyfunction]
-#[pyo3(signature = (q, k, v, out, lse, heads, dtype, mask, scale, ordinal, stream))]
+#[pyo3(signature = (q, k, v, out, lse, heads, dtype, terms, ordinal, stream))]
 #[expect(clippy::too_many_arguments, reason = "Python's calling convention: flat arguments are the cheapest")]
 pub fn enqueue(
     py: Python<'_>,
@@ -66,21 +67,11 @@ pub fn enqueue(
     lse: Option<u64>,
     heads: usize,
     dtype: u8,
-    mask: u8,
-    scale: Option<f32>,
+    terms: Terms,
     ordinal: i32,
     stream: u64,
 ) -> Result<u32, Error> {
-    let key = Key {
-        shapes: [q.1, k.1, v.1, (q.1.0, q.1.1, q.1.2, v.1.3)],
-        strides: [q.2, k.2, v.2, out.1],
-        heads,
-        dtype: dtype_of(dtype)?,
-        mask: mask_of(mask)?,
-        scale: scale.map(f32::to_bits),
-        lse: lse.is_some(),
-        ordinal,
-    };
+    let key = Key::new([&q, &k, &v], out.1, heads, dtype_of(dtype)?, terms, lse.is_some(), ordinal)?;
     // Before the lock, which another thread of a forked process may have held.
     driver::process::check()?;
     let known = KNOWN.lock().unwrap_or_else(PoisonError::into_inner).get(&key).cloned();
@@ -113,11 +104,33 @@ pub fn enqueue(
 fn dtype_of(code: u8) -> Result<DType, Error> {
     let known = DType::ALL.get(usize::from(code)).copied();
     known.ok_or_else(|| {
-        Error::DType(format!("dtype code {code} is unknown; accepted: f16, bf16 and f32 as 0, 1, 2"))
+        Error::DType(format!("invalid value '{code}' for dtype: expected 0 (f16), 1 (bf16) or 2 (f32)"))
     })
 }
 
 impl Key {
+    fn new(
+        [q, k, v]: [&Handed; 3],
+        out: Four<i64>,
+        heads: usize,
+        dtype: DType,
+        terms: Terms,
+        lse: bool,
+        ordinal: i32,
+    ) -> Result<Key, Error> {
+        let (band, score) = band_and_score(terms)?;
+        Ok(Key {
+            shapes: [q.1, k.1, v.1, (q.1.0, q.1.1, q.1.2, v.1.3)],
+            strides: [q.2, k.2, v.2, out],
+            heads,
+            dtype,
+            band,
+            score: (score.scale.map(f32::to_bits), score.softcap.map(f32::to_bits)),
+            lse,
+            ordinal,
+        })
+    }
+
     /// A bit for each input whose last dimension is not contiguous.
     fn strided(&self) -> u32 {
         let of = |bit: usize| {
@@ -138,7 +151,9 @@ impl Key {
             }
         };
         let all = [described(0), described(1), described(2), described(3)];
-        problem_of(all.each_ref(), self.dtype, self.mask, self.scale.map(f32::from_bits))
+        let (scale, softcap) = self.score;
+        let score = Score { scale: scale.map(f32::from_bits), softcap: softcap.map(f32::from_bits) };
+        problem_of(all.each_ref(), self.dtype, self.band, score)
     }
 }
 
@@ -172,7 +187,7 @@ impl Known {
 
 /// Which plan a call of [`enqueue`] with such tensors runs by and why, and what the driver's compiler made of it.
 #[pyfunction]
-#[pyo3(signature = (q, k, v, out, heads, dtype, mask, ordinal))]
+#[pyo3(signature = (q, k, v, out, heads, dtype, terms, ordinal))]
 #[expect(clippy::too_many_arguments, reason = "those of `enqueue`")]
 pub fn explain<'py>(
     py: Python<'py>,
@@ -182,19 +197,10 @@ pub fn explain<'py>(
     out: Four<i64>,
     heads: usize,
     dtype: u8,
-    mask: u8,
+    terms: Terms,
     ordinal: i32,
 ) -> Result<Bound<'py, PyDict>, Error> {
-    let key = Key {
-        shapes: [q.1, k.1, v.1, (q.1.0, q.1.1, q.1.2, v.1.3)],
-        strides: [q.2, k.2, v.2, out],
-        heads,
-        dtype: dtype_of(dtype)?,
-        mask: mask_of(mask)?,
-        scale: None,
-        lse: false,
-        ordinal,
-    };
+    let key = Key::new([&q, &k, &v], out, heads, dtype_of(dtype)?, terms, false, ordinal)?;
     let problem = key.problem()?;
     let (gpu, prepared) = py.detach(|| -> Result<_, Error> {
         let gpu = Gpu::open(ordinal)?;

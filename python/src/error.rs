@@ -39,6 +39,11 @@ pub enum Error {
 }
 
 impl Error {
+    /// A value that an argument cannot have.
+    pub fn invalid(argument: &str, value: &str, expected: &str) -> Error {
+        Error::Argument(format!("invalid value '{value}' for {argument}: expected {expected}"))
+    }
+
     fn class(&self) -> &'static str {
         match self {
             Error::Argument(_) => "ArgumentError",

@@ -171,14 +171,11 @@ fn begun(wanted: &Wanted) -> Result<(lab::evolve::Evolution, Option<Target>), Er
     };
     let configuration = Configuration::named(&wanted.configuration).ok_or_else(|| {
         let names = Configuration::ALL.map(Configuration::name).join(", ");
-        Error::Argument(format!(
-            "configuration = {:?} is not possible; accepted: {names}",
-            wanted.configuration
-        ))
+        Error::invalid("configuration", &wanted.configuration, &names)
     })?;
     if let Some(name) = wanted.families.iter().find(|name| Family::named(name).is_none()) {
         let names = Family::ALL.map(Family::name).join(", ");
-        return Err(Error::Argument(format!("families = {name:?} is not possible; accepted: {names}")));
+        return Err(Error::invalid("families", name, &names));
     }
     let asked = setup::Wanted {
         problems: shapes("problem", &wanted.problems)?,
@@ -217,9 +214,7 @@ fn resumed(wanted: &Wanted, number: Option<i64>) -> Result<(lab::evolve::Evoluti
 fn shapes(argument: &str, words: &[String]) -> Result<Vec<Shape>, Error> {
     let shape = |word: &String| match suites::parse(word) {
         Ok(problem) => Ok(Shape::of(&problem)),
-        Err(accepted) => {
-            Err(Error::Argument(format!("{argument} = {word:?} is not possible; accepted: {accepted}")))
-        }
+        Err(expected) => Err(Error::invalid(argument, word, &expected.to_string())),
     };
     words.iter().map(shape).collect()
 }
@@ -259,10 +254,8 @@ fn place(wanted: &Wanted) -> Result<Place, Error> {
         (name, _) => {
             let named = setup::model_named(name);
             let model = named.and_then(|(target, gpu)| Some((target, Model::of(gpu)?)));
-            let (target, model) = model.ok_or_else(|| {
-                let names = setup::models();
-                Error::Argument(format!("device = {name:?} is not possible; accepted: cpu, cuda, {names}"))
-            })?;
+            let (target, model) = model
+                .ok_or_else(|| Error::invalid("device", name, &format!("cpu, cuda, {}", setup::models())))?;
             // A prediction is work for any processor.
             let limits =
                 Limits { host: workers, device: workers, together: workers + 1, open: 2 * workers + 4 };

@@ -12,13 +12,13 @@ use pyo3::prelude::*;
 use crate::error::Error;
 use crate::interrupt::Interruptible;
 use crate::openmp::Team;
-use crate::tensor::{Described, is_empty, mask_of, problem_of};
+use crate::tensor::{Described, Terms, band_and_score, is_empty, problem_of};
 
 /// Computes attention of tensors on the host into `out` and, where given, the log-sum-exp into `lse` (address of
 /// `batch * heads_q * seq_q` floats). A caller that names `threads` is PyTorch's, and its own threads compute, at most so many.
 /// Releases the interpreter meanwhile.
 #[pyfunction]
-#[pyo3(signature = (q, k, v, out, lse, dtype, mask, scale, threads=None))]
+#[pyo3(signature = (q, k, v, out, lse, dtype, terms, threads=None))]
 #[expect(clippy::too_many_arguments, reason = "Python's calling convention: flat arguments are the cheapest")]
 pub fn attention_cpu(
     py: Python<'_>,
@@ -28,13 +28,12 @@ pub fn attention_cpu(
     out: Described,
     lse: Option<usize>,
     dtype: &str,
-    mask: u8,
-    scale: Option<f32>,
+    terms: Terms,
     threads: Option<usize>,
 ) -> Result<(), Error> {
     let dtype: DType = dtype.parse()?;
-    let mask = mask_of(mask)?;
-    let problem = problem_of([&q, &k, &v, &out], dtype, mask, scale)?;
+    let (band, score) = band_and_score(terms)?;
+    let problem = problem_of([&q, &k, &v, &out], dtype, band, score)?;
     if is_empty(&problem) {
         return Ok(());
     }

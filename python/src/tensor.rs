@@ -1,11 +1,16 @@
 //! Tensors as the package describes them, and the problem that four of them state.
 
-use problem::{Band, DType, Layout, Problem, Score, Strides};
+use problem::{Band, Corner, DType, Layout, Problem, ProblemError, Score, Strides};
 
 use crate::error::Error;
 
 /// Address of element (0, 0, 0, 0), shape and strides in elements, both in the order batch, head, sequence, dim.
 pub type Described = (usize, [usize; 4], [i64; 4]);
+
+/// What changes the answer besides the tensors: whether the band is aligned to the top left, the keys that a
+/// query sees before and after the one level with it (−1: all), the factor on Q Kᵀ, and the cap on the logits
+/// (0: none).
+pub type Terms = (bool, i64, i64, Option<f32>, f64);
 
 /// States the problem of `q`, `k`, `v` and `out`.
 ///
@@ -15,8 +20,8 @@ pub type Described = (usize, [usize; 4], [i64; 4]);
 pub fn problem_of(
     [q, k, v, out]: [&Described; 4],
     dtype: DType,
-    mask: Band,
-    scale: Option<f32>,
+    band: Band,
+    score: Score,
 ) -> Result<Problem, Error> {
     let pairs = [
         ("k", "batch", k.1[0], "q", q.1[0]),
@@ -40,8 +45,8 @@ pub fn problem_of(
         heads_kv: k.1[1],
         seq_kv: k.1[2],
         head_dim_v: v.1[3],
-        band: mask,
-        score: Score { scale, ..Score::default() },
+        band,
+        score,
         q: strides("q", q)?,
         k: strides("k", k)?,
         v: strides("v", v)?,
@@ -52,13 +57,27 @@ pub fn problem_of(
     Ok(problem)
 }
 
-/// The mask by its number in [`Band::NAMED`].
-pub fn mask_of(code: u8) -> Result<Band, Error> {
-    let known = Band::NAMED.get(usize::from(code)).copied();
-    known.ok_or_else(|| {
-        let accepted = Band::NAMED.map(|band| band.to_string()).join(", ");
-        Error::Argument(format!("mask code {code} is unknown; accepted: {accepted} as 0, 1, 2"))
-    })
+/// The band and the score of a call.
+///
+/// # Errors
+/// When a bound of the band is no number of keys, or the cap is not positive in f32.
+pub fn band_and_score((top_left, before, after, scale, cap): Terms) -> Result<(Band, Score), Error> {
+    let corner = if top_left { Corner::TopLeft } else { Corner::BottomRight };
+    let band = Band { corner, before: bound("before", before)?, after: bound("after", after)? };
+    // A cap that is too small for f32 is not "no cap".
+    let softcap = (cap != 0.0).then_some(cap as f32);
+    if softcap.is_some_and(|cap| !(cap > 0.0 && cap.is_finite())) {
+        return Err(ProblemError::Softcap { value: cap.to_string() }.into());
+    }
+    Ok((band.aligned(corner), Score { scale, softcap }))
+}
+
+fn bound(name: &str, keys: i64) -> Result<Option<u32>, Error> {
+    if keys == -1 {
+        return Ok(None);
+    }
+    let expected = || format!("-1 (all keys) to {}", u32::MAX);
+    u32::try_from(keys).map(Some).map_err(|_| Error::invalid(name, &keys.to_string(), &expected()))
 }
 
 /// Whether there is nothing to compute: no batch, no head or no row.

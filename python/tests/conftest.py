@@ -35,6 +35,32 @@ def bf16():
     return pytest.importorskip("ml_dtypes").bfloat16
 
 
+@pytest.fixture
+def pretended_gpu(monkeypatch):
+    """The way of a CUDA call, with the CPU kernels where Rust would launch: tensors say that they are on device -1."""
+    from flashcore import _cuda, _flashcore, _torch
+
+    def enqueue(q, k, v, out, lse, heads, code, terms, device, stream):
+        assert (device, stream) == (-1, 7)
+        strided = [d > 1 and s != 1 for d, s in ((x[1][3], x[2][3]) for x in (q, k, v))]
+        if any(strided):
+            return sum(bit << i for i, bit in enumerate(strided))
+
+        def described(address, shape, strides):
+            order = (0, heads, 3 - heads, 3)
+            return address, tuple(shape[i] for i in order), tuple(strides[i] for i in order)
+
+        result = (out[0], (*q[1][:3], v[1][3]), out[1])
+        tensors = [described(*x) for x in (q, k, v, result)]
+        _flashcore.attention_cpu(*tensors, lse, ("f16", "bf16", "f32")[code], terms)
+        return 0
+
+    monkeypatch.setattr(_cuda, "_enqueue", enqueue)
+    monkeypatch.setattr(_cuda, "_current_device", lambda: -1)
+    monkeypatch.setattr(_cuda, "_current_stream", lambda device: 7)
+    monkeypatch.setattr(_torch, "_now", _cuda.attend)
+
+
 def _has_cuda() -> bool:
     if importlib.util.find_spec("torch") is None:
         return False

@@ -130,8 +130,9 @@ def test_arrays_of_other_libraries():
 
 def test_the_plan_is_told():
     q, k, v = (x.transpose(1, 2) for x in three())
-    told = flashcore.explain(q, k, v, causal=True)
-    assert told["registers"] > 0 and told["plan"] and told["why"]
+    for asked in ({"causal": True}, {"window_size": (63, 0), "softcap": 20.0}):
+        told = flashcore.explain(q, k, v, **asked)
+        assert told["registers"] > 0 and told["plan"] and told["why"]
 
 
 def test_cost_of_a_call(capsys):

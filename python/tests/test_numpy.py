@@ -138,7 +138,7 @@ def test_an_empty_output_is_checked_too():
 
 def test_a_mask_is_not_ignored():
     x = np.ma.masked_less(draw((1, 4, 2, 16), "float32", 1), 0)
-    with pytest.raises(NotImplementedError, match="k is a masked array"):
+    with pytest.raises(NotImplementedError, match="^invalid value 'MaskedArray' for the type of k"):
         flashcore.flash_attn_func(x.data, x, x)
 
 
@@ -153,17 +153,13 @@ ONE = np.ones((1, 8, 2, 16), np.float32)
 
 
 @pytest.mark.parametrize(("arguments", "error", "words"), [
-    ({"dropout_p": 0.1}, NotImplementedError, r"dropout_p = 0.1 is not supported, accepted: 0.0"),
-    ({"softcap": 30.0}, NotImplementedError, "softcap = 30.0"),
-    ({"alibi_slopes": ONE}, NotImplementedError, "alibi_slopes = given"),
-    ({"window_size": (6, 0)}, NotImplementedError, r"window_size = \(6, 0\)"),
-    ({"window_size": (3, 3)}, NotImplementedError, r"window_size = \(3, 3\) .* \(-1, -1\), \(-1, 0\), which is causal"),
-    ({"window_size": 3}, ValueError, "window_size = 3 is not possible; accepted: two whole numbers"),
+    ({"dropout_p": 0.1}, NotImplementedError, "^invalid value '0.1' for dropout_p: expected 0.0, no other"),
+    ({"alibi_slopes": ONE}, NotImplementedError, "^invalid value 'a ndarray' for alibi_slopes: expected None"),
     ({"softmax_scale": float("nan")}, ValueError, "^invalid value 'NaN' for softmax_scale: expected a finite number"),
-    ({"softmax_scale": "x"}, ValueError, "^softmax_scale = 'x' is not possible; accepted: a number"),
-    ({"causal": "yes"}, ValueError, "causal = 'yes' is not possible; accepted: True, False"),
+    ({"softmax_scale": "x"}, ValueError, "^invalid value 'x' for softmax_scale: expected a number"),
+    ({"causal": "yes"}, ValueError, "^invalid value 'yes' for causal: expected True or False"),
     ({"k": ONE.astype(np.float16)}, TypeError, "dtypes float32, float16 and float32"),
-    ({"q": ONE.astype(np.float64), "k": ONE, "v": ONE}, TypeError, "q has dtype float64; accepted: float16"),
+    ({"q": ONE.astype(np.float64), "k": ONE, "v": ONE}, TypeError, "^invalid value 'float64' for the dtype of q"),
     ({"q": ONE.astype(np.uint16)}, TypeError, "ml_dtypes.bfloat16"),
     ({"q": ONE.astype(">f4")}, TypeError, "native byte order"),
     ({"q": ONE[0]}, ValueError, "q has 3 dimensions; it takes 4"),
@@ -172,7 +168,7 @@ ONE = np.ones((1, 8, 2, 16), np.float32)
     ({"v": np.ones((1, 9, 2, 16), np.float32)}, ValueError, "v has sequence length = 9, k has 8"),
     ({"k": np.ones((2, 8, 2, 16), np.float32)}, ValueError, "k has batch = 2, q has 1"),
     ({"k": [[1.0]]}, ValueError, "k is a list"),
-    ({"q": "text"}, ValueError, "q is a str"),
+    ({"q": "text"}, ValueError, "^invalid value 'str' for the type of q: expected a PyTorch tensor"),
 ])  # fmt: skip
 def test_refusals_name_the_argument(arguments, error, words):
     arguments = {"q": ONE, "k": ONE, "v": ONE, **arguments}
@@ -182,11 +178,11 @@ def test_refusals_name_the_argument(arguments, error, words):
 
 
 def test_sdpa_refusals():
-    with pytest.raises(NotImplementedError, match="attn_mask = given is not supported, accepted: None"):
+    with pytest.raises(NotImplementedError, match="^invalid value 'a ndarray' for attn_mask: expected None"):
         flashcore.scaled_dot_product_attention(ONE, ONE, ONE, attn_mask=np.ones((8, 8), bool))
-    with pytest.raises(ValueError, match="^scale = 'x' is not possible; accepted: a number"):
+    with pytest.raises(ValueError, match="^invalid value 'x' for scale: expected a number"):
         flashcore.scaled_dot_product_attention(ONE, ONE, ONE, scale="x")
-    with pytest.raises(ValueError, match="is_causal = 'yes' is not possible; accepted: True, False"):
+    with pytest.raises(ValueError, match="^invalid value 'yes' for is_causal: expected True or False"):
         flashcore.scaled_dot_product_attention(ONE, ONE, ONE, is_causal="yes")
     with pytest.raises(ValueError, match="leading dimensions do not broadcast"):
         flashcore.scaled_dot_product_attention(np.ones((3, 8, 16), np.float32), ONE, ONE)
@@ -232,19 +228,7 @@ except flashcore.ArgumentError as error:
     print(error)
 """
     said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
-    assert said.startswith('problem = "foo" is not possible; accepted: BATCH,HEADS')
-
-
-def test_windows_that_cut_nothing_off():
-    q = draw((1, 8, 2, 16), "float32", 1)
-    for causal in (False, True):
-        expected = flashcore.flash_attn_func(q, q, q, causal=causal)
-        for window in [(-1, 0), (7, 0), (128, 0)] if causal else [(-1, -1), (7, 7), (-1, 128), [100, -1]]:
-            assert (flashcore.flash_attn_func(q, q, q, window_size=window) == expected).all(), window
-    assert (flashcore.flash_attn_func(q, q, q, causal=True, window_size=(8, 3)) == expected).all()
-    for window in [(6, -1), (-1, 6), (6, 6)]:
-        with pytest.raises(NotImplementedError, match="window_size"):
-            flashcore.flash_attn_func(q, q, q, window_size=window)
+    assert said.startswith("invalid value 'foo' for problem: expected BATCH,HEADS")
 
 
 class OnlyDlpack:
@@ -270,7 +254,7 @@ def test_dlpack():
     expected = flashcore.flash_attn_func(q, q, q)
     out = flashcore.flash_attn_func(*[OnlyDlpack(q)] * 3)
     assert isinstance(out, np.ndarray) and (out == expected).all()
-    with pytest.raises(NotImplementedError, match="q is on DLPack device type 12"):
+    with pytest.raises(NotImplementedError, match="^invalid value '12' for the DLPack device type of q"):
         flashcore.flash_attn_func(*[OnTheMoon(q)] * 3)
 
 
@@ -301,7 +285,9 @@ def test_a_subclass_is_as_large_as_its_memory():
 def test_a_scale_beyond_every_float_is_refused():
     q = draw((1, 4, 2, 8), "float32", 1)
     for scale in (10**400, -(10**5000)):
-        with pytest.raises(flashcore.ArgumentError, match="softmax_scale = an integer of [0-9]+ bits is not possible"):
+        with pytest.raises(
+            flashcore.ArgumentError, match="^invalid value 'an integer of [0-9]+ bits' for softmax_scale"
+        ):
             flashcore.flash_attn_func(q, q, q, softmax_scale=scale)
 
 

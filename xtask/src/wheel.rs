@@ -20,7 +20,7 @@ const BUILD: [&str; 7] = [
 /// What the tests of tensors need, on top. PyTorch's package brings the libraries of CUDA: some 5 GB.
 const TORCH: [&str; 4] = ["torch==2.15.0", "pytest==9.2.0", "numpy==2.4.6", "ml_dtypes==0.6.0"];
 /// The tests that are of PyTorch's tensors, or run with them as well.
-const TORCH_TESTS: [&str; 2] = ["test_torch.py", "test_threads.py"];
+const TORCH_TESTS: [&str; 3] = ["test_torch.py", "test_threads.py", "test_flashattention.py"];
 /// pytest as wheels of pure Python, for a GPU machine without a network.
 const CARRIED: [&str; 5] = ["pytest==9.2.0", "iniconfig", "pluggy", "packaging", "pygments"];
 

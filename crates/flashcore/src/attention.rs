@@ -39,7 +39,8 @@ pub struct Output<T> {
     pub data: Vec<T>,
     /// Its shape.
     pub shape: [usize; 4],
-    /// Log-sum-exp of the scaled logits, `[batch, heads_q, seq_q]`, natural logarithm; −∞ for rows that see no key.
+    /// Log-sum-exp of the scaled and capped logits, `[batch, heads_q, seq_q]`, natural logarithm; −∞ for rows
+    /// that see no key.
     pub lse: Vec<f32>,
 }
 
@@ -81,20 +82,23 @@ impl<T: Element> Attention<'_, T> {
         self.band(Band::CAUSAL_TOP_LEFT)
     }
 
-    /// A sliding window: each query sees `before` keys before the one level with it, that key, and `after` keys after it,
-    /// counted from the end as in FlashAttention's `window_size`. A model's "window of W" counts the query's own key:
-    /// `before = W − 1`. Blocks of keys that no query of a tile sees cost nothing.
+    /// A sliding window, as FlashAttention's `window_size = (before, after)`: query `i` sees key `j` if and only
+    /// if `i + seq_kv − seq_q − before ≤ j ≤ i + seq_kv − seq_q + after`. A row that sees no key has O = 0 and
+    /// LSE = −∞. A model's "window of W" counts the query's own key: `before = W − 1`. Blocks of keys that no
+    /// query of a tile sees cost nothing.
     pub fn window(self, before: u32, after: u32) -> Self {
         self.band(Band::window(before, after))
     }
 
-    /// Which keys a query sees, by position.
+    /// Which keys a query sees, by position: [`Band`] has the formula. A row that sees no key has O = 0 and
+    /// LSE = −∞.
     pub fn band(mut self, band: Band) -> Self {
         self.band = band;
         self
     }
 
-    /// A cap on the logits: `softcap · tanh(scale · q·k / softcap)`, before anything is masked (Gemma 2). Positive.
+    /// A cap on the logits (Gemma 2): `softcap · tanh(scale · q·k / softcap)`. The scale is applied first, then
+    /// the cap, then the band. Positive and finite; LSE is that of the capped logits.
     pub fn softcap(mut self, softcap: f32) -> Self {
         self.score.softcap = Some(softcap);
         self

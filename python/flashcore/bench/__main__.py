@@ -12,7 +12,7 @@ from typing import Any
 
 from .. import _flashcore
 from .._errors import FlashCoreError
-from ._problem import ACCEPTED, OURS, Problem
+from ._problem import EXPECTED, OURS, Problem
 
 _EPILOG = """\
 Times are of one call, in graphs of up to 20 (warm) or one (cold, L2 flushed before). FlashCore's harness launches and
@@ -37,7 +37,7 @@ def arguments(suites: list[str]) -> argparse.ArgumentParser:
         help="race kernels, time what a call costs the host, or race on the CPU between PyTorch's operations",
     )
     parser.add_argument("--suite", action="append", choices=suites, default=[], help="may be repeated; mission if none")
-    parser.add_argument("--problem", action="append", default=[], metavar="P", help=ACCEPTED)
+    parser.add_argument("--problem", action="append", default=[], metavar="P", help=EXPECTED)
     parser.add_argument("--mode", choices=["warm", "cold", "both", "sustained"], default="both")
     parser.add_argument("--seconds", type=float, default=1.0, help="for each problem and mode, about (default 1)")
     parser.add_argument(

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from .._errors import invalid
 from ._problem import Problem
 
 Attention = Callable[[Any, Any, Any], Any]
@@ -153,5 +154,5 @@ def chosen(keys: str | None) -> list[Peer]:
     known = {peer.key: peer for peer in PEERS}
     unknown = [key for key in wanted if key not in known]
     if unknown:
-        raise ValueError(f'peer "{unknown[0]}" is unknown; accepted: {", ".join(known)}, none')
+        raise invalid("peers", unknown[0], ", ".join((*known, "none")))
     return [known[key] for key in wanted]

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from .._errors import invalid
+
 OURS = "flashcore"  # the name that rows give to our own kernels, and to nobody else
 
-ACCEPTED = (
+EXPECTED = (
     "BATCH,HEADS,SEQ,DIM,DTYPE[,MASK] as in 1,8,512,64,f16; HEADS may be QUERY/KEY heads as in 32/8, "
     "SEQ may be QUERIESxKEYS as in 1x8192, DTYPE is f16 or bf16, MASK is causal or causal-top-left"
 )
@@ -44,7 +46,7 @@ class Problem(NamedTuple):
             keys, positions = int(heads_kv or heads_q), int(seq_kv or seq_q)
             return Problem(int(batch), int(heads_q), keys, int(seq_q), positions, int(dim), dtype, mask)
         except ValueError:
-            raise ValueError(f'problem "{text}" is not understood; accepted: {ACCEPTED}') from None
+            raise invalid("problem", text, EXPECTED) from None
 
     @property
     def stated(self) -> tuple[tuple[int, int, int, int, int, int], str, str]:

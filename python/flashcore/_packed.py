@@ -1,0 +1,85 @@
+"""FlashAttention's functions for packed tensors: views of the parts, for :func:`flash_attn_func`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ._errors import ArgumentError, invalid
+from ._functional import backend_of, flash_attn_func, foreign
+
+__all__ = ["flash_attn_kvpacked_func", "flash_attn_qkvpacked_func"]
+
+
+def flash_attn_qkvpacked_func(
+    qkv: Any,
+    dropout_p: float = 0.0,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: tuple[int, int] = (-1, -1),
+    softcap: float = 0.0,
+    alibi_slopes: Any = None,
+    deterministic: bool = False,
+    return_attn_probs: bool = False,
+) -> Any:
+    """:func:`flash_attn_func` of queries, keys and values that lie in one tensor. They are read in place.
+
+    Args:
+        qkv: ``(batch, seqlen, 3, heads, head_dim)``: q, k and v in this order.
+        dropout_p: this and the others are those of :func:`flash_attn_func`.
+
+    Returns:
+        ``(batch, seqlen, heads, head_dim)``, or ``(out, lse, None)``, as :func:`flash_attn_func`.
+
+    Raises:
+        ArgumentError: for another shape, and what :func:`flash_attn_func` raises.
+    """
+    options: tuple[Any, ...] = (
+        dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic, return_attn_probs,
+    )  # fmt: skip
+    if backend_of(qkv) is None:
+        return foreign(lambda qkv: flash_attn_qkvpacked_func(qkv, *options), {"qkv": qkv})
+    _check_parts("qkv", qkv, 3)
+    return flash_attn_func(qkv[:, :, 0], qkv[:, :, 1], qkv[:, :, 2], *options)
+
+
+def flash_attn_kvpacked_func(
+    q: Any,
+    kv: Any,
+    dropout_p: float = 0.0,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: tuple[int, int] = (-1, -1),
+    softcap: float = 0.0,
+    alibi_slopes: Any = None,
+    deterministic: bool = False,
+    return_attn_probs: bool = False,
+) -> Any:
+    """:func:`flash_attn_func` of keys and values that lie in one tensor. They are read in place.
+
+    Args:
+        q: ``(batch, seqlen_q, heads, head_dim)``.
+        kv: ``(batch, seqlen_k, 2, heads_k, head_dim)``: k and v in this order.
+        dropout_p: this and the others are those of :func:`flash_attn_func`.
+
+    Returns:
+        ``(batch, seqlen_q, heads, head_dim)``, or ``(out, lse, None)``, as :func:`flash_attn_func`.
+
+    Raises:
+        ArgumentError: for another shape, and what :func:`flash_attn_func` raises.
+    """
+    options: tuple[Any, ...] = (
+        dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic, return_attn_probs,
+    )  # fmt: skip
+    backend = backend_of(q)
+    if backend is None:
+        return foreign(lambda q, kv: flash_attn_kvpacked_func(q, kv, *options), {"q": q, "kv": kv})
+    if backend_of(kv) is not backend:
+        kinds = f"kv is a {type(kv).__name__}, q a {type(q).__name__}"
+        raise ArgumentError(f"{kinds}; they must be of one kind")
+    _check_parts("kv", kv, 2)
+    return flash_attn_func(q, kv[:, :, 0], kv[:, :, 1], *options)
+
+
+def _check_parts(name: str, tensor: Any, parts: int) -> None:
+    if tensor.ndim != 5 or tensor.shape[2] != parts:
+        raise invalid(f"the shape of {name}", tuple(tensor.shape), f"(batch, sequence, {parts}, heads, head_dim)")
