@@ -30,7 +30,7 @@ pub enum AtomicOp {
 /// Modifiers of `atom` and `red`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Atomic {
-    /// What it does.
+    /// The operation.
     pub op: AtomicOp,
     /// State space.
     pub space: Space,
@@ -40,7 +40,7 @@ pub struct Atomic {
     pub vector: u8,
     /// Ordering.
     pub sem: MemSem,
-    /// Scope; none written means gpu.
+    /// Scope; `None` means gpu.
     pub scope: Option<Scope>,
     /// `.noftz` (f16, bf16).
     pub noftz: bool,
@@ -69,7 +69,7 @@ start! {
     };
 }
 
-/// What an error says of a missing operation.
+/// How an error describes a missing operation.
 pub(super) const OPERATION: &str = "an operation such as `.add`";
 
 instructions! { ($) atomic atomic_list

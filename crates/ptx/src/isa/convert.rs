@@ -84,8 +84,8 @@ const SATURATIONS: &[(CvtSaturation, &str)] =
 
 instructions! { ($) convert convert_list
 
-    /// `d, a`; `a` may be a register, immediate, special register or symbol; `.b32`, `.b64` and `.b128` also
-    /// pack `{…} → d` and unpack `a → {…}`. PTX ISA, "mov".
+    /// `d, a`. `a` may be a register, immediate, special register or symbol. With `.b32`, `.b64` and `.b128`,
+    /// `mov` also packs `{…}` into `d` and unpacks `a` into `{…}`. PTX ISA, "mov".
     Mov(ty: Type) => {
         text: |m| { m.head("mov")?; m.ty(ty) },
         operands: if ty.is_bits() {
@@ -127,8 +127,8 @@ instructions! { ($) convert convert_list
         needs: conversion_requirement(&cvt),
     }
 
-    /// `cvt.pack.sat`: `d, a, b, c?`: `a` and `b` saturated to `to`, `b` lowest, then `a`, and with `chained`
-    /// the low bits of `c` above them. PTX ISA, "cvt.pack".
+    /// `cvt.pack.sat`: `d, a, b, c?`. `a` and `b` are saturated to `to`. `b` takes the lowest bits, `a` the
+    /// next, and with `chained` the low bits of `c` the bits above. PTX ISA, "cvt.pack".
     CvtPack {
         /// Type of the packed elements.
         to: Type,
@@ -234,7 +234,7 @@ fn convertible(cvt: &Cvt) -> Result<(), String> {
 enum RoundingRule {
     Absent,
     Float,
-    /// `.rn`, and `.rz` where [`Conversion::toward_zero`].
+    /// `.rn`, and `.rz` if [`Conversion::toward_zero`].
     Nearest,
     Tf32,
     Integral,
@@ -264,7 +264,7 @@ struct Conversion {
     relu: bool,
 }
 
-/// Whether integer type `outer` has every value of `inner`. A conversion then has nothing to saturate.
+/// Whether integer type `outer` contains every value of `inner`. Such a conversion never saturates.
 fn contains(outer: Type, inner: Type) -> bool {
     match (outer.is_signed(), inner.is_signed()) {
         (true, false) => outer.bits() > inner.bits(),

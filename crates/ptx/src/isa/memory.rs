@@ -12,10 +12,10 @@ use crate::{Requirement, Signature, Slot, SlotKind, Space, Type};
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[allow(missing_docs, reason = "the ISA's names")]
 pub enum MemSem {
-    /// Nothing written, or `.weak` (loads and stores: weak; atomics: relaxed).
+    /// No modifier, or `.weak` (loads and stores: weak; atomics: relaxed).
     #[default]
     Default,
-    /// `.weak`, written out.
+    /// `.weak`, written in the text.
     Weak,
     Volatile,
     Relaxed,
@@ -98,9 +98,9 @@ pub struct Memory {
     pub l2_prefetch: Option<u16>,
     /// `.L2::cache_hint`: a 64-bit cache policy follows as the last operand.
     pub cache_hint: bool,
-    /// `.unified` is written.
+    /// Whether `.unified` is written.
     pub unified: bool,
-    /// `ldu`, the older spelling of a read-only load.
+    /// `ldu`, the older name of a read-only load.
     pub ldu: bool,
 }
 
@@ -158,7 +158,7 @@ pub enum PrefetchLevel {
 pub struct CreatePolicy {
     /// Priority of the primary fraction.
     pub primary: Eviction,
-    /// Priority of the rest.
+    /// Priority of the remaining fraction.
     pub secondary: Option<Eviction>,
 }
 

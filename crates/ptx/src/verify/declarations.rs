@@ -10,11 +10,11 @@ use crate::{
 use super::symbols::{Symbol, Symbols};
 use super::{Report, Rule, operands};
 
-/// Bytes of static shared memory that a CTA may declare.
+/// Maximum static shared memory of a CTA in bytes.
 const STATIC_SHARED: u64 = 48 << 10;
-/// Bytes of local memory of a thread.
+/// Maximum local memory of a thread in bytes.
 const LOCAL: u64 = 512 << 10;
-/// Bytes of constants.
+/// Maximum constant memory in bytes.
 const CONSTANT: u64 = 64 << 10;
 
 /// Checks the declarations at module scope and collects their names.
@@ -134,7 +134,7 @@ fn addresses(v: &Variable, symbols: &Symbols<'_>, report: &mut Report) {
     }
 }
 
-/// Checks a function except for its instructions.
+/// Checks everything in a function except its instructions.
 pub(super) fn function(module: &Module, function: &Function, report: &mut Report) {
     for param in function.params.iter().chain(&function.returns) {
         match param.space {
@@ -215,7 +215,7 @@ fn bounds(bounds: &LaunchBounds, report: &mut Report) {
     }
 }
 
-/// The four warps of a warpgroup execute `wgmma` and `setmaxnreg` together.
+/// `wgmma` and `setmaxnreg` need whole warpgroups of four warps.
 fn warpgroups(function: &Function, report: &mut Report) {
     let statements = function.body.iter().flat_map(|body| &body.statements);
     let uses = statements.into_iter().any(|statement| match statement {

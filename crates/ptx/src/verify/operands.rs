@@ -8,7 +8,7 @@ use crate::{
 use super::symbols::{Scope, Symbol};
 use super::{Fault, Rule, fault};
 
-/// Checks the guard and each operand against its position.
+/// Checks the guard, and each operand against its position.
 pub(super) fn check(body: &Body, inst: &Instruction, scope: &Scope<'_>) -> Result<(), Fault> {
     let checker = Checker { body, inst, scope };
     if let Some(guard) = inst.guard
@@ -22,8 +22,8 @@ pub(super) fn check(body: &Body, inst: &Instruction, scope: &Scope<'_>) -> Resul
     Ok(())
 }
 
-/// Pairs operands with positions. When operands are missing, the last optional positions are skipped; such a
-/// position may stand in the middle (`bar.red`).
+/// Pairs operands with positions. If operands are missing, the last optional positions are skipped. Such a
+/// position may be in the middle (`bar.red`).
 pub(super) fn matched(inst: &Instruction) -> Result<Vec<(Slot, &Operand)>, Fault> {
     let mut slots = inst.op.signature();
     let (given, most) = (inst.operands.len(), slots.len());
@@ -41,7 +41,7 @@ pub(super) fn matched(inst: &Instruction) -> Result<Vec<(Slot, &Operand)>, Fault
     Ok(slots.into_iter().zip(&inst.operands).collect())
 }
 
-/// Whether a register of type `have` may stand where the instruction takes `want`, widths aside.
+/// Whether a register of type `have` is accepted where the instruction takes `want`, apart from widths.
 fn agrees(want: Type, have: Type) -> bool {
     if want == Type::Pred || have == Type::Pred {
         return want == have;
@@ -126,7 +126,7 @@ impl Checker<'_> {
     fn typed(&self, reg: Reg, ty: Type, wide: bool) -> Result<(), Fault> {
         let have = self.register(reg)?;
         let fits = if wide && ty != Type::Pred { have.bits() >= ty.bits() } else { have.bits() == ty.bits() };
-        // A register wider than the type holds an extended integer or bits; floats are never extended.
+        // A register wider than the type holds an extended integer or bits. Floats are never extended.
         let agreed = agrees(ty, have) && (have.bits() == ty.bits() || !ty.is_float());
         if fits && agreed {
             return Ok(());
@@ -135,7 +135,7 @@ impl Checker<'_> {
         fault(Rule::Type, format!("{name} is .{have}, and .{ty} belongs here"))
     }
 
-    /// The address of a variable or function has 32 or 64 bits.
+    /// Checks an address of a variable or function as a value: its type must have 32 or 64 bits.
     fn symbol(&self, ty: Type, name: &str) -> Result<(), Fault> {
         if self.scope.get(name).is_none() {
             return fault(Rule::Symbol, format!("{name} is not declared"));
@@ -162,7 +162,7 @@ impl Checker<'_> {
             (Type::B128, 4) => Type::B32,
             _ => return fault(Rule::Vector, format!(".{ty} does not consist of {} elements", parts.len())),
         };
-        // Bytes are packed from and unpacked to 16-bit registers.
+        // Bytes are packed from, and unpacked to, 16-bit registers.
         parts.iter().try_for_each(|operand| self.value(flow, part, part == Type::B8, operand))
     }
 
@@ -218,8 +218,8 @@ impl Checker<'_> {
     }
 }
 
-/// The alignment of the address at a position: the size of the access, except for a box in shared memory and
-/// for a tensor map (PTX ISA, "cp.async.bulk.tensor").
+/// The alignment in bytes of the address at a position: the size of the access, except for a box in shared
+/// memory and for a tensor map (PTX ISA, "cp.async.bulk.tensor").
 fn alignment(op: &Op, position: usize) -> Option<u32> {
     match op.tensor_map_operand() {
         Some(map) if map == position => Some(TensorMapSpec::ALIGN),
@@ -228,7 +228,7 @@ fn alignment(op: &Op, position: usize) -> Option<u32> {
     }
 }
 
-/// Refuses an offset that is misaligned whatever the base is: the alignment of the base is at least `align`.
+/// Rejects an offset that is misaligned for every base that is aligned to `align`.
 fn aligned(bytes: Option<u32>, align: u32, offset: i64) -> Result<(), Fault> {
     let Some(bytes) = bytes.filter(|&bytes| bytes > 0) else { return Ok(()) };
     if offset.rem_euclid(i64::from(align.min(bytes).max(1))) == 0 {
@@ -246,8 +246,8 @@ fn inside(bytes: Option<u32>, size: Option<u64>, offset: i64, name: &str) -> Res
     fault(Rule::Address, format!("{bytes} bytes at {offset} leave {name}, which has {size}"))
 }
 
-/// A symbol must lie in the space that the instruction names. A generic address may name a variable in global
-/// memory, whose generic address equals its address.
+/// Checks that a symbol is in the space that the instruction names. A generic address may name a variable in
+/// global memory, because the generic address of such a variable equals its address.
 fn reachable(space: Space, name: &str, symbol: &Symbol<'_>) -> Result<(), Fault> {
     let Some(own) = symbol.space() else {
         return fault(Rule::Symbol, format!("{name} is a function, not memory"));
@@ -285,7 +285,7 @@ fn immediate(ty: Type, imm: Imm) -> Result<(), Fault> {
 
 fn special(ty: Type, register: SpecialReg) -> Result<(), Fault> {
     let have = register.ty();
-    // `%gridid` was 32 bits wide once; reading its low half is still legal.
+    // `%gridid` had 32 bits in early versions of PTX. Reading its low half is still legal.
     let fits = have.bits() == ty.bits() || register == SpecialReg::GridId;
     if fits && !ty.is_float() {
         return Ok(());
@@ -293,7 +293,7 @@ fn special(ty: Type, register: SpecialReg) -> Result<(), Fault> {
     fault(Rule::Type, format!("{} is .{have}, and .{ty} belongs here", register.name()))
 }
 
-/// A label that is used must be placed exactly once.
+/// Checks that each label in use is placed exactly once.
 pub(super) fn labels(body: &Body) -> Vec<Fault> {
     let mut places = vec![0u32; body.labels.len()];
     let mut used = vec![false; body.labels.len()];
