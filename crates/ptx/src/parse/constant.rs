@@ -7,7 +7,8 @@ use crate::Imm;
 /// The deepest nesting of parentheses and operators in an expression.
 const MAX_DEPTH: u32 = 64;
 
-/// The value of an expression. Integers are 64 bits wide, and signed unless a literal has the suffix `U`.
+/// The value of an expression. Integers are 64 bits wide, and signed unless a literal
+/// has the suffix `U` or exceeds the signed range.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) enum Constant {
     Int {
