@@ -2,7 +2,8 @@ use problem::{Problem, ProblemError, Strides, Tensor};
 
 use crate::{CpuError, Element};
 
-/// Refuses a buffer of `len` elements that is too short for `tensor`; the index in it of element (0, 0, 0, 0).
+/// Returns the index of element (0, 0, 0, 0) in a buffer of `len` elements. An error if the buffer is too
+/// short for `tensor`.
 pub(crate) fn origin(problem: &Problem, tensor: Tensor, len: usize) -> Result<usize, CpuError> {
     let (needed, origin) = problem.span(tensor).ok_or(ProblemError::TooLarge { tensor: tensor.name() })?;
     if len < needed {
@@ -11,13 +12,13 @@ pub(crate) fn origin(problem: &Problem, tensor: Tensor, len: usize) -> Result<us
     Ok(origin)
 }
 
-/// An input tensor: a buffer that holds it, and where its rows are.
+/// An input tensor: the buffer that holds it, and the positions of its rows.
 #[derive(Clone, Copy)]
 pub(crate) struct View<'a, T> {
     data: &'a [T],
     origin: usize,
     strides: Strides,
-    /// Elements of a row.
+    /// Number of elements of a row.
     pub dim: usize,
 }
 
@@ -37,7 +38,7 @@ impl<'a, T> View<'a, T> {
         &self.data[self.start(batch, head, row)..][..self.dim]
     }
 
-    /// `count` rows as one slice, where they follow each other in memory.
+    /// `count` rows as one slice, if they are contiguous in memory.
     pub(crate) fn dense_rows(
         &self,
         batch: usize,
@@ -59,7 +60,7 @@ pub(crate) struct Inputs<'a, T> {
 }
 
 impl<'a, T: Element> Inputs<'a, T> {
-    /// Refuses what is not a problem, slices of another type, and buffers that are too short.
+    /// Rejects an invalid problem, slices of another type, and buffers that are too short.
     pub(crate) fn check(problem: &Problem, q: &'a [T], k: &'a [T], v: &'a [T]) -> Result<Self, CpuError> {
         problem.check()?;
         if T::DTYPE != problem.dtype {
