@@ -1,4 +1,5 @@
-/// A growing buffer of f32 that starts at a multiple of 64 bytes, so that no vector load straddles two cache lines.
+/// A growing buffer of f32 that starts at a multiple of 64 bytes, so that no vector load straddles two cache
+/// lines.
 #[derive(Default)]
 pub(crate) struct Aligned {
     data: Vec<f32>,

@@ -9,7 +9,8 @@ use crate::tile::{Block, LAZY_GROWTH, Panel, Step};
 /// Query rows of a panel. Each block of K and V is read from the cache once for all of them.
 pub(crate) const PANEL_ROWS: usize = 8;
 
-/// S = Q Kᵀ; P = exp2(S·c − m); O = O·α + P V for one panel and one block. Rows of Q, K, V and O are whole vectors.
+/// S = Q Kᵀ; P = exp2(S·c − m); O = O·α + P V for one panel and one block. Rows of Q, K, V and O are whole
+/// vectors.
 #[inline(always)]
 pub(crate) fn run_step<S: Simd>(s: S, step: Step<'_>) {
     let Step { panel, block, scale, cap, weights, tile } = step;

@@ -143,7 +143,8 @@ pub(crate) struct Step<'a> {
     pub tile: Tile,
 }
 
-/// S = K Qᵀ, capped and masked; P = exp2(S·c − m); O = O·α + P V, all transposed, for one panel and one block.
+/// S = K Qᵀ, capped and masked; P = exp2(S·c − m); O = O·α + P V, all transposed, for one panel and one
+/// block.
 #[inline(always)]
 pub(crate) fn run_step<S: Simd, const VECTORS: usize>(s: S, step: Step<'_>) {
     let Step { panel, block, scale, cap, weights, tile } = step;

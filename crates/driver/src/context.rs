@@ -27,8 +27,8 @@ pub struct Context {
     pub(crate) captures: Captures,
 }
 
-// SAFETY: a context is a handle; the driver's functions on it may be called from any thread (CUDA Driver API, "Context
-// Management").
+// SAFETY: a context is a handle; the driver's functions on it may be called from any thread (CUDA Driver API,
+// "Context Management").
 unsafe impl Send for Context {}
 // SAFETY: as above.
 unsafe impl Sync for Context {}

@@ -11,7 +11,8 @@ pub enum Corner {
     /// The last query is level with the last key, as in FlashAttention: query `i` is level with key
     /// `i + seq_kv − seq_q`.
     BottomRight,
-    /// The first query is level with the first key, as in PyTorch's `is_causal`: query `i` is level with key `i`.
+    /// The first query is level with the first key, as in PyTorch's `is_causal`: query `i` is level with key
+    /// `i`.
     TopLeft,
 }
 

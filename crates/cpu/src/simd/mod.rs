@@ -262,8 +262,8 @@ pub(crate) trait Simd: Copy + Send + Sync + 'static {
     fn transpose(self, from: &[f32], from_ld: usize, to: &mut [f32], to_ld: usize, rows: usize, cols: usize);
 }
 
-/// 2^r − 1 = r · q(r) for r in [−1/2, 1/2]: a relative minimax fit of degree 5 with p(0) = 1, error below 1.6·2⁻²⁴
-/// (Lawson iteration in f64; coefficients rounded to f32).
+/// 2^r − 1 = r · q(r) for r in [−1/2, 1/2]: a relative minimax fit of degree 5 with p(0) = 1, error below
+/// 1.6·2⁻²⁴ (Lawson iteration in f64; coefficients rounded to f32).
 #[allow(clippy::approx_constant)] // fitted: it is near ln 2 and need not be it
 const EXP2_NEAREST: [f32; 5] = [0.693_147, 0.240_222_42, 0.055_507_336, 0.009_671_513, 0.001_326_472_7];
 

@@ -307,7 +307,8 @@ fake! {
     cuDeviceGetUuid_v2(uuid: *mut [u8; 16], _device: i32) { *uuid = [0xab; 16]; 0 }
     cuDeviceTotalMem_v2(bytes: *mut usize, _device: i32) { *bytes = 1 << 30; 0 }
     cuDeviceGetAttribute(value: *mut i32, which: u32, _device: i32) {
-        // CUdevice_attribute: multiprocessors, L2, threads per SM, capability, shared per SM, shared opt-in, pools.
+        // CUdevice_attribute: multiprocessors, L2, threads per SM, capability, shared per SM, shared opt-in,
+        // pools.
         *value = match which { 16 => 132, 38 => 50 << 20, 39 => 2048, 75 => variable("FAKE_SM", 90) as i32 / 10, 76 => variable("FAKE_SM", 90) as i32 % 10, 81 => 228 << 10, 97 => 227 << 10, 115 => 1, _ => return INVALID_VALUE };
         0
     }

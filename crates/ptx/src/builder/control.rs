@@ -10,8 +10,8 @@ impl Builder {
         self.guard = outer;
     }
 
-    /// Emits `body` with `guard` on every instruction, without a branch. An instruction has one guard, so an inner
-    /// `guarded` replaces the outer guard.
+    /// Emits `body` with `guard` on every instruction, without a branch. An instruction has one guard, so an
+    /// inner `guarded` replaces the outer guard.
     pub fn guarded<R>(&mut self, guard: impl Into<Guard>, body: impl FnOnce(&mut Builder) -> R) -> R {
         let outer = self.guard.replace(guard.into());
         let result = body(self);

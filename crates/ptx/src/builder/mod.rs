@@ -9,7 +9,7 @@
 //! # use flashcore_ptx as ptx;
 //! use ptx::{Builder, CmpOp, Pointer, SpecialReg, Target};
 //!
-//! y[i] = a · x[i] for i < n, one element per thread.
+//! // y[i] = a · x[i] for i < n, one element per thread.
 //! let mut k = Builder::kernel("scale");
 //! let (x, y) = (k.param_pointer("x"), k.param_pointer("y"));
 //! let (a, n) = (k.param_f32("a"), k.param_u32("n"));
