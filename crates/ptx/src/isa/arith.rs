@@ -406,8 +406,8 @@ fn allowed(name: &str, ty: Type, mods: FloatMods, accepts: Option<Accepts>) -> R
         Precision::Full => a.full,
     };
     ensure(precision, || match mods.precision {
-        Precision::Unspecified if a.approx && !a.nearest => format!("{name}.{ty} must say .approx"),
-        Precision::Unspecified => format!("{name}.{ty} must say how it rounds"),
+        Precision::Unspecified if a.approx && !a.nearest => format!("{name}.{ty} needs .approx"),
+        Precision::Unspecified => format!("{name}.{ty} needs a rounding such as .rn"),
         _ => format!("{name}.{ty} does not take that rounding or approximation"),
     })?;
     let refused = [
@@ -420,7 +420,7 @@ fn allowed(name: &str, ty: Type, mods: FloatMods, accepts: Option<Accepts>) -> R
     if let Some((_, modifier)) = refused.iter().find(|(refused, _)| *refused) {
         return Err(format!("{name}.{ty} does not take {modifier}"));
     }
-    ensure(mods.ftz || !a.ftz_always, || format!("{name}.{ty} must say .ftz"))?;
+    ensure(mods.ftz || !a.ftz_always, || format!("{name}.{ty} needs .ftz"))?;
     ensure(!(mods.sat && mods.relu), || format!("{name}.{ty} takes .sat or .relu, not both"))
 }
 

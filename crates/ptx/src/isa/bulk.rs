@@ -484,7 +484,7 @@ fn reduction(reduce: &BulkReduce) -> Result<(), String> {
     let half_sum = reduce.op == AtomicOp::Add && matches!(reduce.ty, F16 | Bf16);
     ensure(reduce.noftz == half_sum, || {
         if half_sum {
-            format!("{what}.{} must say .noftz", reduce.ty)
+            format!("{what}.{} needs .noftz", reduce.ty)
         } else {
             ".noftz is for sums of 16-bit floats".into()
         }

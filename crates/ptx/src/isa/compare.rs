@@ -154,7 +154,7 @@ instructions! { ($) compare compare_list
         },
         accepts: {
             one_of("slct", ty, &SELECTABLE)?;
-            ensure(matches!(cond, Type::S32 | Type::F32), || "slct decides by .s32 or .f32".into())?;
+            ensure(matches!(cond, Type::S32 | Type::F32), || "the condition of slct is .s32 or .f32".into())?;
             ensure(!ftz || cond == Type::F32, || "slct takes .ftz with an .f32 condition only".into())
         },
     }

@@ -221,7 +221,7 @@ fn convertible(cvt: &Cvt) -> Result<(), String> {
     ensure(!relu || shape.relu, || format!("cvt.{to}.{from} does not take .relu"))?;
     match saturation {
         CvtSaturation::None => {
-            ensure(!shape.satfinite_always, || format!("cvt.{to}.{from} must say .satfinite"))
+            ensure(!shape.satfinite_always, || format!("cvt.{to}.{from} needs .satfinite"))
         }
         CvtSaturation::Sat => ensure(shape.sat, || format!("cvt.{to}.{from} does not take .sat")),
         CvtSaturation::SatFinite => {
@@ -245,11 +245,11 @@ impl RoundingRule {
     fn wanted(self) -> &'static str {
         match self {
             RoundingRule::Absent => "is exact and takes no rounding",
-            RoundingRule::Float => "must say .rn, .rz, .rm or .rp",
-            RoundingRule::Nearest => "must say .rn (or .rz, to 16-bit floats)",
-            RoundingRule::Tf32 => "must say .rna, .rn or .rz (.relu not with .rna)",
-            RoundingRule::Integral => "must say .rni, .rzi, .rmi or .rpi",
-            RoundingRule::IntegralOptional => "may say .rni, .rzi, .rmi or .rpi only",
+            RoundingRule::Float => "needs .rn, .rz, .rm or .rp",
+            RoundingRule::Nearest => "needs .rn (or .rz, to 16-bit floats)",
+            RoundingRule::Tf32 => "needs .rna, .rn or .rz (.relu not with .rna)",
+            RoundingRule::Integral => "needs .rni, .rzi, .rmi or .rpi",
+            RoundingRule::IntegralOptional => "takes .rni, .rzi, .rmi or .rpi only",
         }
     }
 }

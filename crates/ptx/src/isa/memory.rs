@@ -335,7 +335,7 @@ fn access(name: &str, m: &Memory) -> Result<(), String> {
     ensure(matches!(m.vector, 1 | 2 | 4 | 8), || format!("{name} has no .v{}", m.vector))?;
     ensure(m.bytes() <= 32 && (m.vector < 8 || m.ty.bits() == 32), || {
         format!(
-            "{name}.v{}.{} moves {} bytes; 16 are the most (32 from and to .global)",
+            "{name}.v{}.{} moves {} bytes; at most 16 are accepted (32 from and to .global)",
             m.vector,
             m.ty,
             m.bytes()
@@ -347,7 +347,7 @@ fn access(name: &str, m: &Memory) -> Result<(), String> {
     let scoped = matches!(m.sem, MemSem::Relaxed | MemSem::Acquire | MemSem::Release | MemSem::Mmio);
     ensure(scoped == m.scope.is_some(), || {
         if scoped {
-            "an ordered access must say its scope"
+            "an ordered access needs a scope"
         } else {
             "a scope needs .relaxed, .acquire or .release"
         }

@@ -215,7 +215,7 @@ fn product(mma: &Mma) -> Result<(), String> {
     let ordered = mma.a_order == MatrixOrder::Row && mma.b_order == MatrixOrder::Col;
     ensure(volta || ordered, || format!("mma.m{m}n{n}k{k} of .{} is .row.col", mma.a))?;
     ensure((mma.a == Type::B1) == mma.bits.is_some(), || {
-        ".xor.popc and .and.popc belong to .b1, and one of them must be there".into()
+        ".b1 needs .xor.popc or .and.popc, and no other type takes them".into()
     })?;
     ensure(!mma.satfinite || family.sums == [Type::S32] && mma.bits.is_none(), || {
         ".satfinite is for integer mma".into()

@@ -181,7 +181,7 @@ instructions! { ($) wmma wmma_list
             optional(value(Type::U32))
         ],
         accepts: {
-            ensure(access.matrix == WmmaMatrix::Accumulator, || "wmma stores D, no inputs".into())?;
+            ensure(access.matrix == WmmaMatrix::Accumulator, || "wmma stores D only".into())?;
             accessible(&access)
         },
         needs: fragment_requirement(access.shape, access.ty),
@@ -296,9 +296,9 @@ fn product(w: &Wmma) -> Result<(), String> {
     ensure(sums, || format!("wmma of .{} does not add .{} to .{}", w.a, w.c, w.d))?;
     ordered(w.a, WmmaMatrix::A, w.a_order)?;
     ordered(w.b, WmmaMatrix::B, w.b_order)?;
-    ensure(w.rounding.is_none() || w.a == Type::F64, || "a rounding is for wmma of .f64".into())?;
+    ensure(w.rounding.is_none() || w.a == Type::F64, || "only wmma of .f64 takes a rounding".into())?;
     ensure((w.a == Type::B1) == w.bits.is_some(), || {
-        ".xor.popc and .and.popc belong to .b1, and one of them must be there".into()
+        ".b1 needs .xor.popc or .and.popc, and no other type takes them".into()
     })?;
     let saturates = family.sums == [Type::S32] && w.bits.is_none();
     ensure(!w.satfinite || saturates, || ".satfinite is for integer wmma".into())

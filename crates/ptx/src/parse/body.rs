@@ -66,7 +66,7 @@ impl<'t> Parser<'t> {
                 })?;
                 body.variables.extend(variables);
             }
-            _ => return Err(self.expected("a directive that is known in a body")),
+            _ => return Err(self.expected("a directive that a body accepts")),
         }
         Ok(())
     }
@@ -223,7 +223,7 @@ impl<'t> Parser<'t> {
         let start = self.here();
         let name = self.name("the name of a `.branchtargets` list")?;
         let Some(labels) = self.names.targets(name) else {
-            let message = format!("`{name}` is not a `.branchtargets` list that stands before");
+            let message = format!("`{name}` is not a `.branchtargets` list declared before this instruction");
             return Err(Failure::at(start, message));
         };
         // The limit keeps memory linear: many instructions that name one long list would take quadratic

@@ -44,10 +44,7 @@ impl<'t> Modifiers<'t> {
     pub(super) fn finish(&self) -> Result<(), Failure> {
         match self.rest.first() {
             None => Ok(()),
-            Some(m) => Err(Failure::at(
-                m.offset,
-                format!("`{}` does not know the modifier `.{}`", self.base, m.text),
-            )),
+            Some(m) => Err(Failure::at(m.offset, format!("`{}` has no modifier `.{}`", self.base, m.text))),
         }
     }
 

@@ -147,7 +147,7 @@ impl<'t> Parser<'t> {
             };
             sum = term
                 .and_then(|term| sum.checked_add(term))
-                .ok_or_else(|| Failure::at(start, "an offset beyond 64 bits"))?;
+                .ok_or_else(|| Failure::at(start, "the offset exceeds 64 bits"))?;
         }
     }
 

@@ -211,7 +211,7 @@ impl<'t> Names<'t> {
                 root = outer.0 as usize;
             }
             let Seen { name, placed, mentioned_at, .. } = self.labels[root];
-            let message = || format!("the label `{name}` is not placed anywhere in sight");
+            let message = || format!("the label `{name}` is not placed in this scope or an enclosing scope");
             if placed { Ok(flat[root]) } else { Err(Failure::at(mentioned_at, message())) }
         });
         Ok((resolved.collect::<Result<_, _>>()?, names))

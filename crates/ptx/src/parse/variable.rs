@@ -47,7 +47,7 @@ impl<'t> Parser<'t> {
         let start = self.here();
         let ty = self.ty()?;
         if ty.bytes() == 0 {
-            return Err(Failure::at(start, format!("`.{ty}` cannot lie in memory")));
+            return Err(Failure::at(start, format!("a value in memory cannot have the type `.{ty}`")));
         }
         Ok(ty)
     }
@@ -165,21 +165,20 @@ impl<'t> Parser<'t> {
         while !self.eat(b'}') {
             if self.peek() == Kind::Punct(b'{', 0) {
                 if inner.is_empty() {
-                    return Err(self.expected("a value: there are no more dimensions"));
+                    return Err(self.expected("a value, because there are no more dimensions"));
                 }
                 let row = inner.iter().try_fold(u64::from(values.ty.bytes()), |n, &dim| n.checked_mul(dim));
                 let end = row
                     .and_then(|row| usize::try_from(row).ok())
                     .and_then(|row| row.checked_add(values.bytes.len()))
-                    .ok_or_else(|| Failure::at(start, "a row beyond 64 bits"))?;
+                    .ok_or_else(|| Failure::at(start, "the size of a row exceeds 64 bits"))?;
                 self.row(values, inner)?;
                 let padding = end
                     .checked_sub(values.bytes.len())
                     .ok_or_else(|| Failure::at(start, "more values than the row has elements"))?;
-                self.padding_left = self
-                    .padding_left
-                    .checked_sub(padding)
-                    .ok_or_else(|| Failure::at(start, "initialisers whose short rows need too many zeros"))?;
+                self.padding_left = self.padding_left.checked_sub(padding).ok_or_else(|| {
+                    Failure::at(start, "the short rows of the initialisers need too many zeros")
+                })?;
                 values.bytes.resize(end, 0);
             } else {
                 self.initial_value(values)?;

@@ -67,7 +67,7 @@ fn undefined(
         report.instruction(
             body,
             inst,
-            (Rule::Undefined, format!("{name} is read, and no path has written it")),
+            (Rule::Undefined, format!("{name} is read, but no path has written it")),
         );
     }
 }

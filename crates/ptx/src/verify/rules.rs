@@ -39,7 +39,7 @@ pub(crate) fn range(what: &str, value: Option<i64>, least: i64, most: i64) -> Re
 pub(crate) fn multiple(what: &str, value: Option<i64>, of: i64) -> Result<(), Fault> {
     match value {
         Some(value) if value % of != 0 => {
-            fault(Rule::Constant, format!("{what}: {value} is no multiple of {of}"))
+            fault(Rule::Constant, format!("{what}: {value} is not a multiple of {of}"))
         }
         _ => Ok(()),
     }
