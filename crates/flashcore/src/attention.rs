@@ -288,7 +288,7 @@ mod tests {
     fn refusals_name_the_argument() {
         let data = vec![0.0f32; 64];
         let short = TensorView::dense(&data, [1, 1, 9, 8], Layout::Bhsd).unwrap_err().to_string();
-        assert_eq!(short, "a view of shape [1, 1, 9, 8] needs 72 elements, the slice has 64");
+        assert_eq!(short, "a view of shape [1, 1, 9, 8] needs 72 elements, but the slice has 64");
         let far = problem::Strides { batch: 0, head: i64::MAX, row: 8 };
         let error = TensorView::strided(&data, [1, 3, 8, 8], far).unwrap_err();
         assert!(matches!(error, AttentionError::ViewTooLarge { .. }));

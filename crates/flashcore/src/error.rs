@@ -8,7 +8,7 @@ use problem::ProblemError;
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub enum AttentionError {
     /// The slice is shorter than the view's shape and strides need.
-    #[error("a view of shape {shape:?} needs {needed} elements, the slice has {len}")]
+    #[error("a view of shape {shape:?} needs {needed} elements, but the slice has {len}")]
     SliceTooShort {
         /// `[batch, heads, sequence, dim]`.
         shape: [usize; 4],
@@ -18,7 +18,7 @@ pub enum AttentionError {
         len: usize,
     },
     /// The view's shape and strides exceed the address space.
-    #[error("a view of shape {shape:?} with strides {strides} reaches further than can be addressed")]
+    #[error("a view of shape {shape:?} with strides {strides} exceeds the address space")]
     ViewTooLarge {
         /// `[batch, heads, sequence, dim]`.
         shape: [usize; 4],
@@ -40,7 +40,7 @@ pub enum AttentionError {
         expected: usize,
     },
     /// The slice for the LSE has the wrong length.
-    #[error("lse has {len} elements; it takes batch · heads_q · seq_q = {needed}")]
+    #[error("lse has {len} elements; expected batch · heads_q · seq_q = {needed}")]
     Lse {
         /// Elements given.
         len: usize,
@@ -48,7 +48,7 @@ pub enum AttentionError {
         needed: usize,
     },
     /// A slice of device memory is shorter than its tensor.
-    #[error("{tensor} has {bytes} bytes of device memory; its shape and strides reach over {needed}")]
+    #[error("{tensor} has {bytes} bytes of device memory; its shape and strides need {needed}")]
     DeviceSlice {
         /// The tensor: q, k, v, out or lse.
         tensor: &'static str,

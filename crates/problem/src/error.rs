@@ -37,7 +37,7 @@ pub enum ProblemError {
         value: String,
     },
     /// The tensor has more elements, or its strides reach further, than 64-bit byte offsets can address.
-    #[error("{tensor} has more than 2^63 elements, or its strides reach beyond that")]
+    #[error("{tensor} is too large: its shape and strides reach over 2^60 elements or more")]
     TooLarge {
         /// The tensor's name.
         tensor: &'static str,

@@ -197,7 +197,7 @@ impl Prepared {
         let plan = unaligned(&self.main.plan, &self.problem, &self.arch).ok_or_else(|| {
             AttentionError::Unsupported {
                 what: format!(
-                    "tensors at addresses that are no multiples of {ALIGNED} bytes, with the plan given"
+                    "tensors at addresses that are not multiples of {ALIGNED} bytes, with the given plan"
                 ),
                 accepted: "aligned tensors, or another plan".to_owned(),
             }
@@ -261,7 +261,9 @@ fn own(kernel: &Kernel, wanted: &[&str]) -> Result<Vec<(Purpose, usize)>, Attent
     own.filter(|own| names.starts_with(wanted) && own.len() <= MOST_OWN).ok_or_else(|| {
         AttentionError::Unsupported {
             what: format!("a plan whose kernel takes the buffers {names:?}"),
-            accepted: format!("one that takes {wanted:?}, and a counter and scratch after them or not"),
+            accepted: format!(
+                "a plan whose kernel takes {wanted:?}, optionally followed by a counter and scratch"
+            ),
         }
     })
 }
@@ -362,7 +364,7 @@ mod tests {
         let none = DeviceSlice::EMPTY;
         assert_eq!(check_slices(&[0, 0, 0, 0], &[none; 4]), Ok(()));
         let error = check_slices(&[0, 64, 0, 0, 4], &[none; 5]).unwrap_err().to_string();
-        assert_eq!(error, "k has 0 bytes of device memory; its shape and strides reach over 64");
+        assert_eq!(error, "k has 0 bytes of device memory; its shape and strides need 64");
     }
 
     #[test]
