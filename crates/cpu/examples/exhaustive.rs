@@ -1,9 +1,10 @@
-//! Times every plan of a bounded space against the default on some problems, and says how far the default is from the best of them,
-//! and how far it is ahead of the rule that it replaced:
+//! Times every plan of a bounded space against the default plan on some problems. Prints how far the default
+//! is from the best plan, and how far the default is ahead of the rule that it replaced:
 //! `cargo run --release -p flashcore-cpu --example exhaustive [SECONDS [PROBLEM…]]`.
 //!
-//! The field is halved twice over until eight are left: round by round each plan is timed beside the default, in turns A B and B A, and
-//! the faster quarter goes on to three times as many rounds. The best is then raced anew, since the best of many is also the luckiest.
+//! The number of plans is quartered until eight are left. In each round, each plan is timed beside the
+//! default, alternately A B and B A, and the fastest quarter gets three times as many rounds next. The best
+//! plan is then timed again, because the best of many is also the luckiest.
 
 use std::collections::HashSet;
 use std::time::Instant;
@@ -13,9 +14,9 @@ use half::{bf16, f16};
 use problem::{Band, DType, Layout, Problem, Tensor};
 use rand::{Rng, SeedableRng, rngs::SmallRng};
 
-/// Plans that are left in the end.
+/// Number of plans that are left in the end.
 const FINALISTS: usize = 8;
-/// A sample takes at least this long, s: several calls, where one is shorter.
+/// Minimum duration of a sample in s. Shorter calls are repeated.
 const SAMPLE: f64 = 2e-4;
 
 fn main() {
@@ -57,7 +58,7 @@ fn problems() -> Vec<(&'static str, Problem)> {
     ]
 }
 
-/// The rule before costs were counted: whole panels, four tasks a thread, all threads, lanes always query rows.
+/// The previous rule: whole panels, four tasks per thread, all threads, query rows as lanes.
 fn before(p: &Problem) -> CpuPlan {
     let isa =
         Isa::available().into_iter().find(|&isa| isa != Isa::Amx && isa.is_for(p)).unwrap_or(Isa::Portable);
@@ -69,7 +70,7 @@ fn before(p: &Problem) -> CpuPlan {
     CpuPlan { rows, ..CpuPlan::widest(isa, threads, block_q, 128) }
 }
 
-/// The bounded space: every combination of these values, once each.
+/// The bounded space: every combination of these values.
 fn space(p: &Problem) -> Vec<CpuPlan> {
     let mut isas: Vec<Isa> = Isa::available();
     isas.retain(|isa| isa.is_for(p));
@@ -126,7 +127,7 @@ struct Stage<'a, T> {
 }
 
 impl<T: Element> Stage<'_, T> {
-    /// Seconds of a call, after one that is not timed.
+    /// Seconds of a call, after a warm-up call.
     fn time(&mut self, plan: &CpuPlan) -> f64 {
         self.run(plan);
         let start = Instant::now();
@@ -139,7 +140,7 @@ impl<T: Element> Stage<'_, T> {
         attention(problem, q, k, v, out, None, plan).expect("a checked plan");
     }
 
-    /// time(other) / time(plan) for each of the plans, the median over rounds.
+    /// time(other) / time(plan) for each plan, the median over `rounds` rounds.
     fn ratios(&mut self, plans: &[CpuPlan], other: &CpuPlan, rounds: usize) -> Vec<f64> {
         let mut all = vec![Vec::new(); plans.len()];
         for round in 0..rounds {
@@ -179,7 +180,7 @@ fn search<T: Element>(name: &str, problem: &Problem, seconds: f64) {
         field = order.into_iter().map(|i| field[i]).collect();
         rounds = (rounds * 3).min(27);
     }
-    // What is left of the time is for the finalists, and as much again for the best of them.
+    // The remaining time is for the finalists, and the same time again for the best of them.
     let round = 2.0 * once * (stage.calls + 1) as f64;
     let ratios = stage.ratios(&field, &default, ((seconds / round) as usize / field.len()).clamp(15, 300));
     let best =

@@ -1,4 +1,5 @@
-//! Prints the rate of the native kernels: `cargo run --release -p flashcore-cpu --example rate [threads [isa]]`.
+//! Prints the rate of the native kernels:
+//! `cargo run --release -p flashcore-cpu --example rate [threads [isa]]`.
 
 use std::time::Instant;
 

@@ -1,4 +1,5 @@
-/// A growing buffer of f32 that starts at a multiple of 64 bytes, so that no vector load straddles two cache lines.
+/// A growing buffer of f32 that starts at a multiple of 64 bytes, so that no vector load straddles two cache
+/// lines.
 #[derive(Default)]
 pub(crate) struct Aligned {
     data: Vec<f32>,
@@ -6,15 +7,15 @@ pub(crate) struct Aligned {
     len: usize,
 }
 
-/// Bytes of a cache line and of the widest vector.
+/// Bytes of a cache line, which is also the size of the widest vector.
 const LINE: usize = 64;
 
 impl Aligned {
-    /// Makes the buffer `len` long. What it holds is not specified.
+    /// Sets the length to `len`. The contents are unspecified.
     pub(crate) fn resize(&mut self, len: usize) -> &mut [f32] {
         if self.start + len > self.data.len() {
             self.data = vec![0.0; len + LINE / size_of::<f32>()];
-            // An offset that cannot be computed leaves the buffer where it is: slower, not wrong.
+            // If no offset can be computed, the buffer stays unaligned: slower, but correct.
             self.start = self.data.as_ptr().align_offset(LINE).min(LINE / size_of::<f32>());
         }
         self.len = len;

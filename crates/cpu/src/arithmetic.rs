@@ -1,4 +1,4 @@
-//! In which numbers a task is computed: f32 throughout, or faster ones.
+//! The number formats in which a task is computed: f32 throughout, or a faster format.
 
 use problem::KeyRange;
 
@@ -10,57 +10,58 @@ use crate::{Element, Elements};
 
 /// How a task's inputs become the words that its steps work on.
 pub(crate) trait Arithmetic: Copy {
-    /// A panel's lanes are a multiple of this.
+    /// The number of lanes of a panel is a multiple of this.
     const LANES: usize;
-    /// Whether a panel's query rows are its lanes, so that Q and O are transposed in it.
+    /// Whether the lanes of a panel are its query rows. Q and O are then transposed in the panel.
     const TRANSPOSED: bool = true;
 
-    /// Words of a row of Q or K of `dim` elements.
+    /// Number of words of a row of Q or K with `dim` elements.
     fn words(self, dim: usize) -> usize;
 
-    /// Words of a row of O of `dim` elements.
+    /// Number of words of a row of O with `dim` elements.
     fn words_out(self, dim: usize) -> usize {
         dim
     }
 
-    /// One row of Q as words, of the opposite sign if `negate`.
+    /// Writes one row of Q as words to `to`, negated if `negate`.
     fn query(self, row: Elements<'_>, negate: bool, to: &mut [f32]);
 
-    /// Rows of K as words, `room` being theirs to use.
+    /// Rows of K as words; may use `room`.
     fn keys<'a, T: Element>(self, rows: HeadRows<'a, T>, room: &'a mut Aligned) -> Rows<'a>;
 
-    /// Rows of V as words.
+    /// Rows of V as words; may use `room`.
     fn values<'a, T: Element>(self, rows: HeadRows<'a, T>, room: &'a mut Aligned) -> Rows<'a>;
 
     /// One step of the online softmax.
     fn step(self, step: Step<'_>);
 
-    /// Words that a step on so many keys needs for weights.
+    /// Number of words that a step on `keys` keys needs for weights.
     fn weights(self, keys: usize) -> usize {
         keys.next_multiple_of(16) * MAX_WIDTH
     }
 
-    /// What the logits of the words are multiplied by to be those of the elements.
+    /// The factor that turns a logit of the words into the logit of the elements.
     fn logit_factor(self) -> f64 {
         1.0
     }
 
-    /// Turns sums of the words of V, `width` lanes a row, into those of the elements.
+    /// Turns sums of words of V into sums of elements, for rows of `width` lanes.
     fn rescale(self, _out: &mut [f32], _width: usize) {}
 }
 
-/// Finds, head by head, an arithmetic that is faster than f32 and accurate enough for the head's elements.
+/// Finds, for each head, an arithmetic that is faster than f32 and accurate enough for the head's elements.
 pub(crate) trait Faster: Sync {
     type Arithmetic<'a>: Arithmetic
     where
         Self: 'a;
 
-    /// Does `work` with the arithmetic for the query heads of a task, of which `head` is the first, the processor being
-    /// set up for it. Returns whether there is one; else nothing is done, and the task is for f32.
+    /// Calls `work` with the arithmetic for the query heads of a task, the first of which is `head`, while
+    /// the processor is set up for the arithmetic. Returns false without calling `work` if no faster
+    /// arithmetic is accurate enough. The task is then computed in f32.
     fn compute(&self, batch: usize, head: usize, work: impl FnOnce(Self::Arithmetic<'_>)) -> bool;
 }
 
-/// f32 where there is no faster arithmetic.
+/// f32 for all heads if the value is `None`.
 impl<F: Faster> Faster for Option<F> {
     type Arithmetic<'a>
         = F::Arithmetic<'a>
@@ -104,12 +105,12 @@ impl<'a, T: Element> HeadRows<'a, T> {
     }
 }
 
-/// f32: words are the elements, widened.
+/// f32: each word is an element, widened to f32.
 #[derive(Clone, Copy)]
 pub(crate) struct Wide<S>(pub S);
 
 impl<S: Simd> Wide<S> {
-    /// In place where the rows are dense f32 already.
+    /// The rows as f32, without a copy if they are dense f32 already.
     fn widened<'a, T: Element>(self, rows: HeadRows<'a, T>, room: &'a mut Aligned) -> Rows<'a> {
         let HeadRows { view, batch, head, range } = rows;
         let ld = view.dim;
@@ -148,7 +149,7 @@ impl<S: Simd> Arithmetic for Wide<S> {
         self.widened(rows, room)
     }
 
-    /// Chooses the step compiled for the panel's width.
+    /// Dispatches to the step that is compiled for the panel's width.
     fn step(self, step: Step<'_>) {
         match step.panel.width / S::LANES {
             4 if S::MAX_VECTORS >= 4 => self.0.step::<4>(step),
@@ -159,12 +160,12 @@ impl<S: Simd> Arithmetic for Wide<S> {
     }
 }
 
-/// f32, where the lanes are numbers of a row: rows are filled up with zeros to whole vectors.
+/// f32 with the lanes along the head dim. Rows are padded with zeros to whole vectors.
 #[derive(Clone, Copy)]
 pub(crate) struct Dotted<S>(pub S);
 
 impl<S: Simd> Dotted<S> {
-    /// In place where the rows are dense f32 and whole vectors already.
+    /// The rows as f32, without a copy if they are dense f32 and whole vectors already.
     fn widened<'a, T: Element>(self, rows: HeadRows<'a, T>, room: &'a mut Aligned) -> Rows<'a> {
         let ld = self.words(rows.view.dim);
         if ld == rows.view.dim {

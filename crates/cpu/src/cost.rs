@@ -1,68 +1,71 @@
-//! What a plan costs, counted from what it executes: by this the default plan is chosen, and forecasts are made.
+//! The cost of a plan, counted from the work that it executes. The default plan is chosen by this cost, and
+//! forecasts use it.
 //!
-//! The unit is the cycle of one core. The rates are those of processors with two vector FMAs and two vector loads a cycle; what
-//! a cycle takes, and how far a machine is from that, is measured by whoever wants times (`lab`). Choices need neither.
+//! The unit is a cycle of one core. The rates are those of processors with two vector FMAs and two vector
+//! loads per cycle. `lab` measures how long a cycle takes and how far a machine is from these rates. The
+//! choice of a plan needs neither.
 
 use problem::{Band, DType, Problem};
 
 use crate::{CpuPlan, Isa, Lanes, Order, Rows};
 
-/// Cycles to widen a vector of 16-bit numbers: to load, convert and store it; to make integers or terms of it, with their bounds.
+/// Cycles to load, convert and store a vector of 16-bit numbers: to f32, to integers with their bounds, to
+/// terms with their bounds.
 const WIDEN: f64 = 2.0;
 const MAKE_INTEGERS: f64 = 6.0;
 const MAKE_TERMS: f64 = 3.0;
-/// Cycles for a product of two tiles, with the loads and stores that come with it.
+/// Cycles of a product of two tiles, including its loads and stores.
 const TILE_PRODUCT: f64 = 26.0;
-/// Cycles for a vector of weights: load, FMA, nine instructions of the exponential, sum, maximum, store.
+/// Cycles of a vector of weights: load, FMA, nine instructions of the exponential, sum, maximum, store.
 const WEIGH: f64 = 6.0;
-/// Cycles for a vector of O in each block of keys: load, add, store.
+/// Cycles of a vector of O per block of keys: load, add, store.
 const ADD_OUT: f64 = 2.0;
-/// Cycles for a horizontal sum, which are made as many at a time as a vector has lanes.
+/// Cycles of a horizontal sum. A vector's worth of sums is computed at a time.
 const SUM: f64 = 2.0;
-/// Cycles of latency of an FMA.
+/// Latency of an FMA in cycles.
 const LATENCY: f64 = 4.0;
-/// Cycles of a task, of a panel's step, and of a call.
+/// Overhead in cycles of a task, of a panel's step and of a call.
 const TASK: f64 = 1200.0;
 const STEP: f64 = 60.0;
-/// Part of a task by which the last thread ends late: others use the machine, too.
+/// The fraction of a task by which the last thread ends late, because other programs use the machine too.
 const JITTER: f64 = 0.05;
 const CALL: f64 = 4000.0;
-/// Cycles until another thread works, and until its end is known: about 8 µs.
+/// Cycles to wake another thread and to learn that it has ended: about 8 µs.
 const WAKE: f64 = 24_000.0;
-/// Bytes of K and V that a core gets in a cycle from its own cache, and from further away.
+/// Bytes of K and V per cycle that a core loads from its own cache, and from farther away.
 const NEAR: f64 = 40.0;
 const FAR: f64 = 10.0;
-/// Bytes that a core's own cache holds.
+/// Size of a core's own cache in bytes.
 const CACHE: f64 = 1.5e6;
 
-/// How a call is cut, and what its parts cost.
+/// Tasks and cost of a call.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Cost {
     /// Tasks.
     pub tasks: usize,
-    /// Cycles of one, on average.
+    /// Cycles of the average task.
     pub task: f64,
-    /// Cycles from the call to the return.
+    /// Cycles from the call to its return.
     pub cycles: f64,
-    /// What most of it is.
+    /// What most of the cycles are spent on.
     pub bound: Bound,
 }
 
-/// What most of a plan's cycles are for.
+/// What most cycles of a plan are spent on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Bound {
-    /// The two products of matrices.
+    /// The two matrix products.
     Fma,
-    /// Weights, sums, conversions.
+    /// Weights, sums and conversions.
     Vectors,
-    /// Keys and values on their way.
+    /// Loading keys and values.
     Memory,
-    /// Calls, threads and tasks beginning and ending.
+    /// Starting and ending calls, threads and tasks.
     Threads,
 }
 
 impl Bound {
-    /// In one word.
+    /// The name in one word.
     pub const fn name(self) -> &'static str {
         match self {
             Bound::Fma => "fma",
@@ -74,7 +77,7 @@ impl Bound {
 }
 
 impl CpuPlan {
-    /// What this plan costs for a problem.
+    /// The predicted cost of this plan for a problem.
     pub fn cost(&self, problem: &Problem) -> Cost {
         let p = &*problem.canonical();
         let together = if self.rows == Rows::Group { p.group_size() } else { 1 };
@@ -82,7 +85,7 @@ impl CpuPlan {
         let blocks = rows.div_ceil(self.block_q);
         let parts = self.splits.min(p.seq_kv.div_ceil(self.block_kv)).max(1);
         let tasks = p.batch * p.heads_q / together * blocks * parts;
-        // Of the average task.
+        // The keys of the average task.
         let seen = mean_keys(p, self.block_q.min(p.seq_q).min(self.panel_rows())) / parts as f64;
         let count = Count { rows: rows as f64 / blocks as f64, keys: seen };
         let (fma, rest) = match self.lanes {
@@ -106,20 +109,20 @@ impl CpuPlan {
         Cost { tasks, task, cycles, bound }
     }
 
-    /// Until the last of the tasks is done.
+    /// Cycles until the last task is done.
     fn span(&self, p: &Problem, tasks: usize, task: f64, threads: f64) -> f64 {
         let even = tasks as f64 * task / threads;
         let span = match p.band {
             Band::FULL => (tasks as f64 / threads).ceil() * task,
             _ if threads == 1.0 => even,
-            // The longest first: short ones fill the gaps. Else one may come last.
+            // With the longest tasks first, short tasks fill the gaps. Otherwise a long task may be the last.
             _ if self.order == Order::Longest => even.max(2.0 * task),
             _ => even + task,
         };
         span + JITTER * task
     }
 
-    /// Cycles of FMAs and of all else, query rows as lanes; the largest task has `most` rows.
+    /// Cycles of FMAs and of everything else, with query rows as lanes. The largest task has `most` rows.
     fn by_queries(&self, p: &Problem, count: Count, most: usize) -> (f64, f64) {
         let (lanes, panel) = (self.isa.lanes(), self.panel_rows());
         let vectors =
@@ -149,7 +152,7 @@ impl CpuPlan {
         (fma, rest)
     }
 
-    /// The same, the numbers of a row as lanes.
+    /// Cycles of FMAs and of everything else, with the lanes along the head dim.
     fn by_dims(&self, p: &Problem, count: Count) -> (f64, f64) {
         let lanes = self.isa.lanes();
         let [dim, dim_v] = [p.head_dim, p.head_dim_v].map(|dim| dim.div_ceil(lanes));
@@ -171,8 +174,8 @@ impl CpuPlan {
         (fma, rest)
     }
 
-    /// Cycles in which a task's keys and values come: from this core's cache to its registers, which it waits for, and from further
-    /// away, which goes on beside.
+    /// Cycles to load a task's keys and values: from the core's own cache to registers, which the core waits
+    /// for, and from farther away, which overlaps with computation.
     fn transfer(&self, p: &Problem, keys: f64) -> (f64, f64) {
         let element = if p.dtype == DType::F32 { 4.0 } else { 2.0 };
         let row = (p.head_dim + p.head_dim_v) as f64 * element;
@@ -182,31 +185,32 @@ impl CpuPlan {
     }
 }
 
-/// Rows of a task and keys that it goes through.
+/// Rows of a task, and keys that the task reads.
 #[derive(Clone, Copy)]
 struct Count {
     rows: f64,
     keys: f64,
 }
 
-/// Keys that a panel of so many rows goes through, on average.
+/// Average number of keys that a panel of `rows` rows reads.
 fn mean_keys(p: &Problem, rows: usize) -> f64 {
     let (queries, keys) = (p.seq_q as f64, p.seq_kv as f64);
     let mean = match p.band {
         Band::FULL => return keys,
         band if !band.is_causal() => mean_of_samples(p, band),
-        // The first row sees one key, each row after it one more, until all are seen.
+        // The first row sees one key, and each row sees one key more than the row before, until all keys are
+        // seen.
         Band::CAUSAL_TOP_LEFT if queries > keys => keys - keys * keys / (2.0 * queries),
         Band::CAUSAL_TOP_LEFT => queries / 2.0,
-        // The last row sees all keys, each row before one fewer.
+        // The last row sees all keys, and each row sees one key less than the row after.
         _ if keys > queries => keys - queries / 2.0,
         _ => keys * keys / (2.0 * queries),
     };
-    // A panel goes up to its last row's.
+    // A panel reads the keys up to those of its last row.
     (mean + rows as f64 / 2.0).min(keys)
 }
 
-/// Keys that a row sees on average, from evenly spaced rows.
+/// Average number of keys that a row sees, from evenly spaced rows.
 fn mean_of_samples(p: &Problem, band: Band) -> f64 {
     const SAMPLES: usize = 64;
     let count = p.seq_q.clamp(1, SAMPLES);
@@ -214,19 +218,20 @@ fn mean_of_samples(p: &Problem, band: Band) -> f64 {
     rows.map(|row| band.keys(row, p.seq_q, p.seq_kv).len() as f64).sum::<f64>() / count as f64
 }
 
-/// bf16 terms of a number.
+/// Number of bf16 terms of a number.
 fn terms(dtype: DType) -> f64 {
     if dtype == DType::F16 { 2.0 } else { 1.0 }
 }
 
-/// Products of two tiles for a vector of lanes and a key: of 16 keys and 32 dims, and of 16 dims and 32 keys.
+/// Products of two tiles per vector of lanes and key: 16 keys × 32 dims for the logits, 16 dims × 32 keys for
+/// the values.
 fn tile_products(p: &Problem) -> f64 {
     let (logits, values) = if p.dtype == DType::F16 { (4.0, 3.0) } else { (1.0, 1.0) };
     let [dim, dim_v] = [p.head_dim.div_ceil(32), p.head_dim_v.div_ceil(16)].map(|tiles| tiles as f64);
     dim * logits / 16.0 + dim_v * values / 32.0
 }
 
-/// Cycles of an FMA in a register tile: two a cycle, unless loads or latency are in the way.
+/// Cycles of an FMA in a register tile: two FMAs per cycle, unless loads or latency limit the rate.
 fn fma_cycles(rows: usize, vectors: usize) -> f64 {
     let (rows, vectors) = (rows.max(1) as f64, vectors.max(1) as f64);
     0.5f64.max((rows + vectors) / (2.0 * rows * vectors)).max(LATENCY / (rows * vectors))
@@ -242,7 +247,7 @@ mod tests {
         plan.cost(p).cycles
     }
 
-    /// What the CPU notes' measurements say of pairs of plans on one thread.
+    /// Pairs of plans on one thread, in the order in which the CPU notes measured them.
     #[test]
     fn plans_are_ranked_as_they_were_measured() {
         let plan = |block_q, block_kv| CpuPlan::widest(Isa::Avx512, 1, block_q, block_kv);
@@ -255,7 +260,7 @@ mod tests {
             );
         }
         assert!(cycles(dims(64, 128), &keys(16)) > cycles(plan(64, 128), &keys(16)));
-        // Panels share blocks of K and V.
+        // Larger panels share blocks of K and V among more rows.
         let long = Problem::new(1, 8, 2048, 64, DType::F16);
         assert!(cycles(plan(512, 128), &long) < cycles(plan(64, 128), &long));
         let integers = CpuPlan { isa: Isa::Avx512Vnni, ..plan(512, 128) };
@@ -272,7 +277,7 @@ mod tests {
         );
     }
 
-    /// Against the count, row by row.
+    /// Compares the formula with a count row by row.
     #[test]
     fn causal_rows_see_so_many_keys_on_average() {
         for mask in Band::NAMED {

@@ -1,14 +1,16 @@
-//! The online softmax for few query rows, as in decoding, where lanes of query rows would idle: the lanes are numbers of a row.
-//! S is sums over lanes of products, sixteen at a time; a row of P is contiguous; O is a plain product of matrices.
+//! The online softmax for few query rows, as in decoding. Lanes of query rows would be idle there, so the
+//! lanes are along the head dim. S is computed as sums over the lanes of products, sixteen at a time. A row
+//! of P is contiguous. O is a plain matrix product.
 
 use crate::simd::{Added, MAX_LANES, Part, Rows, Simd, gemm_part};
 use crate::softcap::cap_logits;
 use crate::tile::{Block, LAZY_GROWTH, Panel, Step};
 
-/// Query rows of a panel. Each block of K and V comes from the cache once for all of them.
+/// Query rows of a panel. Each block of K and V is read from the cache once for all of them.
 pub(crate) const PANEL_ROWS: usize = 8;
 
-/// S = Q Kᵀ; P = exp2(S·c − m); O = O·α + P V for one panel and one block. Rows of Q, K, V and O are whole vectors.
+/// S = Q Kᵀ; P = exp2(S·c − m); O = O·α + P V for one panel and one block. Rows of Q, K, V and O are whole
+/// vectors.
 #[inline(always)]
 pub(crate) fn run_step<S: Simd>(s: S, step: Step<'_>) {
     let Step { panel, block, scale, cap, weights, tile } = step;
@@ -40,7 +42,8 @@ pub(crate) fn run_step<S: Simd>(s: S, step: Step<'_>) {
             [tile.rows, tile.vectors],
         );
     }
-    // Row by row: a weight of 0 for a hidden key must not meet a value that is not finite.
+    // The products are computed row by row, because a weight of 0 for a hidden key must not be multiplied by
+    // a value that is not finite.
     for row in 0..panel.rows {
         let seen = seen(panel, block, row);
         let p = Rows { data: &weights[row * ld + seen.start..][..seen.len()], ld };
@@ -50,7 +53,7 @@ pub(crate) fn run_step<S: Simd>(s: S, step: Step<'_>) {
     }
 }
 
-/// The keys of a block that a row sees, counted from the block's first.
+/// The keys of a block that a row sees, relative to the block's first key.
 #[inline(always)]
 fn seen(panel: &Panel, block: Block<'_>, row: usize) -> std::ops::Range<usize> {
     let inside = |key: usize| key.clamp(block.keys.start, block.keys.end) - block.keys.start;
@@ -58,7 +61,8 @@ fn seen(panel: &Panel, block: Block<'_>, row: usize) -> std::ops::Range<usize> {
     start..end.max(start)
 }
 
-/// Unscaled logits of all rows and keys, `ld` from row to row; what is beyond the last key means nothing.
+/// Unscaled logits of all rows and keys, `ld` numbers from row to row. Numbers beyond the last key are
+/// unspecified.
 #[inline(always)]
 fn logits<S: Simd>(s: S, panel: &Panel, block: Block<'_>, to: &mut [f32], ld: usize) {
     let mut row = 0;
@@ -78,7 +82,8 @@ fn logits<S: Simd>(s: S, panel: &Panel, block: Block<'_>, to: &mut [f32], ld: us
     }
 }
 
-/// Logits of `ROWS` rows, `KEYS` keys at a time: as many sums as a vector has lanes. Returns `ROWS`.
+/// Logits of `ROWS` rows, `KEYS` keys at a time, so that the number of sums equals the lanes of a vector.
+/// Returns `ROWS`.
 #[inline(always)]
 #[allow(unsafe_code)] // bounds are asserted once a call, not once a multiplication
 fn dots<S: Simd, const ROWS: usize, const KEYS: usize>(
@@ -91,13 +96,14 @@ fn dots<S: Simd, const ROWS: usize, const KEYS: usize>(
     let (keys, dim) = (block.keys.len(), block.k.ld);
     let k = block.k.data;
     assert!(ROWS * KEYS == S::LANES && dim % S::LANES == 0 && ROWS * dim <= q.len() && keys * dim <= k.len());
-    // SAFETY: of both, for rows below `ROWS` and `keys` and `at` below `dim` in whole vectors, by the assertion.
+    // SAFETY: by the assertion, for q and k, rows below `ROWS` and `keys`, and whole vectors at `at` below
+    // `dim`.
     let line = |from: &[f32], row: usize, at: usize| unsafe {
         s.load(std::slice::from_raw_parts(from.as_ptr().add(row * dim + at), S::LANES))
     };
     for first in (0..keys).step_by(KEYS) {
         let mut acc = [[s.splat(0.0); KEYS]; ROWS];
-        // The last key stands in for those beyond it.
+        // The last key stands in for keys beyond it.
         let key: [usize; KEYS] = std::array::from_fn(|j| (first + j).min(keys - 1));
         for at in (0..dim).step_by(S::LANES) {
             let q: [S::V; ROWS] = std::array::from_fn(|row| line(q, row, at));
@@ -117,7 +123,7 @@ fn dots<S: Simd, const ROWS: usize, const KEYS: usize>(
     ROWS
 }
 
-/// The largest logit, or any where one is NaN.
+/// The largest logit. Any logit if one is NaN.
 #[inline(always)]
 fn largest<S: Simd>(s: S, logits: &[f32]) -> f32 {
     let mut max = s.splat(f32::NEG_INFINITY);
@@ -133,12 +139,12 @@ fn largest<S: Simd>(s: S, logits: &[f32]) -> f32 {
 #[inline(always)]
 fn raise_maximum<S: Simd>(s: S, panel: &mut Panel, row: usize, scale: f32, max: f32) {
     let old = panel.max[row];
-    // Not so for NaN: neither a logit that is, nor −∞ from −∞.
+    // False for NaN, which results from a NaN logit and from −∞ minus −∞.
     let grows = (max - old) * scale > LAZY_GROWTH;
     if !grows {
         return;
     }
-    let shift = max * scale; // not of −∞, which does not grow
+    let shift = max * scale; // not for −∞, which does not grow
     let alpha = if old < f32::MIN { 0.0 } else { exp2(s, panel.shift[row] - shift) };
     (panel.max[row], panel.shift[row]) = (max, shift);
     panel.sum[row] *= alpha;
@@ -156,7 +162,7 @@ fn exp2<S: Simd>(s: S, t: f32) -> f32 {
     lanes[0]
 }
 
-/// Logits to weights, in place, and their sum.
+/// Turns logits into weights, in place. Returns their sum.
 #[inline(always)]
 fn exponentiate<S: Simd>(s: S, logits: &mut [f32], scale: f32, shift: f32) -> f32 {
     let (scale, minus_shift) = (s.splat(scale), s.splat(-shift));
@@ -171,7 +177,8 @@ fn exponentiate<S: Simd>(s: S, logits: &mut [f32], scale: f32, shift: f32) -> f3
     lanes.into_iter().sum()
 }
 
-/// O += P V, `rows` rows and `keys` keys; a row of O has `dim` numbers. The register tile is `tall × vectors`.
+/// O += P V for `rows` rows and `keys` keys. A row of O has `dim` numbers. The register tile is
+/// `tall × vectors`.
 #[inline(always)]
 fn add_values<S: Simd>(
     s: S,

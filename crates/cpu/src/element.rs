@@ -9,7 +9,7 @@ mod sealed {
     impl Sealed for half::bf16 {}
 }
 
-/// Elements of one of the three types.
+/// A slice of one of the three element types.
 #[derive(Clone, Copy, Debug)]
 pub enum Elements<'a> {
     /// IEEE binary32.
@@ -30,7 +30,7 @@ impl Elements<'_> {
     }
 }
 
-/// The same, to be written.
+/// A mutable slice of one of the three element types.
 #[derive(Debug)]
 pub enum ElementsMut<'a> {
     /// IEEE binary32.
@@ -43,22 +43,22 @@ pub enum ElementsMut<'a> {
 
 /// An element type of Q, K, V and O: `f32`, [`half::f16`] or [`half::bf16`].
 pub trait Element: Copy + Send + Sync + 'static + sealed::Sealed {
-    /// The name a [`problem::Problem`] gives to this type.
+    /// The name of this type in a [`problem::Problem`].
     const DTYPE: DType;
 
-    /// The same value in f32 (exact).
+    /// The value in f32, which is exact.
     fn to_f32(self) -> f32;
 
     /// The nearest value of this type, ties to even.
     fn from_f32(value: f32) -> Self;
 
-    /// Rounds `factor · from` into `to`, which has the same length.
+    /// Rounds `factor · from` into `to`, which has the same length as `from`.
     fn narrow_scaled(from: &[f32], factor: f32, to: &mut [Self]);
 
-    /// The elements with their type as data.
+    /// The slice with its type as data.
     fn elements(from: &[Self]) -> Elements<'_>;
 
-    /// The same, to be written.
+    /// The mutable slice with its type as data.
     fn elements_mut(to: &mut [Self]) -> ElementsMut<'_>;
 }
 
@@ -136,7 +136,7 @@ impl Element for bf16 {
     }
 }
 
-/// Hands `factor · from` to `convert` in pieces that stay on the stack.
+/// Passes `factor · from` to `convert` in chunks that fit the stack.
 fn scaled_chunks<T>(from: &[f32], factor: f32, to: &mut [T], convert: impl Fn(&mut [T], &[f32])) {
     const PIECE: usize = 64;
     let mut scaled = [0.0; PIECE];

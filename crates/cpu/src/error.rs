@@ -2,13 +2,13 @@ use problem::{DType, ProblemError};
 
 use crate::Isa;
 
-/// Why attention was refused. Each variant names the argument, its value and what would be accepted.
+/// Why attention was rejected. Each message names the argument, its value and what is accepted.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum CpuError {
-    /// The problem itself cannot be stated.
+    /// The problem is not valid.
     #[error(transparent)]
     Problem(#[from] ProblemError),
-    /// The slices hold another element type than the problem names.
+    /// The element type of the slices differs from the problem's.
     #[error("the slices hold {slices}, but problem.dtype = {problem}; pass slices of {problem}")]
     DType {
         /// Element type of the slices.
@@ -16,7 +16,7 @@ pub enum CpuError {
         /// Element type of the problem.
         problem: DType,
     },
-    /// A buffer ends before its tensor does.
+    /// A buffer is shorter than its tensor.
     #[error("{tensor} has {len} elements; its shape and strides reach over {needed}")]
     BufferTooShort {
         /// The tensor: q, k, v, out or lse.
@@ -26,25 +26,25 @@ pub enum CpuError {
         /// Elements needed.
         needed: usize,
     },
-    /// A plan's field is outside its range.
+    /// A field of the plan is out of range.
     #[error("invalid value '{value}' for plan.{field}: expected 1 to {most}")]
     Plan {
         /// The field.
         field: &'static str,
         /// Its value.
         value: usize,
-        /// The largest that would be accepted, beside the plan's other fields.
+        /// The largest accepted value, given the plan's other fields.
         most: usize,
     },
-    /// The plan asks for numbers of a row as lanes where the instructions want query rows.
+    /// The plan asks for lanes along the head dim, but its instruction set needs query rows as lanes.
     #[error("invalid value 'dims' for plan.lanes with plan.isa = {0}: expected queries, or isa = avx512")]
     QueryLanes(Isa),
-    /// The plan asks for instructions that this processor lacks.
+    /// The processor does not support the plan's instruction set.
     #[error("invalid value '{isa}' for plan.isa: expected one that this processor has: {available}")]
     Isa {
-        /// The instruction set asked for.
+        /// The plan's instruction set.
         isa: Isa,
-        /// Those present, printed.
+        /// The supported instruction sets as text.
         available: String,
     },
     /// The executor ended the call early.

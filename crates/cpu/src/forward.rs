@@ -1,4 +1,4 @@
-//! Attention on slices: checks, tasks, threads, and the walk of one task over its keys.
+//! Attention on slices: checks, tasks, threads, and the loop of one task over its keys.
 
 use std::cell::Cell;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -20,12 +20,13 @@ use crate::tile::{Block, MAX_WIDTH, Panel, Step, Tile};
 use crate::view::{Input, Inputs, origin};
 use crate::{CpuError, CpuPlan, Element, narrow, terms};
 
-/// Computes `O = softmax(scale · Q Kᵀ + mask) V` and, on request, the LSE (`[batch, heads_q, seq_q]`, natural
-/// logarithm). Each slice starts at the tensor's lowest element in memory, as [`Problem::span`] describes. The threads are those
-/// of the rayon pool of which the calling thread is a worker, else those of [`Pool::shared`](crate::Pool::shared).
+/// Computes `O = softmax(scale · Q Kᵀ + mask) V` and, if `lse` is given, the LSE (`[batch, heads_q, seq_q]`,
+/// natural logarithm). Each slice starts at the tensor's lowest element in memory, as [`Problem::span`]
+/// describes. If the calling thread is a worker of a rayon pool, that pool computes, else
+/// [`Pool::shared`](crate::Pool::shared).
 ///
 /// # Errors
-/// A [`CpuError`] if the problem, a buffer or the plan is refused; nothing has been written then.
+/// A [`CpuError`] if the problem, a buffer or the plan is rejected. Nothing has been written then.
 pub fn attention<T: Element>(
     problem: &Problem,
     q: &[T],
@@ -41,10 +42,11 @@ pub fn attention<T: Element>(
     with_default(|executor| attention_on(executor, problem, [q, k, v].map(Input::from), out, lse, plan))
 }
 
-/// [`attention`] of `[q, k, v]` on the threads of an executor.
+/// Like [`attention`], with `[q, k, v]` as inputs and the threads of an executor.
 ///
 /// # Errors
-/// As [`attention`]; [`CpuError::Stopped`] where the executor ended the call, whose outputs are unspecified then.
+/// As [`attention`]. [`CpuError::Stopped`] if the executor stopped the call; the outputs are then
+/// unspecified.
 pub fn attention_on<T: Element>(
     executor: &dyn Executor,
     problem: &Problem,
@@ -55,7 +57,7 @@ pub fn attention_on<T: Element>(
 ) -> Result<(), CpuError> {
     plan.check(problem)?;
     let inputs = Inputs::check(problem, inputs)?;
-    // Its tensors begin where the problem's do.
+    // The canonical problem has the same tensors' origins.
     let problem = &*problem.canonical();
     let origin = origin(problem, Tensor::Out, out.len())?;
     let lse_rows = problem.batch * problem.heads_q * problem.seq_q;
@@ -67,7 +69,7 @@ pub fn attention_on<T: Element>(
     let lse_strides = Strides { batch: heads * rows, head: rows, row: 1 };
     let lse = lse.map(|lse| OutputRows::new(lse, 0, lse_strides, 1));
     let call = Call { executor, problem, inputs, out, lse, plan };
-    // `plan.check` has found the instruction set, so `detect` does not fail.
+    // `plan.check` has found the instruction set, so `detect` succeeds.
     match plan.isa {
         #[cfg(target_arch = "x86_64")]
         Isa::Amx => Amx::detect().into_iter().for_each(|amx| call.run_terms(amx)),
@@ -88,7 +90,8 @@ pub fn attention_on<T: Element>(
     if executor.is_stopped() { Err(CpuError::Stopped) } else { Ok(()) }
 }
 
-/// Products of Q and K, and of weights and V, after which a thread asks whether the call was stopped: a millisecond's work.
+/// Number of multiplications (in Q Kᵀ and P V) after which a thread checks whether the call was stopped:
+/// about a millisecond of work.
 const PRODUCTS_BETWEEN_STOPS: usize = 1 << 24;
 
 /// One call of [`attention`], checked.
@@ -101,8 +104,8 @@ struct Call<'a, T> {
     plan: &'a CpuPlan,
 }
 
-/// Query rows that go through the keys of one head together: rows `first..last` of `heads` query heads' rows laid end
-/// to end, the first of them `head`. Of the keys only part `part`.
+/// Query rows that read the keys of one head together: rows `first..last` of the concatenated rows of `heads`
+/// query heads, the first of which is `head`. The task reads only part `part` of the keys.
 #[derive(Clone, Copy)]
 struct Task {
     batch: usize,
@@ -112,7 +115,8 @@ struct Task {
     part: usize,
 }
 
-/// What a thread works in. Kept from call to call; bounded by the plan and the head dimensions.
+/// Working memory of a thread. It is kept between calls. Its size is bounded by the plan and the head
+/// dimensions.
 #[derive(Default)]
 struct Scratch {
     panels: Vec<Panel>,
@@ -120,7 +124,7 @@ struct Scratch {
     rows: Aligned,
 }
 
-/// Words of a block of keys, of their values, and of the weights of a panel.
+/// Words of a block of keys, of the block's values, and of the weights of a panel.
 #[derive(Default)]
 struct Blocks {
     keys: Aligned,
@@ -133,13 +137,14 @@ thread_local! {
 }
 
 impl<T: Element> Call<'_, T> {
-    /// With heads as sums of bf16 numbers, whose products are those of tiles.
+    /// Computes with heads as sums of bf16 numbers, multiplied by tile instructions.
     fn run_terms<H: HasTiles>(&self, tiles: H) {
         let heads = terms::Heads::new(tiles, self.problem, self.inputs, self.plan, self.together());
         self.run(tiles.vectors(), &heads);
     }
 
-    /// With heads as 16-bit integers, unless there is an LSE: an LSE is f32, and is to be as exact as f32 logits.
+    /// Computes with heads as 16-bit integers, unless an LSE is requested: an LSE must be as exact as with
+    /// f32 logits.
     fn run_integers<P: Pairs>(&self, pairs: P) {
         let heads = || narrow::Heads::new(pairs, self.problem, self.inputs, self.plan, self.together());
         self.run(pairs.vectors(), &self.lse.is_none().then(heads).flatten());
@@ -168,7 +173,8 @@ impl<T: Element> Call<'_, T> {
         let tasks = self.tasks();
         let next = AtomicUsize::new(0);
         let work = || {
-            // Not borrowed: an executor that runs other code in `is_stopped` may call `attention` from there.
+            // The scratch is taken, not borrowed: an executor that runs other code in `is_stopped` may call
+            // `attention` there.
             let mut scratch = SCRATCH.take();
             while !self.executor.is_stopped()
                 && let Some(&task) = tasks.get(next.fetch_add(1, Ordering::Relaxed))
@@ -183,7 +189,7 @@ impl<T: Element> Call<'_, T> {
         }
     }
 
-    /// Query heads whose rows lie end to end.
+    /// Number of query heads whose rows are concatenated.
     fn together(&self) -> usize {
         match self.plan.rows {
             Rows::Head => 1,
@@ -191,18 +197,18 @@ impl<T: Element> Call<'_, T> {
         }
     }
 
-    /// Keys of a part: whole blocks.
+    /// Number of keys of a part, a multiple of the block size.
     fn part_keys(&self) -> usize {
         let blocks = self.problem.seq_kv.div_ceil(self.plan.block_kv).max(1);
         blocks.div_ceil(self.plan.splits) * self.plan.block_kv
     }
 
-    /// Parts of the keys, none of them empty.
+    /// Number of parts of the keys. No part is empty.
     fn parts(&self) -> usize {
         self.problem.seq_kv.div_ceil(self.part_keys()).max(1)
     }
 
-    /// The tasks in the order in which they are begun.
+    /// The tasks in the order in which they are started.
     fn tasks(&self) -> Vec<Task> {
         let p = self.problem;
         let (together, block_q) = (self.together(), self.plan.block_q);
@@ -225,16 +231,16 @@ impl<T: Element> Call<'_, T> {
         }
     }
 
-    /// Query head and row of the `index`-th row of a task's heads.
+    /// Query head and row of the `index`-th row of a task's concatenated heads.
     fn place(&self, task: Task, index: usize) -> (usize, usize) {
         match index.checked_sub(self.problem.seq_q) {
-            None => (task.head, index), // nearly always, and without a division
+            None => (task.head, index), // the common case, without a division
             Some(_) => (task.head + index / self.problem.seq_q, index % self.problem.seq_q),
         }
     }
 
-    /// Runs a task, some blocks of keys at a time. Between them the processor is not set up for an arithmetic, so an executor
-    /// may run other code in `is_stopped`.
+    /// Runs a task, some blocks of keys at a time. Between these, the processor is not set up for an
+    /// arithmetic, so an executor may run other code in `is_stopped`.
     fn run_task<S: Simd>(
         &self,
         simd: S,
@@ -259,7 +265,7 @@ impl<T: Element> Call<'_, T> {
         }
     }
 
-    /// Takes a task through the next blocks of `keys`, which are `None` at the start and empty at the end.
+    /// Runs a task over the next blocks of `keys`. `keys` is `None` at the start and empty at the end.
     fn advance<S: Simd, A: Arithmetic>(
         &self,
         simd: S,
@@ -293,18 +299,19 @@ impl<T: Element> Call<'_, T> {
         *keys = Some(left);
     }
 
-    /// The keys that a task goes through, from the beginning of a block on.
+    /// The keys that a task reads. They begin at the start of a block.
     fn keys(&self, task: Task, panels: &[Panel]) -> KeyRange {
         let seen = panels.iter().map(|panel| panel.by_any).filter(|r| !r.is_empty());
         let block_kv = self.plan.block_kv;
-        // Blocks are the same for all tasks: `Heads` has looked at the windows that they consist of.
+        // Blocks have the same boundaries for all tasks: `Heads` has checked the windows that the blocks
+        // consist of.
         let part = task.part * self.part_keys();
         let start = (seen.clone().map(|r| r.start).min().unwrap_or(0) / block_kv * block_kv).max(part);
         let end = seen.map(|r| r.end).max().unwrap_or(0).min(part + self.part_keys());
         KeyRange { start, end: end.max(start) }
     }
 
-    /// Takes a task's panels through the first blocks of `keys`, and returns where the other blocks start.
+    /// Runs a task's panels over the first blocks of `keys`. Returns where the remaining blocks start.
     fn run_blocks<A: Arithmetic>(
         &self,
         arithmetic: A,
@@ -319,7 +326,7 @@ impl<T: Element> Call<'_, T> {
         let logit = f64::from(p.softmax_scale().abs()) * arithmetic.logit_factor();
         let softcap = p.score.softcap.map(f64::from);
         let (scale, cap) = (softcap.unwrap_or(logit), softcap.map(|softcap| (logit / softcap) as f32));
-        // Not 0, which would make NaN of a hidden key's −∞.
+        // The scale must not be 0: 0 times the −∞ of a hidden key would be NaN.
         let scale = ((scale * std::f64::consts::LOG2_E) as f32).max(f32::from_bits(1));
         let products_of_key = (task.last - task.first) * (p.head_dim + p.head_dim_v);
         let most = (PRODUCTS_BETWEEN_STOPS / products_of_key.max(1)).saturating_add(keys.start).min(keys.end);
@@ -344,7 +351,7 @@ impl<T: Element> Call<'_, T> {
         first
     }
 
-    /// Cuts the task's rows into panels and fills each with Qᵀ.
+    /// Divides the task's rows into panels and fills each panel with Qᵀ.
     fn fill_panels<'s, S: Simd, A: Arithmetic>(
         &self,
         simd: S,
@@ -381,8 +388,8 @@ impl<T: Element> Call<'_, T> {
         &mut panels[..needed]
     }
 
-    /// Normalises a panel, whose first row is the task's `index`-th, and writes its rows of O and LSE; or keeps them as they
-    /// are, if they are parts.
+    /// Normalises a panel, whose first row is the `index`-th row of the task, and writes its rows of O and
+    /// LSE. If the keys are split, the unnormalised rows are stored as parts instead.
     #[allow(unsafe_code)] // as in `write`
     fn finish<S: Simd, A: Arithmetic>(
         &self,
@@ -408,7 +415,7 @@ impl<T: Element> Call<'_, T> {
                 None => self.write(simd, [task.batch, head, row], wide, shift, sum),
                 Some(parts) => {
                     let row = (task.batch * p.heads_q + head) * p.seq_q + row;
-                    // SAFETY: tasks partition the rows and the keys.
+                    // SAFETY: each row and part of the keys belongs to one task.
                     unsafe { parts.keep(row, task.part, wide, shift, sum) };
                 }
             }
@@ -417,7 +424,8 @@ impl<T: Element> Call<'_, T> {
 
     #[allow(unsafe_code)] // each row is written by the one task that computes it
     fn write<S: Simd>(&self, simd: S, [batch, head, row]: [usize; 3], wide: &[f32], shift: f32, sum: f32) {
-        // SAFETY: tasks partition the rows, and the problem's check proved that output rows do not overlap.
+        // SAFETY: each row belongs to one task, and the problem's check has established that output rows do
+        // not overlap.
         let out = unsafe { self.out.row(batch, head, row) };
         if sum == 0.0 {
             out.fill(T::from_f32(0.0));

@@ -1,13 +1,13 @@
-//! Attention without a GPU: the f64 oracle, the same mathematics in the input precision, and native kernels.
+//! Attention without a GPU: native kernels, the f64 oracle, and a reference in the input precision.
 //!
-//! [`attention`] is what a machine without a GPU runs: f32, f16 and bf16 in and out, f32 accumulation, online
-//! softmax over blocks of keys, memory linear in the sequence. How it runs is a [`CpuPlan`] (plain data).
-//! [`oracle`] says what the answer is, in f64; [`reference_in_precision`] says how far from it standard attention
-//! in the input precision falls, which is what a tolerance is derived from.
+//! [`attention`] computes on the CPU: f32, f16 and bf16 in and out, f32 accumulation, online softmax over
+//! blocks of keys, memory linear in the sequence length. A [`CpuPlan`] (plain data) determines how it runs.
+//! [`oracle`] computes the exact result in f64. [`reference_in_precision`] computes standard attention in the
+//! input precision; its distance from the oracle is the basis of tolerances.
 //!
-//! Rows without mass: a query that sees no key, or only keys whose logit is −∞, has O = 0 and LSE = −∞. A row with
-//! a visible logit of NaN or +∞ is NaN, O and LSE alike. A key that a row does not see cannot touch it, even if it
-//! is NaN or infinite.
+//! Rows without mass: a query that sees no key, or only keys whose logit is −∞, has O = 0 and LSE = −∞. For a
+//! row with a visible logit of NaN or +∞, O and LSE are NaN. A key that a row does not see does not affect
+//! the row, even if the key is NaN or infinite.
 
 mod aligned;
 mod arithmetic;

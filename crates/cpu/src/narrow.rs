@@ -1,35 +1,41 @@
-//! Attention with 16-bit factors: when it is right, and by which factors.
+//! Attention in 16-bit integers: the scaling factors, and the conditions under which the result is accurate.
 //!
-//! Q, K, V and the weights become 16-bit integers, and their products are summed in 32 bits: exactly. The only errors
-//! are those of rounding to integers:
-//! - Q and K have one factor each a head, the largest by which the integer products of their rows fit 32 bits.
-//! - The weights of a window of [`WINDOW`] keys have a factor for each query: the largest becomes 2^[`WEIGHT_BITS`].
-//! - V has a factor for each column of a head, the largest by which the sums of products over a window fit 32 bits.
+//! Q, K, V and the weights are scaled and rounded to 16-bit integers. Their products are summed in 32 bits,
+//! which is exact. The only errors are those of rounding to integers:
+//! - Q and K have one factor per head: the largest for which the integer products of their rows fit 32 bits.
+//! - The weights of a window of [`WINDOW`] keys have one factor per query: the largest weight becomes
+//!   2^[`WEIGHT_BITS`].
+//! - V has one factor per column of a head: the largest for which the sums of products over a window fit 32
+//!   bits.
 //!
-//! A large element makes its factor small, and so blurs other elements, also for rows that a mask hides the large
-//! element from. The errors are therefore bounded here, head by head, for every row that attention may compute from
-//! these inputs, whatever the weights and the mask are; a head beyond a bound is computed in f32. The LSE has no
-//! rounded weights, so calls that ask for an LSE are computed in f32 throughout.
+//! A large element makes its factor small and so increases the rounding error of other elements, including
+//! those of rows that do not see the large element. The errors are therefore bounded here, per head, for
+//! every row that attention may compute from these inputs, for all weights and masks. A head that exceeds a
+//! bound is computed in f32. Calls that request an LSE are computed in f32 throughout, because an LSE does
+//! not include the rounding of weights.
 //!
 //! # Bounds
-//! `u` is the unit roundoff of the input type. A rounding to an integer errs by at most 1/2, and by 1/√12 in the root
-//! mean square; errors of different elements are taken for independent.
-//! - **Logits** ([`logit_factors`]): the error of a logit of any row and key is at most u/3 (root mean square). A weight
-//!   has that as its relative error.
-//! - **V** ([`Heads::value_factors`]): an element of O is a mean of a column of V, so its error is at most that of the column's
-//!   elements: 1/(2 f) for the column's factor f, and e = 1/(√12 f) in the root mean square.
-//!   - *Column by column*: e ≤ u/2 · s. The keys are cut into sequences of [`WINDOW`], and the column's scale s is the
-//!     least root mean square of a sequence, each sequence's largest element left out. So one large element changes s
-//!     little, and no stretch of the column, the first included, has elements much smaller than s.
-//!   - *Row by row*: a row of O with one heavy key is that key's row of V, also where s is no measure of it. So
-//!     √Σ(e/s)² ≤ u/3 · √Σ(v/s)², summed over the columns, for each row of V.
-//! - **Weights**: an integer weight errs by 2⁻¹³/√12 of the window's largest, so an element of O by at most that times
-//!   the norm of the column's elements in the window (windows count by their largest weights, which are at most their
-//!   sum). This is bounded in the same two ways, by [`WEIGHTS_SHARE`] · u. The bound matters for a large element at a
-//!   light key, whose integer weight is a few units.
+//! `u` is the unit roundoff of the input type. A rounding to an integer has an error of at most 1/2, and of
+//! 1/√12 in the root mean square. Errors of different elements are assumed to be independent.
+//! - **Logits** ([`logit_factors`]): the error of a logit of any row and key is at most u/3 (root mean
+//!   square). This is the relative error of the weight.
+//! - **V** ([`Heads::value_factors`]): an element of O is a weighted mean of a column of V. Its error is at
+//!   most the error of the column's elements: 1/(2 f) for the column's factor f, and e = 1/(√12 f) in the
+//!   root mean square. Two bounds hold.
+//! - *Per column*: e ≤ u/2 · s. The keys are divided into sequences of [`WINDOW`]. The column's scale s is
+//!   the smallest root mean square of a sequence, with each sequence's largest element left out. So one large
+//!   element changes s little, and no part of the column has elements that are all much smaller than s.
+//! - *Per row*: a row of O with one heavy key is that key's row of V, even where s does not describe that
+//!   row. Therefore √Σ(e/s)² ≤ u/3 · √Σ(v/s)², summed over the columns, for each row of V.
+//! - **Weights**: an integer weight has an error of 2⁻¹³/√12 relative to the window's largest weight. An
+//!   element of O then has an error of at most that times the norm of the column's elements in the window
+//!   (windows count with their largest weights, which are at most their sum). The error is bounded in the
+//!   same two ways, by [`WEIGHTS_SHARE`] · u. The bound matters for a large element at a key with a small
+//!   weight, whose integer is a few units.
 //!
-//! So the error of an element of O is a few u times its column's scale, not always a few u times the element itself: an
-//! element that is much smaller than its column's scale has a larger relative error. The bounds are those of a norm.
+//! So the error of an element of O is a few u times its column's scale, not always a few u times the element
+//! itself. An element that is much smaller than its column's scale has a larger relative error. The bounds
+//! are those of a norm.
 
 use std::sync::OnceLock;
 
@@ -42,38 +48,40 @@ use crate::tile::Step;
 use crate::view::Inputs;
 use crate::{CpuPlan, Element, Elements};
 
-/// Keys whose products are one integer sum. Even.
+/// Number of keys whose products are summed as integers. Even.
 pub(crate) const WINDOW: usize = 16;
 /// log2 of the largest integer weight of a lane in a window.
 pub(crate) const WEIGHT_BITS: f32 = 13.0;
-/// Largest norm of a row of integers of Q or K. Then products of rows are below 2³¹, and so are all their partial
-/// sums (Cauchy–Schwarz), with room for the roundings of [`MAX_DIM`] numbers by up to 1/2.
+/// Maximum norm of a row of integers of Q or K. Products of two rows, and all their partial sums, are then
+/// below 2³¹ (Cauchy–Schwarz), even if [`MAX_DIM`] numbers are each rounded up by 1/2.
 const INTEGER_NORM: f32 = 46_000.0;
-/// Largest integer.
+/// Largest integer that is used.
 const INTEGER_MAX: f32 = 32_767.0;
-/// Largest head dimension.
+/// Maximum head dimension.
 const MAX_DIM: usize = 4096;
-/// Largest sum of the magnitudes of a column of V over a window, and 8 times the largest of these integers: times
-/// weights of 2¹³ it is below 2³¹, with room for the roundings.
+/// Maximum sum of the magnitudes of a column of V over a window, and maximum of 8 times the largest of these
+/// integers. Multiplied by weights of 2¹³, the sum is below 2³¹, roundings included.
 const WINDOW_SUM: f32 = 260_000.0;
 /// Root mean square of the error of rounding to an integer: 1/√12.
 const ROUNDING: f64 = 0.288_675_134_594_812_9;
-/// Unit roundoffs of the input type that rounding to integers may cost: in the logits, and in a row of V.
+/// Maximum error of rounding to integers, in unit roundoffs of the input type: in the logits, and in a row of
+/// V.
 const SHARE: f64 = 1.0 / 3.0;
-/// Unit roundoffs that it may cost in a column of V.
+/// Maximum error in a column of V, in unit roundoffs.
 const COLUMN_SHARE: f64 = 1.0 / 2.0;
-/// Unit roundoffs that rounding the weights of a window may cost, where the heaviest key has the least elements. Normal
-/// draws have up to 1.7 in a column.
+/// Maximum error of rounding the weights of a window, in unit roundoffs, if the heaviest key has the smallest
+/// elements. Normal draws have up to 1.7 in a column.
 const WEIGHTS_SHARE: f64 = 2.0;
-/// Extents from here to the reciprocal square are ordinary f32 numbers, and so are the factors made of them.
+/// Extents from this value to its reciprocal are ordinary f32 numbers, and so are the factors computed from
+/// them.
 const ORDINARY: f32 = 1e-12;
 
-/// What the numbers of a head are multiplied by to be integers.
+/// The factors that turn the numbers of a head into integers.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Factors<'a> {
     pub q: f32,
     pub k: f32,
-    /// One for each column.
+    /// One factor per column.
     pub v: &'a [f32],
 }
 
@@ -82,40 +90,43 @@ impl Extent {
         self.norm_squared.sqrt()
     }
 
-    /// The factor that makes integers of rows of Q or K; `None` if the numbers are not all finite, or so small or
-    /// large that squares or factors leave f32.
+    /// The factor that turns rows of Q or K into integers. `None` if a number is not finite, or if squares or
+    /// factors would leave the range of f32.
     fn factor(self) -> Option<f32> {
         if self == Extent::default() {
-            return Some(INTEGER_NORM); // zeros, with any factor
+            return Some(INTEGER_NORM); // all zeros, so any factor fits
         }
         let ordinary = self.norm_squared.is_finite() && (ORDINARY..1.0 / ORDINARY).contains(&self.max);
         ordinary.then(|| (INTEGER_NORM / self.norm()).min(INTEGER_MAX / self.max))
     }
 }
 
-/// The factors of Q and K for a head of such extents, if 16 bits are enough for it.
+/// The factors of Q and K for a head with these extents. `None` if 16 bits are not accurate enough.
 ///
-/// The error of a logit q·k·scale is scale · √((‖k‖/fq)² + (‖q‖/fk)²) / √12. The head's largest norms bound it for all
-/// rows, those that a mask hides included: a large row of Q or K costs the other rows no more than is allowed.
+/// The error of a logit q·k·scale is scale · √((‖k‖/fq)² + (‖q‖/fk)²) / √12. The largest norms of the head
+/// bound the error for all rows, including hidden ones. So a large row of Q or K increases the error of other
+/// rows at most to the bound.
 fn logit_factors(problem: &Problem, q: Extent, k: Extent) -> Option<(f32, f32)> {
     let (for_q, for_k) = (q.factor()?, k.factor()?);
     let [of_q, of_k] = [k.norm() / for_q, q.norm() / for_k].map(f64::from);
-    // Not `hypot`: the C library has had a version of its own since glibc 2.35, which a wheel for older ones cannot use.
+    // `hypot` is not used: since glibc 2.35 it has a new symbol version, which a wheel for older versions of
+    // glibc cannot link.
     let error = f64::from(problem.softmax_scale().abs()) * (of_q * of_q + of_k * of_k).sqrt() * ROUNDING;
     (error <= SHARE * problem.dtype.unit_roundoff()).then_some((for_q, for_k))
 }
 
-/// What the columns of a head of V are judged by.
+/// Measures of the columns of a head of V, from which the bounds are computed.
 #[derive(Clone, Debug, PartialEq)]
 struct Columns {
-    /// The most that a window's products can be: the largest sum of magnitudes over a window, or 8 times the largest
+    /// Bound of a window's products: the largest sum of magnitudes over a window, or 8 times the largest
     /// magnitude.
     reach: Vec<f32>,
     /// The largest sum of squares over a window.
     loudest: Vec<f32>,
-    /// The least sum of squares over [`WINDOW`] keys in sequence, without the largest of each sequence.
+    /// The smallest sum of squares over a sequence of [`WINDOW`] keys, without the largest element of the
+    /// sequence.
     quietest: Vec<f32>,
-    /// Whether all elements are finite, and so are their squares.
+    /// Whether all elements and their squares are finite.
     finite: bool,
 }
 
@@ -123,7 +134,7 @@ struct Columns {
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct Column {
     factor: f32,
-    /// 1/s; 0 for a column of zeros, which rounding leaves as they are.
+    /// 1/s; 0 for a column of zeros, which rounding does not change.
     inverse_scale: f32,
 }
 
@@ -133,7 +144,7 @@ impl Columns {
         Columns { reach: of(0.0), loudest: of(0.0), quietest: of(f32::INFINITY), finite: true }
     }
 
-    /// Takes over the keys of a window.
+    /// Adds the keys of a window.
     fn add_window(&mut self, window: &Columnwise) {
         for (d, &sum) in window.sums.iter().enumerate() {
             let largest = window.largest[d];
@@ -144,7 +155,7 @@ impl Columns {
         }
     }
 
-    /// Takes over [`WINDOW`] keys in sequence.
+    /// Adds a sequence of [`WINDOW`] keys.
     fn add_sequence(&mut self, sequence: &Columnwise) {
         for (least, &others) in self.quietest.iter_mut().zip(&sequence.others) {
             *least = least.min(others);
@@ -162,7 +173,7 @@ impl Columns {
             let scale = (f64::from(self.quietest[d]) / (WINDOW - 1) as f64).sqrt();
             let of_values = ROUNDING / f64::from(factor);
             let of_weights = weight_error(self.loudest[d]);
-            // With fewer keys than a window the scale is infinite.
+            // With fewer keys than a window, the scale is infinite, and the column is rejected.
             let fine = scale.is_finite()
                 && of_values <= COLUMN_SHARE * roundoff * scale
                 && of_weights <= WEIGHTS_SHARE * roundoff * scale;
@@ -175,14 +186,14 @@ impl Columns {
     }
 }
 
-/// The error of a sum of products of a window's integer weights with numbers of such a sum of squares, the largest
-/// weight being 1.
+/// The error of the sum of products of a window's integer weights with numbers whose squares sum to
+/// `squares`, if the largest weight is 1.
 fn weight_error(squares: f32) -> f64 {
     ROUNDING * f64::from(squares).sqrt() / f64::from(WEIGHT_BITS).exp2()
 }
 
-/// Whether integers are enough for the rows of V. Norms are of rows whose columns are divided by their scales: the least
-/// one, squared, and the largest sum of squares over a window.
+/// Whether 16-bit integers are accurate enough for the rows of V. Each column is divided by its scale.
+/// `least` is the smallest squared norm of a row, `loudest` the largest sum of squares over a window.
 fn rows_are_fine(roundoff: f64, columns: &[Column], least: f32, loudest: f32) -> bool {
     let error = |c: &Column| ROUNDING / f64::from(c.factor) * f64::from(c.inverse_scale);
     let of_values = columns.iter().map(|c| error(c).powi(2)).sum::<f64>().sqrt();
@@ -190,13 +201,13 @@ fn rows_are_fine(roundoff: f64, columns: &[Column], least: f32, loudest: f32) ->
     of_values <= SHARE * roundoff * least && weight_error(loudest) <= WEIGHTS_SHARE * roundoff * least
 }
 
-/// The factors of every head of a problem, each found when it is first asked for.
+/// The factors of every head of a problem. Each is computed on first use.
 pub(crate) struct Heads<'a, T, P> {
     pairs: P,
     problem: &'a Problem,
     inputs: Inputs<'a, T>,
     block_kv: usize,
-    /// Query heads that one task holds rows of; they have one factor.
+    /// Number of query heads whose rows belong to one task. They share one factor.
     together: usize,
     queries: Vec<OnceLock<Extent>>,
     keys: Vec<OnceLock<Extent>>,
@@ -204,7 +215,8 @@ pub(crate) struct Heads<'a, T, P> {
 }
 
 impl<'a, T: Element, P: Pairs> Heads<'a, T, P> {
-    /// `None` if the problem is not one for 16 bits: f32, or so few rows that preparing K and V is most of the work.
+    /// `None` if 16 bits do not pay for the problem: its type is f32, or it has so few rows that converting K
+    /// and V is most of the work.
     pub(crate) fn new(
         pairs: P,
         problem: &'a Problem,
@@ -227,7 +239,7 @@ impl<'a, T: Element, P: Pairs> Heads<'a, T, P> {
         })
     }
 
-    /// The factors of V's columns, if 16 bits are enough for the head.
+    /// The factors of V's columns. `None` if 16 bits are not accurate enough for the head.
     fn value_factors(&self, values: HeadRows<'_, T>) -> Option<Vec<f32>> {
         let roundoff = self.problem.dtype.unit_roundoff();
         let columns = self.columns(values).judge(roundoff)?;
@@ -241,7 +253,7 @@ impl<'a, T: Element, P: Pairs> Heads<'a, T, P> {
             .then(|| columns.into_iter().map(|c| c.factor).collect())
     }
 
-    /// The arithmetic of a head, if 16 bits are enough for it.
+    /// The arithmetic of a head. `None` if 16 bits are not accurate enough.
     fn arithmetic(&self, batch: usize, head: usize) -> Option<Narrowed<'_, P>> {
         let p = self.problem;
         let kv = head / p.group_size();
@@ -260,7 +272,7 @@ impl<'a, T: Element, P: Pairs> Heads<'a, T, P> {
         Some(Narrowed { pairs: self.pairs, factors: Factors { q, k, v } })
     }
 
-    /// What V's columns are judged by.
+    /// Measures the columns of V.
     fn columns(&self, values: HeadRows<'_, T>) -> Columns {
         let dim = values.view.dim;
         let (mut columns, mut sums) = (Columns::new(dim), Columnwise::new(dim));
@@ -271,7 +283,7 @@ impl<'a, T: Element, P: Pairs> Heads<'a, T, P> {
         for range in self.windows(values.range.end) {
             of(&mut sums, range);
             columns.add_window(&sums);
-            // A window at the end of a block may have fewer keys: those before it complete the sequence.
+            // The last window of a block may have fewer keys. The keys before it then complete the sequence.
             if range.len() < WINDOW && range.end >= WINDOW {
                 of(&mut sums, KeyRange { start: range.end - WINDOW, end: range.end });
             }
@@ -282,7 +294,7 @@ impl<'a, T: Element, P: Pairs> Heads<'a, T, P> {
         columns
     }
 
-    /// The windows of every step: those of each block of keys.
+    /// The windows of every step: each block of keys is divided into windows.
     fn windows(&self, keys: usize) -> impl Iterator<Item = KeyRange> {
         let block_kv = self.block_kv;
         (0..keys).step_by(block_kv).flat_map(move |block| {
@@ -303,7 +315,7 @@ impl<T: Element, P: Pairs> Faster for Heads<'_, T, P> {
     }
 }
 
-/// 16-bit factors: words are pairs of integers, along the head dimension in Q and K, along the keys in V.
+/// 16-bit integers. A word is a pair of integers, along the head dim in Q and K, along the keys in V.
 #[derive(Clone, Copy)]
 pub(crate) struct Narrowed<'a, P> {
     pairs: P,
@@ -375,7 +387,8 @@ mod tests {
         let rounded = f64::from(INTEGER_NORM) + (MAX_DIM as f64).sqrt() / 2.0;
         assert!(rounded * rounded < 2f64.powi(31));
         let sum = f64::from(WINDOW_SUM) * (1.0 + 1e-6) + WINDOW as f64 / 2.0;
-        // exp2 errs by less than 2⁻²¹, its argument, below 2⁹ as logits are, by 2⁻¹⁵; then the weight is rounded.
+        // exp2 has an error below 2⁻²¹, and its argument, below 2⁹ as logits are, an error of 2⁻¹⁵. Then the
+        // weight is rounded.
         let weight = f64::from(WEIGHT_BITS).exp2() * (1.0 + 2f64.powi(-15) + 2f64.powi(-21)) + 0.5;
         assert!(weight * sum < 2f64.powi(31) && WINDOW_SUM / 8.0 < INTEGER_MAX);
     }
@@ -410,7 +423,7 @@ mod tests {
         assert!(logit_factors(&p, norms(8.0 * 18.0), norms(8.0 * 18.0)).is_some());
     }
 
-    /// `rows` rows of V: normal draws, then what `change` makes of them. Whether 16 bits are enough for them.
+    /// Whether 16 bits are accurate enough for `rows` rows of V: normal draws, modified by `change`.
     fn is_fine(dtype: DType, rows: usize, dim: usize, change: impl Fn(&mut [f32])) -> bool {
         let problem = Problem::new(1, 1, 64, dim, DType::F32).with_seq_kv(rows, Layout::Bhsd);
         let mut rng = SmallRng::seed_from_u64(7);
@@ -422,7 +435,7 @@ mod tests {
         change(&mut v);
         let q = vec![1.0; 64 * dim];
         let inputs = Inputs::check(&problem, [&q[..], &v, &v].map(Input::from)).unwrap();
-        // The bounds are those of a 16-bit type; the elements are as they are here.
+        // The bounds are those of a 16-bit type, but the elements stay f32 here.
         let of_type = Problem { dtype, ..problem.clone() };
         let plan = CpuPlan::with_isa(&of_type, Isa::PortableIntegers);
         let heads = Heads::new(PortablePairs, &of_type, inputs, &plan, 1).unwrap();
@@ -439,7 +452,7 @@ mod tests {
                         "{dtype} {rows} {dim} {factor}"
                     );
                 }
-                // Columns of other sizes, one of zeros, and a mean that is not 0.
+                // Columns of different sizes, one of zeros, and a mean that is not 0.
                 let columns = |v: &mut [f32]| {
                     v.iter_mut().enumerate().for_each(|(i, x)| *x *= (i % dim) as f32 / dim as f32 * 100.0);
                 };
@@ -453,11 +466,11 @@ mod tests {
     fn large_elements_of_v_are_refused() {
         for dtype in [DType::F16, DType::Bf16] {
             for (rows, at) in [(16, 0), (17, 16), (100, 5), (512, 0), (512, 300), (512, 511)] {
-                // 8 bits hold 100 beside a normal draw.
+                // 8 significant bits represent 100 beside a normal draw accurately enough.
                 let large = [100.0, 1000.0, 6e4].into_iter().skip(usize::from(dtype == DType::Bf16));
                 for large in large {
                     assert!(!is_fine(dtype, rows, 64, |v| v[at * 64 + 5] = large), "{dtype} {rows} {at}");
-                    // One such element in every column, and such a row.
+                    // A large element in every column, then a large row.
                     let all = |v: &mut [f32]| (0..64).for_each(|d| v[(at + d) % rows * 64 + d] = large);
                     assert!(!is_fine(dtype, rows, 64, all), "{dtype} {rows} {at}");
                     assert!(!is_fine(dtype, rows, 64, |v| v[at * 64..][..64].fill(large)));
@@ -475,19 +488,19 @@ mod tests {
             let small = if dtype == DType::F16 { 0.05 } else { 0.005 };
             let shrink = |x: &mut f32| *x *= small;
             assert!(!is_fine(dtype, 512, 64, |v| v[40 * 64..41 * 64].iter_mut().for_each(shrink)));
-            // Sixteen keys of one column, at the beginning or later, and rows of zeros.
+            // Sixteen small keys of one column, at the beginning or later, and rows of zeros.
             for first in [0, 48, 496] {
                 let stretch = |v: &mut [f32]| (first..first + 16).for_each(|row| v[row * 64 + 5] *= small);
                 assert!(!is_fine(dtype, 512, 64, stretch), "{dtype} {first}");
             }
             assert!(!is_fine(dtype, 512, 64, |v| v[40 * 64..41 * 64].fill(0.0)));
             assert!(is_fine(dtype, 512, 64, |v| v.fill(0.0)));
-            // Too few keys to tell what is large.
+            // Too few keys to determine a scale.
             assert!(!is_fine(dtype, 15, 64, |_| {}));
         }
     }
 
-    /// The scans of the instruction set are those of plain Rust.
+    /// The scans of the instruction set agree with those of plain Rust.
     #[cfg(target_arch = "x86_64")]
     #[test]
     fn scans_of_the_instruction_set_agree_with_plain_rust() {
@@ -504,7 +517,7 @@ mod tests {
                 columns(Columnwise::new(dim), &|c| vnni.add_columns(rows(), c)),
                 columns(Columnwise::new(dim), &|c| PortablePairs.add_columns(rows(), c))
             );
-            // Sums of small whole numbers are exact in any order.
+            // Sums of small integers are exact in any order.
             assert_eq!(vnni.extent(rows()), PortablePairs.extent(rows()));
             let factors = vec![2.0; dim];
             assert_eq!(vnni.row_norms(rows(), &factors), PortablePairs.row_norms(rows(), &factors));

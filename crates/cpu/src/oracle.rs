@@ -1,7 +1,8 @@
-//! What the answer is: standard attention, row by row, in f64 or in the input precision.
+//! Reference implementations: standard attention, row by row, in f64 or in the input precision.
 //!
-//! Both walk the same road, generic over an [`Arithmetic`]; eight query rows go together, one per lane, so that
-//! every inner loop is a multiplication of a vector by a number. A row block keeps its logits (8 · seq_kv numbers).
+//! Both share one code, generic over an [`Arithmetic`]. Eight query rows are computed together, one per lane,
+//! so that every inner loop multiplies a vector by a number. A block of rows stores its logits (8 · seq_kv
+//! numbers).
 
 use problem::{KeyRange, Problem};
 use rayon::prelude::*;
@@ -9,28 +10,29 @@ use rayon::prelude::*;
 use crate::view::{Input, Inputs, View};
 use crate::{CpuError, Element};
 
-/// Outputs of a reference, dense.
+/// Dense outputs of a reference implementation.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Reference {
-    /// O as `[batch, heads_q, seq_q, head_dim_v]`.
+    /// `[batch, heads_q, seq_q, head_dim_v]`.
     pub out: Vec<f64>,
-    /// LSE as `[batch, heads_q, seq_q]`: natural logarithm of the sum of exponentials of the scaled logits.
+    /// `[batch, heads_q, seq_q]`: natural logarithm of the sum of exponentials of the scaled logits.
     pub lse: Vec<f64>,
 }
 
-/// Attention in f64 on the given (already rounded) inputs.
+/// Attention in f64 on the given inputs, which are already rounded to their type.
 ///
 /// # Errors
-/// A [`CpuError`] if the problem or a buffer is refused.
+/// A [`CpuError`] if the problem or a buffer is rejected.
 pub fn oracle<T: Element>(problem: &Problem, q: &[T], k: &[T], v: &[T]) -> Result<Reference, CpuError> {
     attend::<Exact, T>(problem, q, k, v)
 }
 
-/// Standard attention in the precision of its inputs, as the reference of FlashAttention's tests: Q·scale, S, P and
-/// O are rounded to `T`, sums and the softmax are f32. Twice its distance from [`oracle`] is a tolerance.
+/// Standard attention in the precision of its inputs, like the reference of FlashAttention's tests: Q·scale,
+/// S, P and O are rounded to `T`; sums and the softmax are f32. Twice its distance from [`oracle`] serves as
+/// a tolerance.
 ///
 /// # Errors
-/// A [`CpuError`] if the problem or a buffer is refused.
+/// A [`CpuError`] if the problem or a buffer is rejected.
 pub fn reference_in_precision<T: Element>(
     problem: &Problem,
     q: &[T],
@@ -40,10 +42,10 @@ pub fn reference_in_precision<T: Element>(
     attend::<Rounded<T>, T>(problem, q, k, v)
 }
 
-/// Query rows that go together.
+/// Number of query rows computed together.
 const LANES: usize = 8;
 
-/// A real number type and where it rounds.
+/// A real number type, and the rounding of stored values.
 trait Arithmetic {
     /// The type of sums.
     type Real: Copy
@@ -58,7 +60,7 @@ trait Arithmetic {
         + std::ops::Div<Output = Self::Real>;
     const NEG_INFINITY: Self::Real;
     fn real(x: f32) -> Self::Real;
-    /// Rounding of what standard attention stores: Q·scale, S, P and O.
+    /// Rounding of the values that standard attention stores: Q·scale, S, P and O.
     fn store(x: Self::Real) -> Self::Real;
     fn exp(x: Self::Real) -> Self::Real;
     fn ln(x: Self::Real) -> Self::Real;
@@ -109,7 +111,7 @@ impl<T: Element> Arithmetic for Rounded<T> {
     }
 }
 
-/// `count` rows of one head of K or V as reals, dense.
+/// `count` rows of one head of K or V, converted and dense.
 fn widen_head<A: Arithmetic, T: Element>(
     view: View<'_, T>,
     batch: usize,
@@ -131,7 +133,7 @@ fn attend<A: Arithmetic, T: Element>(
     let mut out = vec![0.0; problem.batch * heads * rows * dim_v];
     let mut lse = vec![0.0; problem.batch * heads * rows];
     let group = problem.group_size();
-    // Head by head, so that only one head of K and V is widened at a time.
+    // Heads are processed one after the other, so that only one head of K and V is converted at a time.
     let per_head = out.chunks_mut(rows * dim_v).zip(lse.chunks_mut(rows)).enumerate();
     let mut widened = (Vec::new(), Vec::new());
     for (index, (out, lse)) in per_head {
@@ -164,7 +166,7 @@ fn row_block<A: Arithmetic, T: Element>(
     lse: &mut [f64],
 ) {
     let (dim, dim_v) = (problem.head_dim, problem.head_dim_v);
-    // Padded lanes see nothing.
+    // Padding lanes see no key.
     let nothing = KeyRange { start: 0, end: 0 };
     let seen: [KeyRange; LANES] = std::array::from_fn(|i| if i < rows.len() { seen(i) } else { nothing });
     let first = seen[..rows.len()].iter().map(|r| r.start).min().unwrap_or(0);
@@ -193,7 +195,7 @@ fn row_block<A: Arithmetic, T: Element>(
                 None => A::store(logits[lane]),
                 Some(cap) => A::store(cap * A::tanh(A::store(logits[lane]) / cap)),
             };
-            // A NaN logit passes by here and poisons the row as a weight.
+            // A NaN logit does not change the maximum. As a weight, it makes the row NaN.
             max[lane] = if logit > max[lane] { logit } else { max[lane] };
             logits[lane] = logit;
         }
@@ -210,7 +212,7 @@ fn row_block<A: Arithmetic, T: Element>(
                 }
             }
         } else {
-            // A weight of 0 must not meet a NaN that the row does not see.
+            // A weight of 0 must not be multiplied by a NaN that the row does not see.
             for lane in (0..rows.len()).filter(|&lane| sees(lane, key)) {
                 for (acc, &x) in acc.iter_mut().zip(row) {
                     acc[lane] = acc[lane] + weights[lane] * x;
@@ -227,8 +229,8 @@ fn row_block<A: Arithmetic, T: Element>(
     }
 }
 
-/// Logits to normalised weights, in place; returns the sums of the exponentials. A lane without mass gets weights
-/// and sum 0.
+/// Turns logits into normalised weights, in place. Returns the sums of the exponentials. A lane without
+/// mass gets weights and sum 0.
 fn exponentiate<A: Arithmetic>(
     weights: &mut [[A::Real; LANES]],
     max: &[A::Real; LANES],
@@ -238,7 +240,7 @@ fn exponentiate<A: Arithmetic>(
     for (i, weights) in weights.iter_mut().enumerate() {
         for lane in 0..LANES {
             let logit = weights[lane];
-            // −∞ weighs nothing, also where the maximum is −∞ too.
+            // A logit of −∞ has weight 0, even if the maximum is −∞ too.
             let nothing = !sees(lane, i) || logit == A::NEG_INFINITY;
             weights[lane] = if nothing { A::Real::default() } else { A::exp(logit - max[lane]) };
             sum[lane] = sum[lane] + weights[lane];

@@ -1,16 +1,19 @@
-//! What a core can do at most, by running nothing else: products in registers, and reading. No kernel of this crate multiplies or reads
-//! faster on the same core, so that a problem's work over these rates is less than any of them takes.
+//! Measures the peak rates of a core, with loops that do nothing else: products in registers, and reads. No
+//! kernel of this crate multiplies or reads faster on the same core, so a problem's work divided by these
+//! rates is a lower bound of the time.
 
 use std::hint::black_box;
 
 use crate::Isa;
 use crate::simd::{self, Simd};
 
-/// Sums that are carried side by side: more than a latency of four or five cycles times two FMAs a cycle, and registers enough for all.
+/// Number of independent sums: more than a latency of four or five cycles times two FMAs per cycle, and few
+/// enough for the registers.
 const CHAINS: usize = 12;
 
-/// Multiplies and adds in registers on the calling thread, `rounds` times some dozen instructions. Returns the floating-point operations
-/// (of [`Isa::Avx512Vnni`], those on 16-bit integers that stand for such); none where this processor lacks the instructions.
+/// Executes `rounds` times about a dozen multiply-adds in registers on the calling thread. Returns the number
+/// of floating-point operations. With [`Isa::Avx512Vnni`], operations on 16-bit integers count as
+/// floating-point operations. Returns 0 if the processor does not support the instructions.
 pub fn products(isa: Isa, rounds: usize) -> f64 {
     match isa {
         #[cfg(target_arch = "x86_64")]
@@ -44,16 +47,16 @@ pub fn read(from: &[f32]) {
     simd::Portable::<4>.read(from);
 }
 
-/// [`Simd::products`], to be compiled for the instruction set.
+/// The loop of [`Simd::products`], to be compiled for the instruction set.
 #[inline(always)]
 pub(crate) fn chains<S: Simd>(s: S, rounds: usize) -> f64 {
     accumulate(s, |a, b, sum| s.fma(a, b, sum), rounds)
 }
 
-/// Sums by an instruction that takes three vectors: two operations a lane.
+/// Sums by an instruction with three vector operands. Each counts as two operations per lane.
 #[inline(always)]
 pub(crate) fn accumulate<S: Simd>(s: S, product: impl Fn(S::V, S::V, S::V) -> S::V, rounds: usize) -> f64 {
-    // Unknown to the compiler, and each sum another: it leaves nothing out.
+    // The compiler does not know the values, and each sum differs, so no sum is optimised away.
     let (a, b) = (s.splat(black_box(1e-9)), s.splat(black_box(1e-9)));
     let mut sums: [S::V; CHAINS] = std::array::from_fn(|chain| s.splat(black_box(chain as f32)));
     for _ in 0..rounds {
@@ -65,7 +68,7 @@ pub(crate) fn accumulate<S: Simd>(s: S, product: impl Fn(S::V, S::V, S::V) -> S:
     (2 * S::LANES * CHAINS * rounds) as f64
 }
 
-/// [`Simd::read`], to be compiled for the instruction set.
+/// The loop of [`Simd::read`], to be compiled for the instruction set.
 #[inline(always)]
 pub(crate) fn sum<S: Simd>(s: S, from: &[f32]) {
     const SUMS: usize = 8;

@@ -1,9 +1,9 @@
-//! A cap on the logits: `tanh(scale · q·k / cap)`, for which the softmax takes the scale `cap`.
+//! A cap on the logits: `tanh(scale · q·k / cap)`, which the softmax then scales by `cap`.
 
 use crate::simd::Simd;
 
-/// Coefficients of x, x³, … x¹³ of the numerator, and of 1, x², x⁴, x⁶ of the denominator: a rational minimax fit of tanh,
-/// the one that Eigen (`generic_fast_tanh_float`) uses.
+/// Coefficients of x, x³, … x¹³ of the numerator, and of 1, x², x⁴, x⁶ of the denominator: a rational minimax
+/// fit of tanh, the one of Eigen (`generic_fast_tanh_float`).
 const NUMERATOR: [f32; 7] = [
     4.893_524_6e-3,
     6.372_619e-4,
@@ -14,10 +14,10 @@ const NUMERATOR: [f32; 7] = [
     -2.760_768_4e-16,
 ];
 const DENOMINATOR: [f32; 4] = [4.893_525e-3, 2.268_434_7e-3, 1.185_347e-4, 1.198_258_4e-6];
-/// From here on tanh is 1 in f32, and the fit as close to 1 as its bound.
+/// From this x on, tanh is 1 in f32. The fit deviates from 1 by at most its error bound there.
 const LARGEST: f32 = 7.905_311;
 
-/// `tanh(x)`, with a relative error below 3·2⁻²³; NaN for NaN.
+/// `tanh(x)` with a relative error below 3·2⁻²³. NaN gives NaN.
 #[inline(always)]
 pub(crate) fn tanh<S: Simd>(s: S, x: S::V) -> S::V {
     let (low, high) = (s.splat(-LARGEST), s.splat(LARGEST));
@@ -31,7 +31,7 @@ pub(crate) fn tanh<S: Simd>(s: S, x: S::V) -> S::V {
     s.div(s.mul(horner(&NUMERATOR), x), horner(&DENOMINATOR))
 }
 
-/// Replaces logits by `tanh(factor · logit)`, in place. Whole vectors.
+/// Replaces logits by `tanh(factor · logit)`, in place. The length must be a multiple of the lanes.
 #[inline(always)]
 pub(crate) fn cap_logits<S: Simd>(s: S, factor: f32, logits: &mut [f32]) {
     let factor = s.splat(factor);

@@ -1,20 +1,23 @@
-//! Attention with numbers as sums of bf16 terms, whose products are AMX's: when it is right, and how numbers become terms.
+//! Attention with numbers as sums of bf16 terms, whose products AMX computes (split-bf16): the conversion,
+//! and the conditions under which the result is accurate.
 //!
-//! A bf16 has 8 significant bits, so a bf16 number is one term, and an f16 number exactly two. Products of terms are exact, and
-//! are summed in f32. Logits are sums of all products, so nothing is lost but in these sums. Weights have as many terms as
-//! the inputs: for bf16 they are rounded to the input type, as GPU kernels do; for f16 they have 16 bits, and their products
-//! with V lack those of both low terms, which are below 2⁻¹⁷ of the others.
+//! A bf16 has 8 significant bits, so a bf16 number is one term, and an f16 number is exactly two. Products of
+//! terms are exact and are summed in f32. Logits are the sums of all products, so only these sums round.
+//! Weights have as many terms as the inputs. For bf16, weights are rounded to the input type, as GPU kernels
+//! do. For f16, weights have 16 bits, and the products of the low terms of weight and V are left out; they
+//! are below 2⁻¹⁷ of the other products.
 //!
-//! f32 numbers would be three terms, and six products of them: tried, and no faster than FMAs for short sequences.
+//! f32 numbers would need three terms and six products. That was tried, and was no faster than FMAs for short
+//! sequences.
 //!
 //! # Bounds
-//! Each product of a weight and an element of V errs by a share of itself: by 2⁻⁸ for bf16, as the weight is rounded, and
-//! by 2⁻¹⁶ for f16. Neither Q, K nor V is rounded, and no element has a part in the error of another. So a large element,
-//! visible or hidden, costs the others nothing.
+//! The product of a weight and an element of V has a relative error of 2⁻⁸ for bf16, from rounding the
+//! weight, and of 2⁻¹⁶ for f16. Q, K and V are not rounded, and no element affects the error of another. So a
+//! large element, visible or hidden, does not increase the errors of the others.
 //!
-//! AMX takes subnormal numbers for 0, and makes 0 of subnormal results. A head is computed in f32 where that could be
-//! seen: where Q or K has an element above 2⁶⁰, or V has one that is not 0 and below 2⁻⁸⁰ or above 2⁶⁰. So are heads with
-//! elements that are not finite, whose low terms would be NaN.
+//! AMX treats subnormal inputs as 0 and flushes subnormal results to 0. A head is computed in f32 if that
+//! could be visible: if Q, K or V has an element above 2⁶⁰, or V has an element below 2⁻⁸⁰ that is not 0.
+//! Heads with elements that are not finite are computed in f32 too, because their low terms would be NaN.
 
 use std::sync::OnceLock;
 
@@ -27,30 +30,30 @@ use crate::tile::{MAX_WIDTH, Step};
 use crate::view::{Inputs, View};
 use crate::{CpuPlan, Element, Elements};
 
-/// Rows and columns of a tile of f32.
+/// Rows of a tile, which are also its f32 columns.
 pub(crate) const TILE: usize = 16;
-/// Terms of a row of a tile, which are summed over; as many words are half of it.
+/// Number of terms in a row of a tile, over which a product sums. A row has half as many words.
 pub(crate) const DEPTH: usize = 32;
-/// Largest number: times a subnormal one it is nothing to a logit.
+/// Maximum magnitude of an element. Its product with a flushed subnormal number is negligible in a logit.
 const LARGEST: f32 = (1u64 << 60) as f32;
-/// Least of V's magnitudes but 0: times weights above 2⁻⁴⁶ it is a normal number.
+/// Minimum magnitude of a non-zero element of V. Its products with weights above 2⁻⁴⁶ are normal numbers.
 const LEAST_VALUE: f32 = 1.0 / (1u128 << 80) as f32;
-/// Largest scale.
+/// Maximum softmax scale.
 const LARGEST_SCALE: f32 = (1 << 24) as f32;
 
-/// Which heads of a problem are computed so, each found when it is first asked for.
+/// Which heads of a problem are computed with terms. Each is determined on first use.
 pub(crate) struct Heads<'a, T, H> {
     tiles: H,
     problem: &'a Problem,
     inputs: Inputs<'a, T>,
-    /// Query heads that one task holds rows of.
+    /// Number of query heads whose rows belong to one task.
     together: usize,
     queries: Vec<OnceLock<bool>>,
     keys: Vec<OnceLock<bool>>,
 }
 
 impl<'a, T: Element, H: HasTiles> Heads<'a, T, H> {
-    /// `None` if the problem is not one for terms.
+    /// `None` if the problem is not suited to terms.
     pub(crate) fn new(
         tiles: H,
         problem: &'a Problem,
@@ -71,16 +74,16 @@ impl<'a, T: Element, H: HasTiles> Heads<'a, T, H> {
         })
     }
 
-    /// How large the elements of a head's rows are.
+    /// The magnitudes of the elements of a head's rows.
     fn magnitudes(&self, view: View<'_, T>, batch: usize, head: usize, rows: usize) -> Magnitudes {
         self.tiles.magnitudes(HeadRows::all(view, batch, head, rows).rows())
     }
 
-    /// Whether a head is computed so.
+    /// Whether a head is computed with terms.
     fn fits(&self, batch: usize, head: usize) -> bool {
         let p = self.problem;
         let kv = head / p.group_size();
-        // Not so for NaN.
+        // False for NaN.
         let ordinary = |of: Magnitudes| of.largest <= LARGEST;
         let queries = || {
             (head..head + self.together)
@@ -113,8 +116,8 @@ impl<T: Element, H: HasTiles> Faster for Heads<'_, T, H> {
     }
 }
 
-/// bf16 terms: words are pairs of them, along the head dimension in Q and K, along the keys in V, filled up with zeros to whole
-/// tiles. A row of Q or K has all of one term before the next.
+/// bf16 terms. A word is a pair of terms, along the head dim in Q and K, along the keys in V, padded with
+/// zeros to whole tiles. A row of Q or K holds all of one term before the next term.
 #[derive(Clone, Copy)]
 pub(crate) struct Terms<S> {
     tiles: S,
@@ -139,13 +142,13 @@ impl<S: Tiles> Arithmetic for Terms<S> {
 
     fn keys<'a, T: Element>(self, rows: HeadRows<'a, T>, room: &'a mut Aligned) -> Rows<'a> {
         let ld = self.words(rows.view.dim);
-        // Tiles that reach beyond the last row give logits that nobody reads.
+        // Tiles that reach beyond the last row give logits that are not read.
         let to = room.resize(rows.range.len().next_multiple_of(DEPTH) * ld);
         self.tiles.terms(rows.rows(), self.terms, false, to, ld);
         Rows { data: to, ld }
     }
 
-    /// Columns of V as rows, all of one term before the next.
+    /// Columns of V as rows, all of one term before the next term.
     fn values<'a, T: Element>(self, rows: HeadRows<'a, T>, room: &'a mut Aligned) -> Rows<'a> {
         let (pairs, dim) = (rows.range.len().next_multiple_of(DEPTH) / 2, self.words_out(rows.view.dim));
         let (to, by_rows) = room.resize(2 * self.terms * pairs * dim).split_at_mut(self.terms * pairs * dim);
@@ -161,7 +164,7 @@ impl<S: Tiles> Arithmetic for Terms<S> {
     }
 
     fn weights(self, _: usize) -> usize {
-        // Logits, and the terms of weights, for a chunk of them.
+        // Logits, and the terms of weights, for a chunk of keys.
         (2 + self.terms) * CHUNK / 2 * MAX_WIDTH
     }
 }

@@ -1,8 +1,8 @@
 //! The online softmax over blocks of keys, for one panel of query rows.
 //!
-//! Everything is transposed: a query row is a *lane*. S, P and O are kept as Sᵀ, Pᵀ, Oᵀ, so that maxima and sums over
-//! keys are plain vector operations, K and V are read number by number straight from where they are, and only
-//! Q and O, which are small, are ever transposed.
+//! Everything is transposed: a query row is a *lane*. S, P and O are stored as Sᵀ, Pᵀ, Oᵀ, so that maxima and
+//! sums over keys are plain vector operations. K and V are read number by number in place. Only Q and O,
+//! which are small, are ever transposed.
 
 use problem::KeyRange;
 
@@ -10,22 +10,23 @@ use crate::aligned::Aligned;
 use crate::simd::{Added, Columns, Fresh, Rows, Simd, gemm};
 use crate::softcap::cap_logits;
 
-/// Query rows of a panel at most: the widest register tile of any instruction set.
+/// Maximum number of query rows of a panel: the widest register tile of all instruction sets.
 pub(crate) const MAX_WIDTH: usize = 64;
 
-/// A running maximum is raised only when it grows by more than this (in log2): weights stay below 2⁸, sums far
-/// below f32's range, and O is seldom rescaled.
+/// Lazy rescale: the running maximum is raised only when it grows by more than this (in log2). Weights stay
+/// below 2⁸, sums far below f32's range, and O is seldom rescaled.
 pub(crate) const LAZY_GROWTH: f32 = 8.0;
 
-/// One panel: up to `width` query rows and their running softmax. Matrices are dense, `width` numbers a row.
+/// One panel: up to `width` query rows and their running softmax. Matrices are dense with `width` numbers per
+/// row.
 pub(crate) struct Panel {
-    /// Lanes, a whole number of vectors.
+    /// Number of lanes, a multiple of the lanes of a vector.
     pub width: usize,
-    /// Lanes that are query rows; the others are padding.
+    /// Number of lanes that are query rows. The other lanes are padding.
     pub rows: usize,
-    /// The keys that each row sees; padding repeats the last row's.
+    /// The keys that each row sees. Padding lanes repeat the last row's range.
     pub seen: [KeyRange; MAX_WIDTH],
-    /// From the first to the last key that any row sees.
+    /// The range from the first to the last key that any row sees.
     pub by_any: KeyRange,
     /// The keys that every row sees.
     pub by_all: KeyRange,
@@ -35,7 +36,7 @@ pub(crate) struct Panel {
     pub out: Aligned,
     /// Running maximum of the unscaled logits.
     pub max: [f32; MAX_WIDTH],
-    /// `max · scale · log2(e)`, or 0 while the maximum is −∞: what is subtracted in the exponent.
+    /// `max · scale · log2(e)`, which is subtracted in the exponent; 0 while the maximum is −∞.
     pub shift: [f32; MAX_WIDTH],
     /// Sum of the weights.
     pub sum: [f32; MAX_WIDTH],
@@ -58,7 +59,7 @@ impl Panel {
         }
     }
 
-    /// Makes ready for `rows` new rows in `width` lanes. Q is to be filled; its padding is zero.
+    /// Prepares for `rows` new rows in `width` lanes. The caller fills Q; its padding is zero.
     pub(crate) fn reset(&mut self, rows: usize, width: usize, dim: usize, dim_v: usize) {
         (self.rows, self.width) = (rows, width);
         let q = self.q.resize(dim * width);
@@ -71,7 +72,7 @@ impl Panel {
         self.sum.fill(0.0);
     }
 
-    /// Takes over which keys each lane sees.
+    /// Sets the keys that each lane sees.
     pub(crate) fn set_seen(&mut self, seen: impl Fn(usize) -> KeyRange) {
         for (lane, range) in self.seen[..self.width].iter_mut().enumerate() {
             *range = seen(lane);
@@ -92,18 +93,18 @@ impl Panel {
 /// A block of keys and values as words: f32 numbers, or pairs of 16-bit integers or of bf16 terms.
 #[derive(Clone, Copy)]
 pub(crate) struct Block<'a> {
-    /// Which keys.
+    /// The range of keys.
     pub keys: KeyRange,
-    /// Rows of K, at least those of `keys`.
+    /// Rows of K, including at least those of `keys`.
     pub k: Rows<'a>,
-    /// Rows of V, of pairs of its rows, or of pairs along its columns, likewise.
+    /// Rows of V, pairs of its rows, or pairs along its columns, including at least those of `keys`.
     pub v: Rows<'a>,
-    /// Elements of a row of V.
+    /// Number of elements of a row of V.
     pub dim_v: usize,
 }
 
 impl Block<'_> {
-    /// The block without its keys from `end` on.
+    /// The block without the keys from `end` on.
     pub(crate) fn up_to(self, end: usize) -> Self {
         let keys = KeyRange { start: self.keys.start, end: self.keys.end.min(end) };
         Block { keys, ..self }
@@ -113,14 +114,15 @@ impl Block<'_> {
 /// Shape of a register tile.
 #[derive(Clone, Copy)]
 pub(crate) struct Tile {
-    /// Rows at most.
+    /// Maximum number of rows.
     pub rows: usize,
-    /// Vectors side by side.
+    /// Number of vectors side by side.
     pub vectors: usize,
 }
 
 impl Tile {
-    /// Rows at most of a tile so many vectors wide: narrower ones, of the rows that are left over, are taller.
+    /// Maximum number of rows of a tile that is `vectors` vectors wide. Narrower tiles, for remaining
+    /// columns, may be taller.
     #[inline(always)]
     pub(crate) fn rows_of(self, vectors: usize) -> usize {
         if vectors < self.vectors { self.rows.max(8) } else { self.rows }
@@ -131,17 +133,18 @@ impl Tile {
 pub(crate) struct Step<'a> {
     pub panel: &'a mut Panel,
     pub block: Block<'a>,
-    /// `|scale| · log2(e)`, or `softcap · log2(e)` where logits are capped; a negative scale's sign is in Q.
+    /// `|scale| · log2(e)`, or `softcap · log2(e)` if logits are capped. A negative scale's sign is in Q.
     pub scale: f32,
-    /// `|scale| / softcap`, where logits are capped.
+    /// `|scale| / softcap`, if logits are capped.
     pub cap: Option<f32>,
-    /// Room for Pᵀ: `keys × width`.
+    /// Buffer for Pᵀ: `keys × width`.
     pub weights: &'a mut [f32],
     /// The register tile.
     pub tile: Tile,
 }
 
-/// S = K Qᵀ, capped and masked; P = exp2(S·c − m); O = O·α + P V, all transposed, for one panel and one block.
+/// S = K Qᵀ, capped and masked; P = exp2(S·c − m); O = O·α + P V, all transposed, for one panel and one
+/// block.
 #[inline(always)]
 pub(crate) fn run_step<S: Simd, const VECTORS: usize>(s: S, step: Step<'_>) {
     let Step { panel, block, scale, cap, weights, tile } = step;
@@ -165,11 +168,11 @@ pub(crate) fn run_step<S: Simd, const VECTORS: usize>(s: S, step: Step<'_>) {
     gemm::<S, _, _, VECTORS>(s, Added, v, weights, &mut panel.out, [block.dim_v, keys], tall);
 }
 
-/// Logits of keys that a row does not see become −∞.
+/// Sets the logits of keys that a row does not see to −∞.
 #[inline(always)]
 pub(crate) fn mask<S: Simd, const VECTORS: usize>(s: S, panel: &Panel, first: usize, logits: &mut [f32]) {
     let keys = logits.len() / (VECTORS * S::LANES);
-    // Relative to the block, and so exact in f32 whatever the sequence length.
+    // Positions are relative to the block, so they are exact in f32 for all sequence lengths.
     let relative = |key: usize| key.saturating_sub(first).min(keys) as f32;
     let (mut start, mut end) = ([0.0f32; MAX_WIDTH], [0.0f32; MAX_WIDTH]);
     for lane in 0..panel.width {
@@ -198,7 +201,8 @@ pub(crate) fn maximum<S: Simd, const VECTORS: usize>(s: S, logits: &[f32]) -> [S
     max
 }
 
-/// Takes the largest of new logits into the running maximum; where it grows, O and the sum shrink.
+/// Raises the running maximum to the largest new logit where it grows by more than [`LAZY_GROWTH`], and
+/// rescales O and the sum.
 #[inline(always)]
 pub(crate) fn raise_maximum<S: Simd, const VECTORS: usize>(
     s: S,
@@ -217,7 +221,8 @@ pub(crate) fn raise_maximum<S: Simd, const VECTORS: usize>(
         }
         let raised = s.select_lt(limit, growth, max, old);
         s.store(raised, &mut panel.max[at..]);
-        // No −∞ here reaches exp2 but as "nothing yet": rows that did not grow get α = 1, new ones 0.
+        // −∞ reaches exp2 only as the maximum of a lane without mass. Lanes that did not grow get α = 1,
+        // lanes without mass α = 0.
         let old_shift = s.load(&panel.shift[at..]);
         let none = s.splat(f32::MIN);
         let shift = s.select_lt(raised, none, s.splat(0.0), s.mul(raised, s.splat(scale)));
@@ -232,13 +237,14 @@ pub(crate) fn raise_maximum<S: Simd, const VECTORS: usize>(
     }
 }
 
-/// Logits to weights, in place, and their sum.
+/// Turns logits into weights, in place, and adds their sum to the panel's.
 #[inline(always)]
 fn exponentiate<S: Simd, const VECTORS: usize>(s: S, panel: &mut Panel, scale: f32, logits: &mut [f32]) {
     let lanes = S::LANES;
     let scale = s.splat(scale);
     let mut minus_shift = [s.splat(0.0); VECTORS];
-    // A block's own: one long chain of additions would err more than all else in a row does.
+    // Each block has its own sum: one long chain of additions would have a larger error than everything else
+    // in a row.
     let mut sum = minus_shift;
     for (v, shift) in minus_shift.iter_mut().enumerate() {
         *shift = s.sub(s.splat(0.0), s.load(&panel.shift[v * lanes..]));
@@ -256,7 +262,8 @@ fn exponentiate<S: Simd, const VECTORS: usize>(s: S, panel: &mut Panel, scale: f
     }
 }
 
-/// O += P V with a look at every key: where V is not finite, a weight of 0 for a hidden key must not meet it.
+/// O += P V with a check of every key: if V is not finite, the weight 0 of a hidden key must not be
+/// multiplied by it.
 fn accumulate_seen(panel: &mut Panel, block: Block<'_>, weights: &[f32]) {
     let width = panel.width;
     for (key, (values, weights)) in

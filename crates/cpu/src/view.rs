@@ -50,7 +50,8 @@ impl<'a, T> Input<'a, T> {
     }
 }
 
-/// Refuses a buffer of `len` elements that is too short for `tensor`; the index in it of element (0, 0, 0, 0).
+/// Returns the index of element (0, 0, 0, 0) in a buffer of `len` elements. An error if the buffer is too
+/// short for `tensor`.
 pub(crate) fn origin(problem: &Problem, tensor: Tensor, len: usize) -> Result<usize, CpuError> {
     let (needed, origin) = problem.span(tensor).ok_or(ProblemError::TooLarge { tensor: tensor.name() })?;
     if len < needed {
@@ -59,13 +60,13 @@ pub(crate) fn origin(problem: &Problem, tensor: Tensor, len: usize) -> Result<us
     Ok(origin)
 }
 
-/// An input tensor: a buffer that holds it, and where its rows are.
+/// An input tensor: the buffer that holds it, and the positions of its rows.
 #[derive(Clone, Copy)]
 pub(crate) struct View<'a, T> {
     data: Input<'a, T>,
     origin: usize,
     strides: Strides,
-    /// Elements of a row.
+    /// Number of elements of a row.
     pub dim: usize,
 }
 
@@ -85,7 +86,7 @@ impl<'a, T> View<'a, T> {
         self.data.slice(self.start(batch, head, row), self.dim)
     }
 
-    /// `count` rows as one slice, where they follow each other in memory.
+    /// `count` rows as one slice, if they are contiguous in memory.
     pub(crate) fn dense_rows(
         &self,
         batch: usize,
@@ -107,7 +108,7 @@ pub(crate) struct Inputs<'a, T> {
 }
 
 impl<'a, T: Element> Inputs<'a, T> {
-    /// Refuses what is not a problem, elements of another type, and buffers that are too short.
+    /// Rejects an invalid problem, elements of another type, and buffers that are too short.
     pub(crate) fn check(problem: &Problem, [q, k, v]: [Input<'a, T>; 3]) -> Result<Self, CpuError> {
         problem.check()?;
         if T::DTYPE != problem.dtype {

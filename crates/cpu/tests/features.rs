@@ -1,4 +1,4 @@
-//! Every feature of a problem, against the oracle, on every instruction set of this machine.
+//! Every feature of a problem, compared with the oracle, on every instruction set of this machine.
 
 mod common;
 mod narrow;
@@ -34,7 +34,7 @@ fn ragged_and_unequal_sequences() {
     }
 }
 
-/// Windows narrower and wider than a block of keys, at both corners, with rows that see no key.
+/// Windows narrower and wider than a block of keys, at both corners, including rows that see no key.
 #[test]
 fn windows() {
     let left = Band { corner: Corner::BottomRight, before: Some(20), after: None };
@@ -93,7 +93,7 @@ fn strides_zero_negative_and_padded() {
     p.out = Strides { batch: -4000, head: 17, row: 40 };
     check_everywhere(&p, 5, 1.0);
     check_everywhere(&p.clone().with_band(Band::CAUSAL), 5, 1.0);
-    // Keys that no row sees, behind the others in memory, before them, or in the same place.
+    // Keys that no row sees: after the others in memory, before them, or in the same place.
     for row in [19, -19, 0] {
         (p.seq_kv, p.k.row) = (90, row);
         check_everywhere(&p.clone().with_band(Band::CAUSAL_TOP_LEFT), 5, 1.0);
@@ -110,7 +110,7 @@ fn keys_that_no_row_sees_are_not_touched() {
     for isa in Isa::available() {
         check(&p, &inputs, &small_plan(isa));
     }
-    // As the square of its rows, bit for bit, by the same plan.
+    // The result equals that of the square problem bit for bit, with the same plan.
     let square = Problem::new(1, 1, 40, 8, DType::F32).with_band(Band::CAUSAL);
     let plan = CpuPlan::for_problem(&p);
     assert_eq!(plan, CpuPlan::for_problem(&square));
@@ -141,7 +141,7 @@ fn logits_of_ten_thousand() {
 fn nan_and_infinity_stay_in_their_rows() {
     for isa in Isa::available() {
         for (bad_k, bad_v) in [(f32::NAN, 0.5), (0.5, f32::NAN), (f32::INFINITY, 0.5), (0.5, f32::INFINITY)] {
-            // The last key: only the last causal row sees it.
+            // The last key, which only the last causal row sees.
             let p = Problem::new(1, 1, 70, 8, DType::F32).with_band(Band::CAUSAL);
             let mut inputs = Inputs::<f32>::random(&p, 8, 1.0);
             inputs.k[69 * 8 + 3] = bad_k;
@@ -150,7 +150,7 @@ fn nan_and_infinity_stay_in_their_rows() {
             assert!(out[..69 * 8].iter().all(|x| x.is_finite()), "{isa}: {bad_k} {bad_v} leaked");
             check(&p, &inputs, &small_plan(isa));
         }
-        // A NaN query poisons its own row only; a row of −∞ logits has no mass.
+        // A NaN query makes only its own row NaN. A row of −∞ logits has no mass.
         let p = Problem::new(1, 1, 30, 4, DType::F32);
         let mut inputs = Inputs::<f32>::random(&p, 9, 1.0);
         inputs.q[4 * 4] = f32::from_bits(0x7fc0_0001);
@@ -171,7 +171,8 @@ fn default_plans_agree_with_the_oracle() {
     }
 }
 
-/// Every problem of these has more than a block of keys and of rows; where lanes are dims, rows that a vector does not hold.
+/// Each problem has more than one block of keys and of rows. With lanes along the head dim, its rows are not
+/// whole vectors.
 fn problems_of_genes() -> Vec<Problem> {
     let short =
         Problem::new(2, 6, 3, 24, DType::F32).with_seq_kv(131, Layout::Bhsd).with_heads_kv(2, Layout::Bhsd);
@@ -216,14 +217,14 @@ fn genes_change_what_is_summed_with_what_and_nothing_else() {
     let inputs = Inputs::<f32>::random(p, 13, 2.0);
     let plan = CpuPlan { block_kv: 24, ..small_plan(isa) };
     let bits = run(p, &inputs, &plan);
-    // Other sums.
+    // Plans that sum in another order.
     let others = [
         CpuPlan { lanes: Lanes::Dims, ..plan },
         CpuPlan { splits: 2, ..plan },
         CpuPlan { block_kv: 25, ..plan },
     ];
     assert!(others.iter().all(|other| run(p, &inputs, other) != bits));
-    // The same sums, elsewhere or at another time.
+    // Plans with the same sums, at other times or on other threads.
     let same = [
         CpuPlan { vectors: 1, tile_rows: 1, ..plan },
         CpuPlan { rows: Rows::Head, ..plan },
@@ -261,7 +262,7 @@ fn results_do_not_depend_on_threads_or_neighbours() {
     for threads in [2, 3, 8] {
         assert!(run(&p, &inputs, &CpuPlan { threads, ..plan }) == one, "{threads} threads give other bits");
     }
-    // Nor on which rows share a panel.
+    // The result does not depend on which rows share a panel either.
     assert!(run(&p, &inputs, &CpuPlan { block_q: 7, ..plan }) == one);
 }
 

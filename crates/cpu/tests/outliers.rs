@@ -1,4 +1,5 @@
-//! One large element of Q, K or V, visible or hidden: on every instruction set of this machine, and on the twins.
+//! One large element of Q, K or V, visible or hidden: on every instruction set of this machine, and on the
+//! twins.
 
 #[path = "../examples/outliers/problems.rs"]
 mod problems;
@@ -12,7 +13,8 @@ fn everywhere() -> impl Iterator<Item = Isa> {
     Isa::available().into_iter().chain(Isa::TWINS)
 }
 
-/// A problem on which the integers and the terms are used, causal, with more keys than rows in the one corner.
+/// A causal problem that is computed with integers and terms. With one of the corners it has more keys than
+/// rows.
 fn causal(dtype: DType, mask: Band) -> Problem {
     let keys = if mask == Band::CAUSAL { 160 } else { 130 };
     Problem::new(1, 2, 130, 64, dtype)
@@ -21,7 +23,7 @@ fn causal(dtype: DType, mask: Band) -> Problem {
         .with_band(mask)
 }
 
-/// The case with its large element at a key or query, of the first head, in column 5.
+/// A case with its large element at row `row` of the first head, in column 5.
 fn case(problem: &Problem, tensor: Tensor, row: usize, large: f32) -> Case {
     Case { problem: problem.clone(), tensor, at: [0, 0, row, 5], large, seed: 3 }
 }
@@ -50,7 +52,7 @@ fn random_problems_with_one_large_element() {
 fn every_tensor_and_place_and_size() {
     for (dtype, mask) in DType::ALL.into_iter().flat_map(|d| Band::NAMED.map(|mask| (d, mask))) {
         let problem = causal(dtype, mask);
-        // The first key, one that the first rows do not see, one that only the last row sees.
+        // The first key, a key that the first rows do not see, and a key that only the last row sees.
         for (tensor, row) in [
             (Tensor::Q, 7),
             (Tensor::K, 0),
@@ -70,7 +72,7 @@ fn every_tensor_and_place_and_size() {
     }
 }
 
-/// The first row of a causal problem sees the first key alone.
+/// The first row of a top-left causal problem sees the first key only.
 fn first_row<T: Element>() {
     let problem = causal(T::DTYPE, Band::CAUSAL_TOP_LEFT);
     let none = case(&problem, Tensor::Q, 7, 1.0);
@@ -84,7 +86,7 @@ fn first_row<T: Element>() {
         for isa in everywhere() {
             let plan = CpuPlan::with_isa(&problem, isa);
             let (out, _) = attend(&problem, &inputs, &plan, false).unwrap();
-            // Heads are interleaved in the inputs and follow each other in `out`. Draws are about 1.
+            // Heads are interleaved in the inputs and consecutive in `out`. Draws are about 1.
             for head in 0..2 {
                 let row = head * problem.seq_q * 64;
                 for (d, (got, want)) in out[row..][..64].iter().zip(&inputs[2][head * 64..]).enumerate() {
@@ -107,7 +109,7 @@ fn the_first_row_of_a_causal_problem_is_the_first_value() {
     first_row::<bf16>();
 }
 
-/// As [`causal`], computed with an LSE and without.
+/// A case, computed with and without an LSE.
 fn lse_or_none<T: Element>(case: &Case) {
     let problem = &case.problem;
     let inputs = case.inputs::<T>();
@@ -136,7 +138,7 @@ fn a_call_with_an_lse_agrees_with_one_without() {
     lse_or_none::<f32>(&case(&causal(DType::F32, Band::CAUSAL), Tensor::V, 129, 6e4));
 }
 
-/// Other elements at keys 100 and later, which rows before them do not see.
+/// Changes elements at keys from 100 on, which rows before them do not see.
 fn hidden<T: Most>(mask: Band) {
     let problem = causal(T::DTYPE, mask);
     let usual = case(&problem, Tensor::Q, 7, 1.0).inputs::<T>();
@@ -147,7 +149,7 @@ fn hidden<T: Most>(mask: Band) {
         for other in [0.0, 100.0, 1000.0, 6e4, T::MOST, f32::INFINITY, f32::NAN] {
             for only in [true, false] {
                 let mut inputs = usual.clone();
-                // One element, or all of these keys' in both heads.
+                // One element, or all elements of these keys in both heads.
                 let changed = &mut inputs[tensor][first * 128..];
                 let count = if only { 1 } else { changed.len() };
                 changed[..count].fill(T::from_f32(other));
@@ -157,7 +159,7 @@ fn hidden<T: Most>(mask: Band) {
                     let (before, after) = (of(&usual), of(&inputs));
                     for (i, (a, b)) in before.iter().zip(&after).enumerate() {
                         let row = i / 64 % problem.seq_q;
-                        // f32 sums have another order where V is not finite.
+                        // If V is not finite, f32 sums have another order.
                         let same = isa.wide() == isa && (tensor == 1 || other.is_finite());
                         let allowed = if same { 0.0 } else { bounds.out[i] };
                         assert!(
@@ -171,7 +173,7 @@ fn hidden<T: Most>(mask: Band) {
     }
 }
 
-/// The largest number of a type.
+/// A type with its largest finite number.
 trait Most: Element {
     const MOST: f32;
 }

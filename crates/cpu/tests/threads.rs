@@ -1,11 +1,11 @@
-//! Executors: which threads a call uses, and how it ends early.
+//! Executors: the threads that a call uses, and how a call is stopped.
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use flashcore_cpu::{CallingThread, CpuError, CpuPlan, Executor, Input, Isa, attention, attention_on};
 use problem::{DType, Layout, Problem};
 
-/// Does something each time that a thread asks whether to stop.
+/// Calls a function each time that a thread checks whether to stop.
 struct Asked<F>(F);
 
 impl<F: Fn() -> bool + Sync> Executor for Asked<F> {
@@ -22,7 +22,7 @@ impl<F: Fn() -> bool + Sync> Executor for Asked<F> {
     }
 }
 
-/// One row of one head, and keys enough for several milliseconds.
+/// One row of one head, with enough keys for several milliseconds.
 fn long() -> Problem {
     Problem::new(1, 1, 1, 64, DType::F32).with_seq_kv(1 << 19, Layout::Bhsd)
 }
@@ -46,7 +46,8 @@ fn a_thread_asks_again_and_again_within_one_task() {
         };
         let out = computed(&Asked(count), &long(), isa).unwrap();
         assert!(out.iter().all(|x| (0.0..1.0).contains(x)));
-        // Once before the task, once after the last one, once at the end; the task's 2²⁶ products are four times 2²⁴.
+        // One check before the task, one after the last task and one at the end. Within the task there are
+        // 2²⁶ / 2²⁴ = 4 stretches, with a check between each.
         assert_eq!(asked.into_inner(), 3 + 3, "{isa}");
     }
 }
@@ -88,6 +89,6 @@ fn calls_leave_rayons_global_pool_alone() {
     let plan = CpuPlan { threads: 2, ..CpuPlan::for_problem(&problem) };
     attention(&problem, &x, &x, &x, &mut out, None, &plan).unwrap();
     assert!(out.iter().all(|x| (x - 0.5).abs() < 1e-5));
-    // Only where nobody has started one can one be made.
+    // A global pool can be created only if nobody has started one.
     rayon::ThreadPoolBuilder::new().num_threads(1).build_global().unwrap();
 }

@@ -1,12 +1,12 @@
-//! What each launch of a kernel needs besides its function and its buffers.
+//! The part of a launch that is the same for every launch: configuration, arguments and tensor maps.
 
 use ptx::{Arg, Kernel, Launch};
 
 use crate::DriverError;
 use crate::tensor_map::TensorMaps;
 
-/// A kernel's launch contract without its module: grid and arguments, and the tensor maps as they were last encoded. Any thread
-/// may launch with it.
+/// A kernel's launch contract without its module: grid and arguments, and the tensor maps as they were last
+/// encoded. Any thread may launch with it.
 #[derive(Debug)]
 pub struct Call {
     launch: Launch,
@@ -15,27 +15,27 @@ pub struct Call {
 }
 
 impl Call {
-    /// The contract of a kernel.
+    /// The launch contract of a kernel.
     pub fn of(kernel: &Kernel) -> Call {
         let names = kernel.buffers.iter().map(|buffer| buffer.name.clone()).collect();
         let maps = TensorMaps::new(kernel.tensor_maps.clone(), names);
         Call { launch: kernel.launch, args: kernel.args.clone(), maps }
     }
 
-    /// A contract without tensor maps.
+    /// A launch contract without tensor maps.
     pub fn new(launch: Launch, args: Vec<Arg>) -> Call {
         Call { launch, args, maps: TensorMaps::new(Vec::new(), Vec::new()) }
     }
 
-    /// Whether the driver takes the tensor maps, wherever the buffers may lie (at multiples of 16 bytes).
+    /// Whether the driver accepts the tensor maps, for any buffers at multiples of 16 bytes.
     ///
     /// # Errors
-    /// [`DriverError::TensorMap`], or what the driver says.
+    /// [`DriverError::TensorMap`], or the driver's error.
     pub fn check(&self) -> Result<(), DriverError> {
         self.maps.check()
     }
 
-    /// Whether there are tensor maps, which take buffers at multiples of 16 bytes only.
+    /// Whether there are tensor maps. They need buffers at multiples of 16 bytes.
     pub fn has_tensor_maps(&self) -> bool {
         !self.maps.is_empty()
     }

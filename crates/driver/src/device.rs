@@ -1,4 +1,4 @@
-//! What a device is.
+//! Properties of devices.
 #![allow(unsafe_code, reason = "calls of the CUDA driver's C interface")]
 
 use ptx::Target;
@@ -7,32 +7,32 @@ use crate::DriverError;
 use crate::library::{check, ready};
 use crate::sys;
 
-/// What a device is.
+/// Properties of a device.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DeviceInfo {
-    /// 0 for the first device that the driver sees.
+    /// The device's ordinal in the driver; 0 is the first device.
     pub ordinal: i32,
     /// The marketing name.
     pub name: String,
-    /// As NVML and `nvidia-smi` write it: `GPU-` and 32 hexadecimal digits in five groups.
+    /// The UUID as NVML and `nvidia-smi` write it: `GPU-` and 32 hexadecimal digits in five groups.
     pub uuid: String,
     /// Compute capability: (9, 0) for sm_90.
     pub capability: (u32, u32),
-    /// Streaming multiprocessors.
+    /// Number of streaming multiprocessors.
     pub sms: u32,
     /// Device memory in bytes.
     pub memory: usize,
     /// L2 cache in bytes.
     pub l2: usize,
-    /// Shared memory that one CTA may ask for, in bytes.
+    /// Maximum shared memory that one CTA may request, in bytes.
     pub shared_per_cta: u32,
-    /// Shared memory of a multiprocessor, in bytes.
+    /// Shared memory of an SM, in bytes.
     pub shared_per_sm: u32,
-    /// Whether memory can be allocated in the order of a stream.
+    /// Whether the device supports stream-ordered allocation (memory pools).
     pub pools: bool,
-    /// Version of CUDA that the driver supports: 13000 for 13.0.
+    /// The CUDA version that the driver supports: 13000 for 13.0.
     pub driver: i32,
-    /// Version of the driver itself (580.159.04), where the system tells it.
+    /// The version of the driver itself (for example 580.159.04), if the system reports it.
     pub driver_build: Option<String>,
 }
 
@@ -42,21 +42,22 @@ impl DeviceInfo {
         self.capability.0 * 10 + self.capability.1
     }
 
-    /// The target that uses all of the device's features.
+    /// The target with all of the device's features.
     pub fn target(&self) -> Target {
         Target::sm(self.sm())
     }
 
-    /// What compiles PTX here: the version of CUDA and, where the system tells it, of the driver.
+    /// The compiler of PTX on this device: the CUDA version of the driver and, if known, the version of the
+    /// driver itself.
     pub fn compiler(&self) -> String {
         format!("{} {}", self.driver, self.driver_build.as_deref().unwrap_or("-"))
     }
 }
 
-/// The devices that the driver sees. Makes no context, so it is cheap.
+/// The devices that the driver sees. No context is created, so the call is cheap.
 ///
 /// # Errors
-/// As [`Context::open`](crate::Context::open) for the driver.
+/// The errors of [`Context::open`](crate::Context::open) that concern the driver.
 pub fn devices() -> Result<Vec<DeviceInfo>, DriverError> {
     (0..count()?).map(|ordinal| describe(handle(ordinal)?, ordinal)).collect()
 }
@@ -89,7 +90,7 @@ pub(crate) fn describe(device: sys::CUdevice, ordinal: i32) -> Result<DeviceInfo
         Ok(value as u32)
     };
     let mut memory = 0;
-    // SAFETY: as above, to a live usize.
+    // SAFETY: as above; the pointer is to a live usize.
     check("cuDeviceTotalMem", unsafe { sys::cuDeviceTotalMem_v2(&mut memory, device) })?;
     Ok(DeviceInfo {
         ordinal,
@@ -112,7 +113,7 @@ pub(crate) fn describe(device: sys::CUdevice, ordinal: i32) -> Result<DeviceInfo
 
 fn name(device: sys::CUdevice) -> Result<String, DriverError> {
     let mut bytes = [0u8; 256];
-    // SAFETY: the driver writes at most as many bytes as it is told there are, with a NUL at the end.
+    // SAFETY: the driver writes at most `bytes.len()` bytes, with a NUL at the end.
     let result = unsafe { sys::cuDeviceGetName(bytes.as_mut_ptr().cast(), bytes.len() as i32, device) };
     check("cuDeviceGetName", result)?;
     let end = bytes.iter().position(|&b| b == 0).unwrap_or(bytes.len());
@@ -131,13 +132,13 @@ fn uuid(device: sys::CUdevice) -> Result<String, DriverError> {
     Ok(text)
 }
 
-/// The kernel module's version on Linux, the same as that of the library beside it.
+/// The version of the kernel module on Linux, which equals the version of the driver's library.
 fn driver_build() -> Option<String> {
     let text = std::fs::read_to_string("/proc/driver/nvidia/version").ok()?;
     build_of(&text)
 }
 
-/// The first word of the first line that looks like a version: `580.159.04`.
+/// The first word of the first line that has the form of a version: `580.159.04`.
 fn build_of(text: &str) -> Option<String> {
     let looks =
         |word: &&str| word.matches('.').count() >= 1 && word.chars().all(|c| c.is_ascii_digit() || c == '.');

@@ -1,66 +1,66 @@
 use std::fmt;
 
-/// What can go wrong between us and the GPU.
+/// Errors of the CUDA driver and of this crate.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum DriverError {
-    /// The driver library is not there.
+    /// The driver's library is not installed.
     #[error("no CUDA driver on this machine (libcuda is not found); install the NVIDIA driver to use a GPU")]
     NoDriver,
-    /// The driver is older than what this crate calls.
+    /// The driver is older than this crate requires.
     #[error(
         "the CUDA driver supports CUDA {}, needed is {} or later; update the NVIDIA driver",
         Version(*found),
         Version(*needed)
     )]
     DriverTooOld {
-        /// What the driver says: 12040 for 12.4.
+        /// The version of the driver: 12040 for 12.4.
         found: i32,
-        /// The least that is accepted.
+        /// The minimum version.
         needed: i32,
     },
-    /// The library lacks a function that its version should have.
+    /// The library lacks a function that its version should contain.
     #[error("the CUDA driver library lacks {name}, which CUDA {} has; the installation is damaged", Version(*version))]
     MissingSymbol {
         /// The function.
         name: &'static str,
-        /// The version that the library claims.
+        /// The version that the library reports.
         version: i32,
     },
-    /// The driver sees no such device.
+    /// The driver sees no device with this ordinal.
     #[error("device {ordinal} does not exist; the driver sees {count} device(s)")]
     NoDevice {
-        /// What was asked for.
+        /// The requested ordinal.
         ordinal: i32,
-        /// How many there are.
+        /// Number of devices.
         count: i32,
     },
-    /// The process is a child of one that used CUDA, made by `fork`: the driver does not work there.
+    /// This process was forked from one that had used CUDA. The driver does not work in such a child.
     #[error(
         "CUDA was started before this process was forked, and does not work in a forked child; start processes \
          that use the GPU with `spawn` or `forkserver`, or fork before the first use of the GPU"
     )]
     Forked,
-    /// The system or the driver does not let us.
+    /// The system or the driver denies access.
     #[error("{what} is not permitted: {message}; ask for access to the device")]
     NoPermission {
         /// The driver's function, or the device file.
         what: String,
-        /// Why.
+        /// The reason.
         message: String,
     },
-    /// Device or pinned memory is used up.
+    /// Device or pinned memory is exhausted.
     #[error("out of memory: {what}")]
     OutOfMemory {
-        /// What was asked for.
+        /// What was requested.
         what: String,
     },
-    /// A kernel or the hardware failed in a way that leaves the process without this GPU (CUDA Driver API, `CUresult`:
-    /// "the process must be terminated and relaunched").
+    /// A kernel or the hardware failed in a way that makes the GPU unusable for the process (CUDA Driver API,
+    /// `CUresult`: "the process must be terminated and relaunched").
     #[error(
         "the GPU context is unusable since {cause} (told by {call}); restart the process to use this GPU again"
     )]
     Poisoned {
-        /// The call that told it first.
+        /// The call that first returned the error.
         call: &'static str,
         /// The driver's error name and text.
         cause: String,
@@ -70,10 +70,10 @@ pub enum DriverError {
     Call {
         /// The driver's function.
         call: &'static str,
-        /// Its error name and text.
+        /// The driver's error name and text.
         message: String,
     },
-    /// The driver's compiler refused the module.
+    /// The driver's compiler rejected the module.
     #[error("the driver's compiler refused the module for {target}: {log}")]
     Compile {
         /// The module's target.
@@ -81,60 +81,60 @@ pub enum DriverError {
         /// The compiler's log.
         log: String,
     },
-    /// What the compiler made of a kernel is not what the plan said.
+    /// The compiled kernel exceeds the resources that the plan promised.
     #[error("{entry} is not admitted: invalid value '{found}' for {what}: expected at most {accepted}")]
     Admission {
-        /// The entry.
+        /// Name of the kernel.
         entry: String,
         /// The resource.
         what: &'static str,
-        /// What was found.
+        /// The kernel's value.
         found: u64,
-        /// What would be accepted.
+        /// The maximum.
         accepted: u64,
     },
-    /// The launch contract and the caller's buffers do not fit.
+    /// The launch contract does not match the entry, the device or the caller's buffers.
     #[error("launch of {entry}: {reason}")]
     Contract {
-        /// The entry.
+        /// Name of the kernel.
         entry: String,
-        /// What does not fit.
+        /// What does not match.
         reason: String,
     },
-    /// A copy longer than the buffer.
+    /// A copy is longer than its buffer.
     #[error("copy of {bytes} bytes does not fit a buffer of {room} bytes")]
     Copy {
-        /// Bytes asked for.
+        /// Bytes requested.
         bytes: usize,
         /// The buffer's size.
         room: usize,
     },
-    /// Two things that live in different contexts were used together.
+    /// Objects of different contexts were used together.
     #[error("{what} belongs to device {found}, the call is for device {expected}")]
     OtherDevice {
         /// The argument.
         what: &'static str,
-        /// Its device.
+        /// The device of the argument.
         found: i32,
         /// The device of the call.
         expected: i32,
     },
-    /// A tensor map that the hardware does not take.
+    /// A tensor map that the hardware does not support.
     #[error(transparent)]
     TensorMap(ptx::TensorMapError),
 }
 
-/// How the cause begins where a kernel was given up.
+/// The start of the cause when a kernel did not end within its time limit.
 pub(crate) const NEVER_ENDS: &str = "a kernel did not end";
 
 impl DriverError {
-    /// Whether a kernel was given up because it did not end in time.
+    /// Whether the error is a kernel that did not end within its time limit.
     pub fn is_hang(&self) -> bool {
         matches!(self, DriverError::Poisoned { cause, .. } if cause.starts_with(NEVER_ENDS))
     }
 }
 
-/// A CUDA version as the driver writes it: 12040 is 12.4.
+/// A CUDA version in the driver's encoding: 12040 is 12.4.
 struct Version(i32);
 
 impl fmt::Display for Version {

@@ -1,4 +1,4 @@
-//! Events: points in a stream's time.
+//! Events: points in the work of a stream.
 #![allow(unsafe_code, reason = "calls of the CUDA driver's C interface")]
 
 use std::sync::Arc;
@@ -6,7 +6,7 @@ use std::sync::Arc;
 use crate::context::Relaxed;
 use crate::{Context, DriverError, Stream, sys};
 
-/// A point in a stream's time.
+/// A point in the work of a stream.
 #[derive(Debug)]
 pub struct Event {
     context: Arc<Context>,
@@ -19,18 +19,18 @@ unsafe impl Send for Event {}
 unsafe impl Sync for Event {}
 
 impl Event {
-    /// An event that records time (resolution about 0.5 µs).
+    /// An event that records time. The resolution is about 0.5 µs.
     ///
     /// # Errors
-    /// When the driver has no room for it.
+    /// When the driver cannot create the event.
     pub fn new(context: &Arc<Context>) -> Result<Event, DriverError> {
         Event::with_flags(context, sys::CU_EVENT_DEFAULT)
     }
 
-    /// An event that records no time, which costs the device less.
+    /// An event without time, which has less overhead on the device.
     ///
     /// # Errors
-    /// When the driver has no room for it.
+    /// When the driver cannot create the event.
     pub fn without_time(context: &Arc<Context>) -> Result<Event, DriverError> {
         Event::with_flags(context, sys::CU_EVENT_DISABLE_TIMING)
     }
@@ -44,7 +44,7 @@ impl Event {
         Ok(Event { context: context.clone(), raw })
     }
 
-    /// Marks the point after everything that is on the stream.
+    /// Marks the point after all work that is on the stream.
     ///
     /// # Errors
     /// When the stream belongs to another device.
@@ -55,7 +55,7 @@ impl Event {
         self.context.check("cuEventRecord", unsafe { sys::cuEventRecord(self.raw, stream.handle()) })
     }
 
-    /// Waits until the point is reached.
+    /// Waits until the stream has reached the event.
     ///
     /// # Errors
     /// [`DriverError::Poisoned`] when a kernel before it failed.
@@ -65,8 +65,8 @@ impl Event {
         self.context.check("cuEventSynchronize", unsafe { sys::cuEventSynchronize(self.raw) })
     }
 
-    /// Whether the point is reached. It may be asked while a stream is captured, but not of an event that was
-    /// recorded in the capture.
+    /// Whether the stream has reached the event. The call is allowed while a stream is captured, but not for
+    /// an event that was recorded in the capture.
     ///
     /// # Errors
     /// As [`Event::synchronize`].
@@ -80,10 +80,10 @@ impl Event {
         }
     }
 
-    /// µs of the device's clock from `self` to `later`, which is waited for.
+    /// Time in µs of the device's clock from `self` to `later`. Waits for `later`.
     ///
     /// # Errors
-    /// When either was never recorded or records no time, or a kernel before `later` failed.
+    /// When either event was never recorded or records no time, or when a kernel before `later` failed.
     pub fn elapsed_us(&self, later: &Event) -> Result<f64, DriverError> {
         later.synchronize()?;
         let _entered = self.context.enter()?;
@@ -102,7 +102,7 @@ impl Event {
 impl Drop for Event {
     fn drop(&mut self) {
         let Some(_entered) = self.context.enter_to_drop() else { return };
-        // SAFETY: made by `new`, destroyed once. A failure here has no one left to tell.
+        // SAFETY: made by `new`, destroyed once. A failure here cannot be reported.
         let _ = unsafe { sys::cuEventDestroy_v2(self.raw) };
     }
 }

@@ -1,4 +1,4 @@
-//! Functions: entries of loaded modules, admitted and launched.
+//! Functions: entries of loaded modules that passed admission and can be launched.
 #![allow(unsafe_code, reason = "calls of the CUDA driver's C interface")]
 
 use std::ffi::c_void;
@@ -12,14 +12,14 @@ use crate::memory::Kept;
 use crate::module::Module;
 use crate::{Call, Context, DeviceSlice, DriverError, Stream, TensorMap, sys};
 
-/// Shared memory that a kernel may use without asking for more.
+/// Maximum shared memory in bytes without a function attribute that requests more.
 const DEFAULT_SHARED: u32 = 48 * 1024;
-/// Clusters of more CTAs than this are not portable, and the function must ask for them.
+/// Larger clusters are not portable, and the function must request them by an attribute.
 const PORTABLE_CLUSTER: u64 = 8;
-/// Parameters of a launch; the argument block is on the stack.
+/// Maximum number of parameters of a launch. The argument block is on the stack.
 const MAX_PARAMS: usize = 64;
 
-/// What the driver's compiler made of a kernel.
+/// Resources of a compiled kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Resources {
     /// Registers per thread.
@@ -28,25 +28,25 @@ pub struct Resources {
     pub local: u32,
     /// Static shared memory per CTA in bytes.
     pub shared: u32,
-    /// Threads that a CTA may have.
+    /// Maximum number of threads of a CTA.
     pub max_threads: u32,
 }
 
-/// What a plan says of its kernel; held against what the compiler made of it.
+/// The resources that a plan promises for its kernel, compared with the compiled kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Expect {
-    /// Registers per thread, at most.
+    /// Maximum registers per thread.
     pub max_registers: u32,
-    /// Local memory per thread in bytes, at most; `None` takes any.
+    /// Maximum local memory per thread in bytes; `None` is no limit.
     pub local_bytes: Option<u32>,
-    /// Dynamic shared memory of a launch in bytes, at most.
+    /// Maximum dynamic shared memory of a launch in bytes.
     pub dynamic_shared: u32,
-    /// Threads of a CTA, at most.
+    /// Maximum threads of a CTA.
     pub threads: u32,
 }
 
 impl Expect {
-    /// Only what the launch needs in order to run at all.
+    /// Only the limits that the launch itself needs.
     pub fn of(launch: &Launch) -> Expect {
         Expect {
             max_registers: 255,
@@ -56,7 +56,8 @@ impl Expect {
         }
     }
 
-    /// Holds what was found against what was expected; `shared_per_cta` is the device's limit.
+    /// Compares the compiled kernel's resources with the expected ones. `shared_per_cta` is the device's
+    /// limit.
     fn admit(&self, entry: &str, found: &Resources, shared_per_cta: u32) -> Result<(), DriverError> {
         let shared = u64::from(found.shared) + u64::from(self.dynamic_shared);
         let cases = [
@@ -97,7 +98,7 @@ impl Value<'_> {
     }
 }
 
-/// A kernel and the text of its module, for those who need both.
+/// A kernel with the printed text of its module.
 #[derive(Debug)]
 pub struct Printed<'k> {
     kernel: &'k Kernel,
@@ -116,7 +117,7 @@ impl<'k> Printed<'k> {
     }
 }
 
-/// An entry of a loaded module that passed its admission test. It keeps its module; a clone is cheap.
+/// An entry of a loaded module that passed admission. It keeps its module loaded. Clones are cheap.
 #[derive(Clone, Debug)]
 pub struct Function(Arc<Inner>);
 
@@ -125,10 +126,10 @@ struct Inner {
     module: Arc<Module>,
     raw: sys::CUfunction,
     entry: String,
-    /// Bytes of each parameter.
+    /// Size in bytes of each parameter.
     params: Vec<u32>,
     resources: Resources,
-    /// Dynamic shared memory that launches may ask for.
+    /// Maximum dynamic shared memory that launches may use now.
     dynamic_shared: AtomicU32,
 }
 
@@ -138,17 +139,17 @@ unsafe impl Send for Inner {}
 unsafe impl Sync for Inner {}
 
 impl Function {
-    /// Compiles the kernel or takes it from the cache, loads it wholly (nothing is left for the first launch, which may be
-    /// under capture) and holds it against what is expected of it.
+    /// Compiles the kernel or takes it from the cache, loads it completely, and compares its resources with
+    /// `expect`. Nothing is left to load at the first launch, which may be under capture.
     ///
     /// # Errors
-    /// [`DriverError::Compile`] with the compiler's log; [`DriverError::Admission`] with what was found and what would
-    /// have been accepted.
+    /// [`DriverError::Compile`] with the compiler's log; [`DriverError::Admission`] with the found and the
+    /// accepted value.
     pub fn load(context: &Arc<Context>, kernel: &Kernel, expect: &Expect) -> Result<Function, DriverError> {
         Function::load_printed(context, &Printed::new(kernel), expect)
     }
 
-    /// The same for a kernel whose module is printed already.
+    /// Like [`Function::load`], for a kernel whose module is already printed.
     ///
     /// # Errors
     /// As [`Function::load`].
@@ -173,8 +174,8 @@ impl Function {
         if let Some(result) = unsafe { sys::cuFuncLoad(raw) } {
             context.check("cuFuncLoad", result)?;
         }
-        // Where the driver has no cuFuncLoad, reading the attributes loads the function (CUDA C++ Programming Guide, "Lazy
-        // Loading").
+        // If the driver has no cuFuncLoad, reading the attributes loads the function (CUDA C++ Programming
+        // Guide, "Lazy Loading").
         let resources = resources(context, raw)?;
         expect.admit(&kernel.entry, &resources, context.info().shared_per_cta)?;
         let function = Function(Arc::new(Inner {
@@ -192,20 +193,20 @@ impl Function {
         Ok(function)
     }
 
-    /// What the compiler made of it.
+    /// The resources of the compiled kernel.
     pub fn resources(&self) -> Resources {
         self.0.resources
     }
 
-    /// Its name.
+    /// The name of the entry.
     pub fn entry(&self) -> &str {
         &self.0.entry
     }
 
-    /// CTAs of a launch that a multiprocessor holds at once.
+    /// Resident CTAs per SM for this launch.
     ///
     /// # Errors
-    /// When the launch asks for more shared memory than was admitted.
+    /// When the launch needs more shared memory than was admitted.
     pub fn resident_ctas(&self, launch: &Launch) -> Result<u32, DriverError> {
         let (context, mut ctas) = (self.0.module.context(), 0);
         let threads = i32::try_from(launch.block.count()).unwrap_or(i32::MAX);
@@ -223,16 +224,17 @@ impl Function {
         Ok(ctas as u32)
     }
 
-    /// Puts a launch on the stream: no waiting, no allocation on the device, fit for capture. `slices` are
-    /// the buffers that the arguments and tensor maps name; maps go by value, so that a graph keeps those of
-    /// its capture.
+    /// Enqueues a launch on the stream. The call does not wait or allocate device memory, and may be
+    /// captured. `slices` are the buffers that the arguments and tensor maps refer to. Tensor maps are passed
+    /// by value, so a graph keeps the maps of its capture.
     ///
-    /// The arguments are held against the entry's parameters, not against what the kernel does with them: see
-    /// the crate's documentation on kernels as programs.
+    /// The arguments are checked against the entry's parameters, not against what the kernel does with them:
+    /// see the crate's documentation on kernels as programs.
     ///
     /// # Errors
-    /// [`DriverError::Contract`] when the arguments are not the parameters of the entry, or the launch is none that the
-    /// function was admitted for; [`DriverError::TensorMap`] when the hardware would refuse a map of these slices.
+    /// [`DriverError::Contract`] when the arguments do not match the parameters of the entry, or when the
+    /// launch exceeds what was admitted; [`DriverError::TensorMap`] when the hardware does not support a map
+    /// of these slices.
     pub fn launch(
         &self,
         stream: &Stream,
@@ -255,8 +257,8 @@ impl Function {
         self.enqueue(stream, launch, values, kept)
     }
 
-    /// Puts a launch on the stream with values that were held against the parameters. A graph under capture
-    /// keeps what `kept` gives.
+    /// Enqueues a launch with values that were checked against the parameters. A graph under capture keeps
+    /// what `kept` returns.
     fn enqueue(
         &self,
         stream: &Stream,
@@ -269,7 +271,7 @@ impl Function {
         for ((pointer, bits), value) in pointers.iter_mut().zip(&mut block).zip(values) {
             *bits = match *value {
                 Value::Pointer(bits) | Value::Bits64(bits) => bits,
-                // The driver reads the low four bytes: every host that it runs on is little-endian.
+                // The driver reads the low four bytes: all hosts that the driver supports are little-endian.
                 Value::Bits32(bits) => bits.into(),
                 Value::Map(_) => 0,
             };
@@ -291,9 +293,9 @@ impl Function {
         let _entered = context.enter()?;
         let _steady = stream.steady_keeping(kept)?;
         // SAFETY: `pointers` has one entry per parameter, each to as many live bytes as the parameter has
-        // (`check` compared them with the module that was printed and loaded); the driver copies them before
-        // it returns. The function's module is alive, and a graph keeps it. What the kernel does is beyond
-        // this call: see the crate's documentation.
+        // (`check` compared the values with the parameters of the module that was printed and loaded). The
+        // driver copies the bytes before it returns. The function's module is alive, and a graph keeps it.
+        // What the kernel does is beyond this call: see the crate's documentation.
         let result = unsafe {
             sys::cuLaunchKernelEx(&config, self.0.raw, pointers.as_mut_ptr(), std::ptr::null_mut())
         };
@@ -363,7 +365,7 @@ impl Function {
         })
     }
 
-    /// Lets launches ask for as much dynamic shared memory.
+    /// Raises the dynamic shared memory that launches may use to at least `bytes`.
     pub(crate) fn allow_shared(&self, bytes: u32) -> Result<(), DriverError> {
         if bytes > self.0.dynamic_shared.load(Ordering::Relaxed) {
             self.set(sys::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, bytes as i32)?;
@@ -394,7 +396,7 @@ impl Function {
     }
 }
 
-/// Whether the device runs code of the module's target.
+/// An error unless the device runs code for the module's target.
 fn runs_on(kernel: &Kernel, context: &Context) -> Result<(), DriverError> {
     let (target, sm) = (kernel.module.target, context.info().sm());
     if target.runs_on(sm) {
@@ -406,9 +408,9 @@ fn runs_on(kernel: &Kernel, context: &Context) -> Result<(), DriverError> {
     })
 }
 
-/// Whether the linker, for which ptxas compiles relocatable code, would make less of the module than its text says: it joins
-/// no loads from shared arrays of known size, and it keeps a function that raises its registers (`setmaxnreg`) to those
-/// that it starts with, and spills.
+/// Whether the linker would generate worse code for the module than loading the text as one program. For the
+/// linker, ptxas compiles relocatable code: it joins no loads from shared arrays of known size, and it limits
+/// a function that raises its registers (`setmaxnreg`) to the initial number, so that it spills.
 fn is_one_program(module: &ptx::Module) -> bool {
     let bodies = || module.functions().filter_map(|f| f.body.as_ref());
     let inner = bodies().flat_map(|body| &body.variables);
@@ -417,7 +419,7 @@ fn is_one_program(module: &ptx::Module) -> bool {
     arrays || bodies().flat_map(|body| &body.statements).any(raises)
 }
 
-/// Attributes of a launch, on the stack.
+/// Attributes of a launch, stored on the stack.
 struct Attributes {
     list: [sys::CUlaunchAttribute; 2],
     count: u32,
@@ -435,8 +437,9 @@ fn attributes(launch: &Launch) -> Attributes {
         attribute.value[..3].copy_from_slice(&[launch.cluster.0, launch.cluster.1, launch.cluster.2]);
     }
     if launch.overlapping {
-        // The kernel may start once the one before it allows (`griddepcontrol.launch_dependents`); captured, this becomes a
-        // programmatic edge of the graph (CUDA C++ Programming Guide, "Programmatic Dependent Launch and Synchronization").
+        // The kernel may start once the previous kernel allows it (`griddepcontrol.launch_dependents`). Under
+        // capture, this becomes a programmatic edge of the graph (CUDA C++ Programming Guide, "Programmatic
+        // Dependent Launch and Synchronization").
         let attribute = &mut attributes.list[next()];
         attribute.id = sys::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION;
         attribute.value[0] = 1;
@@ -444,7 +447,7 @@ fn attributes(launch: &Launch) -> Attributes {
     attributes
 }
 
-/// Bytes of each parameter of the entry.
+/// Size in bytes of each parameter of the entry.
 fn param_bytes(kernel: &Kernel) -> Result<Vec<u32>, DriverError> {
     let entry = kernel.module.function(&kernel.entry).ok_or_else(|| DriverError::Contract {
         entry: kernel.entry.clone(),

@@ -17,12 +17,12 @@ const LIMIT: Duration = Duration::from_secs(30);
 pub struct Gpu {
     context: Arc<Context>,
     stream: Stream,
-    /// By PTX text and entry.
+    /// The key is PTX text and entry.
     loaded: HashMap<(String, String), Function>,
 }
 
 impl Gpu {
-    /// Opens a device; 0 is the first.
+    /// Opens the device with this ordinal; 0 is the first.
     ///
     /// # Errors
     /// As [`Context::open`].
@@ -31,22 +31,22 @@ impl Gpu {
         Ok(Gpu { stream: Stream::default_of(&context), context, loaded: HashMap::new() })
     }
 
-    /// What the device is.
+    /// Properties of the device.
     pub fn info(&self) -> &DeviceInfo {
         self.context.info()
     }
 
-    /// Its context, for streams, graphs and functions.
+    /// The device's context, for streams, graphs and functions.
     pub fn context(&self) -> &Arc<Context> {
         &self.context
     }
 
-    /// The target that uses all of the device's features.
+    /// The target with all of the device's features.
     pub fn target(&self) -> Target {
         self.info().target()
     }
 
-    /// Compiles the kernel unless that is done already, and says what it uses.
+    /// Compiles the kernel, if it is not loaded yet, and returns its resources.
     ///
     /// # Errors
     /// [`DriverError::Compile`] with the compiler's log.
@@ -54,8 +54,9 @@ impl Gpu {
         Ok(self.function(kernel)?.resources())
     }
 
-    /// Runs the kernel `launches` times in a row and gives the mean time of one, µs, between two events on the stream. One
-    /// launch before is not counted. Buffers stay where they are, so what fits in L2 is warm.
+    /// Runs the kernel `launches` times in a row and returns the mean time of a launch in µs, measured
+    /// between two events on the stream. One launch before the measurement is not counted. The buffers do not
+    /// change, so data that fits in L2 is warm.
     ///
     /// # Errors
     /// As [`Machine::launch`].
@@ -78,12 +79,12 @@ impl Gpu {
         Ok(start.elapsed_us(&end)? / f64::from(launches.max(1)))
     }
 
-    /// Forgets the kernels that were loaded; who holds one of their functions keeps it.
+    /// Drops the loaded kernels. A [`Function`] that a caller holds stays loaded.
     pub fn unload(&mut self) {
         self.loaded.clear();
     }
 
-    /// The kernel's function, loaded unless that is done already.
+    /// The kernel's function; loads it on the first call.
     ///
     /// # Errors
     /// As [`Gpu::load`].
@@ -100,7 +101,7 @@ impl Gpu {
         Ok(function)
     }
 
-    /// The kernel's function and its buffers' memory, after the contract was checked.
+    /// Checks the launch contract and returns the kernel's function and the memory of its buffers.
     fn prepare<'b>(
         &mut self,
         kernel: &Kernel,
@@ -135,7 +136,7 @@ impl Machine for Gpu {
     }
 }
 
-/// Holds the contract against the buffers.
+/// Checks the launch contract against the buffers.
 fn check(kernel: &Kernel, slices: &[DeviceSlice<'_>]) -> Result<(), DriverError> {
     let refuse = |reason: String| DriverError::Contract { entry: kernel.entry.clone(), reason };
     if slices.len() != kernel.buffers.len() {

@@ -1,4 +1,4 @@
-//! Graphs: work captured from a stream once and launched many times.
+//! Graphs: work that is captured from a stream once and launched many times.
 #![allow(unsafe_code, reason = "calls of the CUDA driver's C interface")]
 
 use std::collections::HashMap;
@@ -8,33 +8,33 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use crate::memory::Kept;
 use crate::{Context, DriverError, Stream, sys};
 
-/// What a graph keeps, by address.
+/// Objects that a graph keeps alive, by address.
 type Keep = HashMap<usize, Kept>;
 
-/// The captures of this crate that are under way in a context, by the driver's number, and what their graphs
-/// must keep. A stream that joins a capture by an event, and a second [`Stream`] of the captured handle, have
-/// the capture's number.
+/// The captures by this crate that are in progress in a context, by the driver's capture number, with the
+/// objects that their graphs must keep alive. A stream that joins a capture through an event has the
+/// capture's number. So has a second [`Stream`] of the captured handle.
 #[derive(Debug, Default)]
 pub(crate) struct Captures {
-    /// How many there are, to be asked without the lock: at each launch.
+    /// Number of captures in progress. Read without the lock at each launch.
     open: AtomicUsize,
     /// Locked while a capture begins or ends.
     keep: Mutex<HashMap<u64, Keep>>,
 }
 
 impl Captures {
-    /// Whether a capture of this crate may be under way.
+    /// Whether a capture by this crate may be in progress.
     pub(crate) fn any(&self) -> bool {
         self.open.load(Ordering::SeqCst) > 0
     }
 
-    /// No capture of this crate begins or ends while the guard lives.
+    /// No capture by this crate begins or ends while the guard lives.
     pub(crate) fn lock(&self) -> MutexGuard<'_, HashMap<u64, Keep>> {
         self.keep.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Lets the graph of a capture keep this. A number that is not here is another library's, or of a capture
-    /// that has ended meanwhile.
+    /// Lets the graph of a capture keep `kept` alive. A number that is not in the map belongs to another
+    /// library's capture, or to a capture that has ended.
     pub(crate) fn keep(&self, number: u64, kept: Vec<Kept>) {
         if let Some(keep) = self.lock().get_mut(&number) {
             keep.extend(kept.into_iter().map(|kept| (Arc::as_ptr(&kept).addr(), kept)));
@@ -42,20 +42,20 @@ impl Captures {
     }
 }
 
-/// Work captured from a stream, not yet ready to launch.
+/// A captured graph, not yet instantiated.
 #[derive(Debug)]
 pub struct Graph(sys::CUgraph);
 
 impl Graph {
-    /// Captures what `body` puts on the stream, which then has not run, and makes it ready to launch. The stream must not be
-    /// the default one, and `body` must wait for nothing on it.
+    /// Captures what `body` enqueues on the stream, without running it, and instantiates the graph. The
+    /// stream must not be the default stream, and `body` must not wait for the stream.
     ///
-    /// The graph keeps the modules of its kernels and the memory of the slices that they are given, on
-    /// whichever streams the capture spreads to. Memory of
-    /// [`DeviceSlice::from_raw`](crate::DeviceSlice::from_raw) is not kept.
+    /// The graph keeps the modules of its kernels and the memory of the slices that they use, on all streams
+    /// that join the capture. Memory of [`DeviceSlice::from_raw`](crate::DeviceSlice::from_raw) is not kept.
     ///
     /// # Errors
-    /// What `body` gave, or what the driver found wrong with the capture; the stream is out of capture either way.
+    /// The error of `body`, or the driver's error about the capture. In both cases the stream is no longer
+    /// captured.
     pub fn capture<E: From<DriverError>>(
         stream: &Stream,
         body: impl FnOnce(&Stream) -> Result<(), E>,
@@ -68,12 +68,12 @@ impl Graph {
 
 impl Drop for Graph {
     fn drop(&mut self) {
-        // SAFETY: given by cuStreamEndCapture, destroyed once. A failure here has no one left to tell.
+        // SAFETY: returned by cuStreamEndCapture, destroyed once. A failure here cannot be reported.
         let _ = unsafe { sys::cuGraphDestroy(self.0) };
     }
 }
 
-/// A capture under way; dropped, it is called off.
+/// A capture in progress. Dropping it cancels the capture.
 struct Capture<'a> {
     stream: &'a Stream,
     number: u64,
@@ -86,7 +86,7 @@ impl<'a> Capture<'a> {
         let _entered = context.enter()?;
         let _steady = stream.steady();
         let mut keep = context.captures.lock();
-        // Other threads may allocate and load meanwhile.
+        // In this mode, other threads may allocate and load modules during the capture.
         let mode = sys::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
         // SAFETY: the stream is alive.
         let result = unsafe { sys::cuStreamBeginCapture_v2(stream.handle(), mode) };
@@ -94,7 +94,8 @@ impl<'a> Capture<'a> {
         context.captures.open.fetch_add(1, Ordering::SeqCst);
         let number = stream.capture_number();
         let mut capture = Capture { stream, number: 0, open: true };
-        // Dropped at an error, which the lock would keep from ending.
+        // On an error, the lock is released before the capture is dropped: ending a capture takes the same
+        // lock.
         match number {
             Ok(Some(number)) => {
                 capture.number = number;
@@ -133,11 +134,11 @@ impl<'a> Capture<'a> {
         let _entered = context.enter_to_drop();
         let mut keep = context.captures.lock();
         let mut raw = std::ptr::null_mut();
-        // SAFETY: the capture was begun on this stream and thread; the pointer is to a live handle.
+        // SAFETY: the capture began on this stream and thread; the pointer is to a live handle.
         let result = unsafe { sys::cuStreamEndCapture(self.stream.handle(), &mut raw) };
         context.captures.open.fetch_sub(1, Ordering::SeqCst);
         let keep = keep.remove(&self.number).unwrap_or_default();
-        // A capture that went wrong gives a null graph, which needs no destruction.
+        // A failed capture gives a null graph, which needs no destruction.
         let graph = (!raw.is_null()).then_some(Graph(raw));
         let ended = context.check("cuStreamEndCapture", result).and_then(|()| {
             graph.ok_or(DriverError::Call {
@@ -152,16 +153,16 @@ impl<'a> Capture<'a> {
 impl Drop for Capture<'_> {
     fn drop(&mut self) {
         if self.open {
-            // The error that called it off is the one to tell.
+            // The error that cancelled the capture is the one to report.
             let _ = self.finish();
         }
     }
 }
 
-/// A graph ready to launch.
+/// An instantiated graph, ready to launch.
 #[derive(Debug)]
 pub struct GraphExec {
-    /// Locked for the time of a launch: a graph may not be launched by two threads at once (CUDA Driver API, "Graph object
+    /// Locked during a launch: two threads may not launch a graph at once (CUDA Driver API, "Graph object
     /// thread safety").
     raw: Mutex<sys::CUgraphExec>,
     /// `None` for the caller's graph, which is not destroyed.
@@ -171,7 +172,7 @@ pub struct GraphExec {
 #[derive(Debug)]
 struct Owner {
     context: Arc<Context>,
-    /// The graph names functions of these modules and addresses of this memory.
+    /// The modules and the memory that the graph refers to.
     keep: Arc<Keep>,
 }
 
@@ -181,17 +182,17 @@ unsafe impl Send for GraphExec {}
 unsafe impl Sync for GraphExec {}
 
 impl GraphExec {
-    /// The caller's graph: a `CUgraphExec` or `cudaGraphExec_t`. It is not destroyed.
+    /// The caller's graph, a `CUgraphExec` or `cudaGraphExec_t`. It is not destroyed.
     ///
     /// # Safety
-    /// `raw` must be an instantiated graph that outlives the result, that no one launches at the same time,
-    /// and whose functions and memory stay as long as it is launched.
+    /// `raw` must be an instantiated graph that outlives the result and that no one else launches at the same
+    /// time. Its functions and memory must stay valid as long as it is launched.
     pub unsafe fn from_raw(raw: u64) -> GraphExec {
         GraphExec { raw: Mutex::new(raw as usize as sys::CUgraphExec), owner: None }
     }
 
-    /// Puts the graph on a stream. One executable graph never runs beside itself: the driver puts its
-    /// launches in order, on whichever streams they are.
+    /// Launches the graph on a stream. One executable graph never runs concurrently with itself: the driver
+    /// orders its launches, also on different streams.
     ///
     /// # Errors
     /// When the stream belongs to another device.
@@ -201,11 +202,11 @@ impl GraphExec {
             context.same("the graph", &owner.context)?;
         }
         let _entered = context.enter()?;
-        // On a stream that is captured, the graph becomes a part of another.
+        // On a captured stream, the graph becomes a part of another graph.
         let kept = || self.owner.iter().map(|owner| owner.keep.clone() as Kept).collect();
         let _steady = stream.steady_keeping(kept)?;
         let raw = self.raw.lock().unwrap_or_else(PoisonError::into_inner);
-        // SAFETY: graph and stream are alive; the lock keeps other threads away.
+        // SAFETY: graph and stream are alive; the lock excludes other threads.
         context.check("cuGraphLaunch", unsafe { sys::cuGraphLaunch(*raw, stream.handle()) })
     }
 }
@@ -214,7 +215,8 @@ impl Drop for GraphExec {
     fn drop(&mut self) {
         if let Some(owner) = &self.owner {
             let Some(_entered) = owner.context.enter_to_drop() else { return };
-            // SAFETY: instantiated by us, destroyed once; a launch under way is let end. A failure has no one to tell.
+            // SAFETY: instantiated by us, destroyed once; a launch in progress completes. A failure cannot be
+            // reported.
             let raw = *self.raw.get_mut().unwrap_or_else(PoisonError::into_inner);
             let _ = unsafe { sys::cuGraphExecDestroy(raw) };
         }

@@ -1,25 +1,25 @@
-//! Runs PTX on a GPU through the CUDA driver, which is loaded at run time: the same binary starts on a machine that
-//! has none and says so ([`DriverError::NoDriver`]).
+//! Runs PTX on a GPU through the CUDA driver. The driver's library is loaded at run time, so the same binary
+//! also starts on a machine without a driver and returns [`DriverError::NoDriver`].
 //!
-//! [`Context`] is a device; [`Stream`]s, [`Event`]s, [`Graph`]s, [`Buffer`]s, [`Pool`]s and [`Pinned`] memory are made from it.
-//! [`Function::load`] turns a [`ptx::Kernel`] into something that can be launched, by way of the [`CubinCache`] on disk, and
-//! refuses one that is not what its plan said ([`Expect`]). [`Gpu`] is all of that as a [`ptx::Machine`].
+//! A [`Context`] is a device. [`Stream`]s, [`Event`]s, [`Graph`]s, [`Buffer`]s, [`Pool`]s and [`Pinned`]
+//! memory are made from it. [`Function::load`] compiles a [`ptx::Kernel`] or takes it from the [`CubinCache`]
+//! on disk, and rejects a kernel whose resources are not what its plan promised ([`Expect`]). [`Gpu`]
+//! combines all of these as a [`ptx::Machine`].
 //!
 //! This crate contains `unsafe`, because the driver is a C library. Each block states what makes the call
-//! sound. Its safe functions take no address at its word: a [`DeviceSlice`] borrows its buffer, freeing waits
-//! for the work that was enqueued before, and a captured graph keeps the modules and the memory that it
-//! names. Addresses and handles of others come in by the `from_raw` constructors, which are `unsafe`.
+//! sound. The safe functions accept no raw addresses: a [`DeviceSlice`] borrows its buffer, freeing waits for
+//! the work that was enqueued before, and a captured graph keeps the modules and the memory that it refers
+//! to. A caller's own addresses and handles come in through the `from_raw` constructors, which are `unsafe`.
 //!
-//! A kernel is a program. [`Function::launch`], [`GraphExec::launch`] and [`Gpu`] are safe to call as
-//! [`std::process::Command`] is: they hold the arguments against the kernel's parameters and start it. What
-//! the program does on the device is not part of Rust's guarantees. A wrong one can write to any memory that
-//! the device can reach, that of the host among it (pinned memory always; all memory on machines with
-//! heterogeneous memory management). Run only kernels whose maker you trust, or that a check such as the
-//! emulator's has passed.
+//! A kernel is a program. [`Function::launch`], [`GraphExec::launch`] and [`Gpu`] are safe to call in the
+//! sense that [`std::process::Command`] is: they check the arguments against the kernel's parameters and
+//! start the kernel. What the kernel does on the device is not part of Rust's guarantees. A wrong kernel can
+//! write to any memory that the device can reach, including memory of the host (pinned memory always; all
+//! memory on machines with heterogeneous memory management). Run only kernels whose author you trust, or that
+//! passed a check such as the emulator's.
 //!
-//! All types may be used from any thread. An error of a kernel that leaves the device unusable is remembered:
-//! [`DriverError::Poisoned`] is what every later call gives. In a child of `fork` every call gives
-//! [`DriverError::Forked`].
+//! All types may be used from any thread. After a kernel error that makes the device unusable, every later
+//! call returns [`DriverError::Poisoned`]. In a child of `fork` every call returns [`DriverError::Forked`].
 
 mod cache;
 mod call;

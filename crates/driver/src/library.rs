@@ -1,4 +1,4 @@
-//! The driver's library: found at run time, checked before its first use.
+//! The driver's library: found at run time and checked before its first use.
 #![allow(unsafe_code, reason = "calls of the CUDA driver's C interface")]
 
 use std::ffi::{CStr, c_char};
@@ -7,11 +7,11 @@ use std::sync::OnceLock;
 use crate::sys::{self, CUresult};
 use crate::{DriverError, process};
 
-/// The least version that has all functions that this crate needs: tensor maps came with 12.0.
+/// The minimum CUDA version of the driver. 12.0 added tensor maps, the latest function that this crate needs.
 pub(crate) const MINIMUM: i32 = 12_000;
 
-/// Loads and initialises the driver, once, and gives its version. A library that is missing or too old stays
-/// so while the process lives. A driver that did not start is started again by the next call.
+/// Loads and initialises the driver once and returns its version. A missing or old library is an error for
+/// the life of the process. If only the initialisation failed, the next call tries it again.
 pub(crate) fn ready() -> Result<i32, DriverError> {
     static LIBRARY: OnceLock<Result<i32, DriverError>> = OnceLock::new();
     static STARTED: OnceLock<()> = OnceLock::new();
@@ -25,11 +25,11 @@ pub(crate) fn ready() -> Result<i32, DriverError> {
     Ok(version)
 }
 
-/// The library's version, if it has all functions that are needed.
+/// Loads the library and returns its version, if it has all required functions.
 fn load() -> Result<i32, DriverError> {
     let library = sys::library().ok_or(DriverError::NoDriver)?;
     let name = "cuDriverGetVersion";
-    // SAFETY: its type in cuda.h.
+    // SAFETY: the function's type in cuda.h.
     let ask = unsafe { sys::symbol_of::<unsafe extern "C" fn(*mut i32) -> CUresult>(library, name) };
     let ask = ask.ok_or(DriverError::MissingSymbol { name, version: 0 })?;
     let mut version = 0;
@@ -38,13 +38,13 @@ fn load() -> Result<i32, DriverError> {
     if version < MINIMUM {
         return Err(DriverError::DriverTooOld { found: version, needed: MINIMUM });
     }
-    // SAFETY: a driver of that version.
+    // SAFETY: the library is a driver of at least that version.
     unsafe { sys::link(library) }.map_err(|name| DriverError::MissingSymbol { name, version })?;
     Ok(version)
 }
 
 fn start() -> Result<(), DriverError> {
-    // SAFETY: takes no memory of ours.
+    // SAFETY: the call takes no memory of ours.
     match unsafe { sys::cuInit(0) } {
         sys::CUDA_ERROR_NO_DEVICE => {
             Err(forbidden().unwrap_or(DriverError::NoDevice { ordinal: 0, count: 0 }))
@@ -53,7 +53,8 @@ fn start() -> Result<(), DriverError> {
     }
 }
 
-/// On Linux the driver says "no device" when its device file may not be opened.
+/// On Linux, the driver reports "no device" when its device file may not be opened. Returns the reason in
+/// that case.
 fn forbidden() -> Option<DriverError> {
     let path = "/dev/nvidiactl";
     let error = std::fs::OpenOptions::new().read(true).write(true).open(path).err()?;
@@ -61,7 +62,7 @@ fn forbidden() -> Option<DriverError> {
         .then(|| DriverError::NoPermission { what: format!("opening {path}"), message: error.to_string() })
 }
 
-/// The typed error of a call that failed.
+/// The typed error of a failed call.
 pub(crate) fn check(call: &'static str, result: CUresult) -> Result<(), DriverError> {
     match result {
         sys::CUDA_SUCCESS => Ok(()),
@@ -74,7 +75,8 @@ pub(crate) fn check(call: &'static str, result: CUresult) -> Result<(), DriverEr
     }
 }
 
-/// Errors after which, says the driver's documentation, "the context cannot be used" or "the process must be terminated".
+/// Errors after which, by the driver's documentation, "the context cannot be used" or "the process must be
+/// terminated".
 pub(crate) fn is_sticky(result: CUresult) -> bool {
     matches!(
         result,
@@ -95,13 +97,13 @@ pub(crate) fn is_sticky(result: CUresult) -> bool {
     )
 }
 
-/// The driver's name and text of an error, or its number where the driver does not know it.
+/// The driver's name and text of an error, or its number if the driver does not know it.
 pub(crate) fn describe(result: CUresult) -> String {
     type Ask = unsafe extern "C" fn(CUresult, *mut *const c_char) -> CUresult;
     let text = |name| {
         let mut text = std::ptr::null();
         // SAFETY: the type of both functions in cuda.h. The driver sets the pointer to a static string, or
-        // leaves it null for a code that it does not know.
+        // leaves it null for an unknown code.
         unsafe {
             let ask = sys::symbol_of::<Ask>(sys::library()?, name)?;
             let _ = ask(result, &mut text);

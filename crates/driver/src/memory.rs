@@ -9,34 +9,34 @@ use std::sync::Arc;
 use crate::context::Relaxed;
 use crate::{Context, DriverError, Stream, sys};
 
-/// Something that graphs keep: memory that frees itself, a module, the parts of another graph.
+/// An object that graphs keep alive: memory that frees itself, a module, or the parts of another graph.
 pub(crate) type Kept = Arc<dyn Any + Send + Sync>;
 
-/// A piece of device memory that a [`Buffer`] or a [`PoolBuffer`](crate::PoolBuffer) lends: where it begins
-/// and how long it is. A graph that is captured from its use keeps the memory.
+/// A range of device memory, borrowed from a [`Buffer`] or a [`PoolBuffer`](crate::PoolBuffer). A graph that
+/// captures work on the slice keeps the memory alive.
 #[derive(Clone, Copy)]
 pub struct DeviceSlice<'a> {
     address: u64,
     bytes: usize,
-    /// `None` for the caller's memory.
+    /// `None` for memory of the caller.
     owner: Option<&'a Kept>,
 }
 
 impl<'a> DeviceSlice<'a> {
-    /// Nothing: for a tensor without elements.
+    /// A slice without memory, for a tensor without elements.
     pub const EMPTY: DeviceSlice<'static> = DeviceSlice { address: 0, bytes: 0, owner: None };
 
-    /// The caller's memory.
+    /// Memory of the caller.
     ///
     /// # Safety
-    /// `address` must be device memory of `bytes` bytes of the context it is used with (not mapped or managed
-    /// memory that the host uses at the same time). It must stay so until the work that it is given to is
-    /// done, and as long as there is a graph that this work was captured into.
+    /// `address` must be device memory of `bytes` bytes in the context in which the slice is used, and not
+    /// mapped or managed memory that the host uses at the same time. The memory must stay valid until the
+    /// work that uses the slice is done, and as long as a graph exists that captured this work.
     pub const unsafe fn from_raw(address: u64, bytes: usize) -> DeviceSlice<'a> {
         DeviceSlice { address, bytes, owner: None }
     }
 
-    /// For checks that use no memory.
+    /// A slice without memory, for checks that access no memory.
     pub(crate) const fn nowhere(address: u64, bytes: usize) -> DeviceSlice<'static> {
         DeviceSlice { address, bytes, owner: None }
     }
@@ -45,23 +45,23 @@ impl<'a> DeviceSlice<'a> {
         DeviceSlice { address, bytes, owner: Some(owner) }
     }
 
-    /// Where it begins.
+    /// The device address of the first byte.
     pub const fn address(self) -> u64 {
         self.address
     }
 
-    /// Its length.
+    /// The length in bytes.
     pub const fn bytes(self) -> usize {
         self.bytes
     }
 
-    /// `bytes` of it from `offset` on; `None` when it ends before.
+    /// The part with `bytes` bytes from `offset` on. `None` when the part does not lie inside the slice.
     pub fn part(self, offset: usize, bytes: usize) -> Option<DeviceSlice<'a>> {
         let end = offset.checked_add(bytes)?;
         (end <= self.bytes).then(|| DeviceSlice { address: self.address + offset as u64, bytes, ..self })
     }
 
-    /// What a graph keeps that is captured from its use.
+    /// The memory that a graph must keep alive when it captures work on the slice.
     pub(crate) fn owner(self) -> Option<Kept> {
         self.owner.cloned()
     }
@@ -91,25 +91,25 @@ impl fmt::Debug for DeviceSlice<'_> {
     }
 }
 
-/// Device memory. It is freed when the buffer and all graphs that were captured from its use are dropped; the
-/// driver then waits for the work that was enqueued before.
+/// Device memory. It is freed when the buffer and all graphs that captured its use are dropped. The driver
+/// then waits for the work that was enqueued before.
 #[derive(Debug)]
 pub struct Buffer {
     context: Arc<Context>,
-    /// An [`Allocation`].
+    /// The memory, an [`Allocation`].
     memory: Kept,
     address: u64,
     bytes: usize,
 }
 
-/// What `cuMemAlloc` gave.
+/// An allocation by `cuMemAlloc`.
 struct Allocation {
     context: Arc<Context>,
     address: u64,
 }
 
 impl Buffer {
-    /// `bytes` of uninitialised memory.
+    /// `bytes` bytes of uninitialised memory.
     ///
     /// # Errors
     /// [`DriverError::OutOfMemory`].
@@ -117,7 +117,7 @@ impl Buffer {
         let _entered = context.enter()?;
         let _relaxed = Relaxed::new()?;
         let mut address = 0;
-        // The driver refuses to allocate nothing.
+        // The driver rejects an allocation of 0 bytes.
         // SAFETY: the context is current; the pointer is to a live address.
         let result = unsafe { sys::cuMemAlloc_v2(&mut address, bytes.max(1)) };
         context.check("cuMemAlloc", result).map_err(|error| asked_for(error, "device memory", bytes))?;
@@ -125,8 +125,8 @@ impl Buffer {
         Ok(Buffer { context: context.clone(), memory, address, bytes })
     }
 
-    /// `bytes` of zeros, there when it returns. It may be called while a stream is captured, which takes no notice: the zeros come
-    /// on a stream of their own.
+    /// `bytes` bytes of zeros, which are written when the call returns. The call is allowed while a stream is
+    /// captured and does not affect the capture: the zeros are written on a stream of their own.
     ///
     /// # Errors
     /// [`DriverError::OutOfMemory`].
@@ -145,20 +145,20 @@ impl Buffer {
         self.bytes
     }
 
-    /// All of it.
+    /// The whole buffer.
     pub fn slice(&self) -> DeviceSlice<'_> {
         DeviceSlice::of(&self.memory, self.address, self.bytes)
     }
 
-    /// The memory alone.
+    /// The memory without the buffer.
     pub(crate) fn into_memory(self) -> (Kept, u64) {
         (self.memory, self.address)
     }
 
-    /// Copies to its start, after what is on the default stream, and waits for it.
+    /// Copies `data` to the start of the buffer, after the work on the default stream. Waits for the copy.
     ///
     /// # Errors
-    /// [`DriverError::Copy`] when `data` is longer.
+    /// [`DriverError::Copy`] when `data` is longer than the buffer.
     pub fn upload(&mut self, data: &[u8]) -> Result<(), DriverError> {
         self.slice().fits(data.len())?;
         let _entered = self.context.enter()?;
@@ -167,10 +167,10 @@ impl Buffer {
         self.context.check("cuMemcpyHtoD", result)
     }
 
-    /// Copies from its start, after what is on the default stream, and waits for it.
+    /// Copies the start of the buffer to `data`, after the work on the default stream. Waits for the copy.
     ///
     /// # Errors
-    /// [`DriverError::Copy`] when `data` is longer.
+    /// [`DriverError::Copy`] when `data` is longer than the buffer.
     pub fn download(&self, data: &mut [u8]) -> Result<(), DriverError> {
         self.slice().fits(data.len())?;
         let _entered = self.context.enter()?;
@@ -184,12 +184,12 @@ impl Drop for Allocation {
     fn drop(&mut self) {
         let Some(_entered) = self.context.enter_to_drop() else { return };
         let _relaxed = Relaxed::new();
-        // SAFETY: the address came from cuMemAlloc and is freed once. A failure here has no one left to tell.
+        // SAFETY: the address came from cuMemAlloc and is freed once. A failure here cannot be reported.
         let _ = unsafe { sys::cuMemFree_v2(self.address) };
     }
 }
 
-/// Says in an error of memory how much was asked for.
+/// Adds the kind and the size of the request to an out-of-memory error.
 pub(crate) fn asked_for(error: DriverError, kind: &str, bytes: usize) -> DriverError {
     match error {
         DriverError::OutOfMemory { .. } => {

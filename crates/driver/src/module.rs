@@ -1,4 +1,4 @@
-//! PTX to a loaded module, by way of the cache of cubins.
+//! Turns PTX into a loaded module, using the cache of cubins.
 #![allow(unsafe_code, reason = "calls of the CUDA driver's C interface")]
 
 use std::ffi::{CString, c_void};
@@ -10,7 +10,7 @@ use crate::cache::Key;
 use crate::context::Relaxed;
 use crate::{Context, DriverError, sys};
 
-/// A module in a context, unloaded when dropped.
+/// A loaded module in a context. Unloaded when dropped.
 #[derive(Debug)]
 pub(crate) struct Module {
     context: Arc<Context>,
@@ -25,10 +25,10 @@ unsafe impl Sync for Module {}
 const LOG_BYTES: usize = 16 * 1024;
 
 impl Module {
-    /// Loads PTX text: its cubin from the cache where that has one, else what the driver's compiler makes of it.
+    /// Loads PTX text: its cubin from the cache, or else the result of the driver's compiler.
     pub(crate) fn load(context: &Arc<Context>, text: &str, target: Target) -> Result<Module, DriverError> {
         let _entered = context.enter()?;
-        // A module may be loaded while some stream is captured; that does nothing to the stream.
+        // A module may be loaded while a stream is captured; the capture is not affected.
         let _relaxed = Relaxed::new()?;
         let name = target.to_string();
         let (cache, info) = (context.cache(), context.info());
@@ -46,14 +46,15 @@ impl Module {
                 Module::of_image(context, &cubin, &name)
             }
             Err(error @ (DriverError::Poisoned { .. } | DriverError::OutOfMemory { .. })) => Err(error),
-            // Where the linker cannot, the loader may; if neither can, the loader's log is the one to read.
+            // If the linker fails, the loader may succeed. If both fail, the loader's log is returned.
             Err(_) => Module::of_image(context, text.as_bytes_with_nul(), &name),
         }
     }
 
-    /// Loads PTX text without the linker and our cache, as one whole program: its author's compiler would have assembled it so.
-    /// For the linker, static shared arrays are symbols without an address: ptxas then joins no loads from them beyond their
-    /// declared alignment. The driver keeps a cache of its own for what it loads this way.
+    /// Loads PTX text as one whole program, without the linker and our cache. An author's own compiler would
+    /// have assembled the text in this way. For the linker, static shared arrays are symbols without an
+    /// address, so ptxas joins no loads from them beyond their declared alignment. The driver caches what it
+    /// loads this way itself.
     pub(crate) fn load_whole(
         context: &Arc<Context>,
         text: &str,
@@ -69,11 +70,11 @@ impl Module {
     fn of_image(context: &Arc<Context>, image: &[u8], target: &str) -> Result<Module, DriverError> {
         let mut log = vec![0u8; LOG_BYTES];
         let mut options = [sys::CU_JIT_ERROR_LOG_BUFFER, sys::CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES];
-        // The driver takes small integers in the place of pointers.
+        // The driver takes small integers in place of pointers.
         let mut values = [log.as_mut_ptr().cast::<c_void>(), LOG_BYTES as *mut c_void];
         let mut raw = std::ptr::null_mut();
-        // SAFETY: `image` is a whole cubin or NUL-terminated text, the log buffer is LOG_BYTES long, both arrays have two
-        // entries, and all outlive the call.
+        // SAFETY: `image` is a complete cubin or NUL-terminated text, the log buffer has LOG_BYTES bytes,
+        // both arrays have two entries, and all of them outlive the call.
         let result = unsafe {
             sys::cuModuleLoadDataEx(
                 &mut raw,
@@ -98,7 +99,7 @@ impl Module {
         &self.context
     }
 
-    /// The entry of that name.
+    /// The function with this name.
     pub(crate) fn function(&self, entry: &str) -> Result<sys::CUfunction, DriverError> {
         let name = CString::new(entry).map_err(|_| DriverError::Contract {
             entry: entry.to_owned(),
@@ -116,12 +117,12 @@ impl Drop for Module {
     fn drop(&mut self) {
         let Some(_entered) = self.context.enter_to_drop() else { return };
         let _relaxed = Relaxed::new();
-        // SAFETY: loaded by us, unloaded once. Functions and the graphs that name them keep their modules.
+        // SAFETY: loaded by us, unloaded once. Functions and graphs keep their modules alive.
         let _ = unsafe { sys::cuModuleUnload(self.raw) };
     }
 }
 
-/// The text for C.
+/// The text as a C string.
 fn terminated(text: &str, target: &str) -> Result<CString, DriverError> {
     CString::new(text).map_err(|_| DriverError::Compile {
         target: target.to_owned(),
@@ -129,18 +130,18 @@ fn terminated(text: &str, target: &str) -> Result<CString, DriverError> {
     })
 }
 
-/// The driver's linker, which hands out the cubin that the loader would keep to itself.
+/// The driver's linker. Unlike the loader, it returns the cubin.
 struct Linker(sys::CUlinkState);
 
 impl Drop for Linker {
     fn drop(&mut self) {
-        // SAFETY: made by cuLinkCreate, destroyed once. A failure here has no one left to tell.
+        // SAFETY: made by cuLinkCreate, destroyed once. A failure here cannot be reported.
         let _ = unsafe { sys::cuLinkDestroy(self.0) };
     }
 }
 
-/// `CUjit_target` of an architecture whose code runs on it alone, or on its family alone (cuda.h,
-/// `CU_COMPUTE_ACCELERATED_TARGET_BASE` and `CU_COMPUTE_FAMILY_TARGET_BASE`).
+/// The `CUjit_target` of a target whose code runs on one architecture alone, or on one family alone (cuda.h,
+/// `CU_COMPUTE_ACCELERATED_TARGET_BASE` and `CU_COMPUTE_FAMILY_TARGET_BASE`). `None` for other targets.
 fn jit_target(target: Target) -> Option<u32> {
     match target.suffix {
         TargetSuffix::None => None,
@@ -149,21 +150,23 @@ fn jit_target(target: Target) -> Option<u32> {
     }
 }
 
-/// The cubin for the current context's device.
+/// Compiles the text to a cubin for the current context's device.
 fn link(context: &Context, text: &CString, target: Target) -> Result<Vec<u8>, DriverError> {
     let mut state = std::ptr::null_mut();
     let mut options = [sys::CU_JIT_TARGET];
-    // The driver takes small integers in the place of pointers. Left out, the target is the device's portable one.
+    // The driver takes small integers in place of pointers. Without this option, the target is the device's
+    // portable architecture.
     let specific = jit_target(target);
     let mut values = [specific.unwrap_or(0) as usize as *mut c_void];
-    // SAFETY: both arrays have as many entries as is said, or more; the pointer is to a live handle.
+    // SAFETY: both arrays have at least as many entries as the count says; the pointer is to a live handle.
     let result = unsafe {
         sys::cuLinkCreate_v2(specific.is_some().into(), options.as_mut_ptr(), values.as_mut_ptr(), &mut state)
     };
     context.check("cuLinkCreate", result)?;
     let linker = Linker(state);
     let bytes = text.as_bytes_with_nul();
-    // SAFETY: the text ends in NUL, which its length counts, and is only read; the name may be null; no options.
+    // SAFETY: the text ends in NUL, which its length includes, and is only read; the name may be null; there
+    // are no options.
     let result = unsafe {
         sys::cuLinkAddData_v2(
             linker.0,

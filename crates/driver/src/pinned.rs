@@ -1,4 +1,4 @@
-//! Pinned host memory, which the device copies to and from by itself while the host goes on.
+//! Pinned host memory, which the device can copy to and from while the host continues.
 #![allow(unsafe_code, reason = "calls of the CUDA driver's C interface")]
 
 use std::mem::ManuallyDrop;
@@ -8,7 +8,7 @@ use crate::context::Relaxed;
 use crate::memory::asked_for;
 use crate::{Context, DeviceSlice, DriverError, Event, Stream, sys};
 
-/// Page-locked host memory, zeroed when made and freed when dropped.
+/// Page-locked host memory. Zeroed when allocated and freed when dropped.
 #[derive(Debug)]
 pub struct Pinned {
     context: Arc<Context>,
@@ -16,13 +16,13 @@ pub struct Pinned {
     bytes: usize,
 }
 
-// SAFETY: plain memory that is this value's alone.
+// SAFETY: plain memory that only this value refers to.
 unsafe impl Send for Pinned {}
 // SAFETY: as above; a shared reference only reads.
 unsafe impl Sync for Pinned {}
 
 impl Pinned {
-    /// `bytes` zeros.
+    /// `bytes` bytes of zeros.
     ///
     /// # Errors
     /// [`DriverError::OutOfMemory`].
@@ -34,31 +34,31 @@ impl Pinned {
         let result = unsafe { sys::cuMemHostAlloc(&mut start, bytes.max(1), 0) };
         context.check("cuMemHostAlloc", result).map_err(|error| asked_for(error, "pinned memory", bytes))?;
         let start = start.cast::<u8>();
-        // SAFETY: just allocated, at least that long.
+        // SAFETY: just allocated with at least this length.
         unsafe { start.write_bytes(0, bytes.max(1)) };
         Ok(Pinned { context: context.clone(), start, bytes })
     }
 
-    /// Its contents.
+    /// The contents.
     pub fn as_slice(&self) -> &[u8] {
-        // SAFETY: alive, written since it was made, and no copy is under way while we own it.
+        // SAFETY: the memory is alive and initialised, and no copy is in progress while `self` owns it.
         unsafe { std::slice::from_raw_parts(self.start, self.bytes) }
     }
 
-    /// Its contents, to be written.
+    /// The contents, for writing.
     pub fn as_mut_slice(&mut self) -> &mut [u8] {
         // SAFETY: as above.
         unsafe { std::slice::from_raw_parts_mut(self.start, self.bytes) }
     }
 
-    /// Puts the copy of all of it to the device on the stream. The memory comes back from [`Transfer::wait`].
+    /// Enqueues a copy of the whole memory to the device. [`Transfer::wait`] returns the memory.
     ///
     /// # Errors
-    /// [`DriverError::Copy`] when it does not fit.
+    /// [`DriverError::Copy`] when `to` is too short.
     pub fn upload(self, stream: &Stream, to: DeviceSlice<'_>) -> Result<Transfer, DriverError> {
         to.fits(self.bytes)?;
         Transfer::begin(self, stream, |pinned| {
-            // SAFETY: the transfer keeps the memory until the copy is done; the destination has room.
+            // SAFETY: the transfer keeps the memory until the copy is done; the destination is long enough.
             let result = unsafe {
                 sys::cuMemcpyHtoDAsync_v2(to.address(), pinned.start.cast(), pinned.bytes, stream.handle())
             };
@@ -66,14 +66,14 @@ impl Pinned {
         })
     }
 
-    /// Puts the copy of as many bytes from the device on the stream. The memory comes back from [`Transfer::wait`].
+    /// Enqueues a copy from the device that fills the whole memory. [`Transfer::wait`] returns the memory.
     ///
     /// # Errors
-    /// [`DriverError::Copy`] when there are not so many.
+    /// [`DriverError::Copy`] when `from` is too short.
     pub fn download(self, stream: &Stream, from: DeviceSlice<'_>) -> Result<Transfer, DriverError> {
         from.fits(self.bytes)?;
         Transfer::begin(self, stream, |pinned| {
-            // SAFETY: the transfer keeps the memory, which no one else sees, until the copy is done.
+            // SAFETY: the transfer keeps the memory, which nothing else refers to, until the copy is done.
             let result = unsafe {
                 sys::cuMemcpyDtoHAsync_v2(pinned.start.cast(), from.address(), pinned.bytes, stream.handle())
             };
@@ -86,16 +86,16 @@ impl Drop for Pinned {
     fn drop(&mut self) {
         let Some(_entered) = self.context.enter_to_drop() else { return };
         let _relaxed = Relaxed::new();
-        // SAFETY: the address came from cuMemHostAlloc and is freed once. A failure has no one left to tell.
+        // SAFETY: the address came from cuMemHostAlloc and is freed once. A failure cannot be reported.
         let _ = unsafe { sys::cuMemFreeHost(self.start.cast()) };
     }
 }
 
-/// A copy under way. It owns the host memory until the copy is done; dropped, it waits. Where the driver does
-/// not say that the copy is done, the memory is leaked.
+/// A copy in progress. It owns the host memory until the copy is done. Dropping it waits for the copy. If the
+/// driver cannot confirm that the copy is done, the memory is leaked.
 #[derive(Debug)]
 pub struct Transfer {
-    /// `None` once it was given back.
+    /// `None` once the memory was returned.
     pinned: Option<Pinned>,
     done: Event,
 }
@@ -111,11 +111,11 @@ impl Transfer {
         let done = Event::new(context)?;
         let _entered = context.enter()?;
         let _steady = stream.steady_outside_captures()?;
-        // From here on the memory is freed only where the copy is known to be done.
+        // From here on, the memory is freed only if the copy is known to be done.
         let pinned = ManuallyDrop::new(pinned);
         copy(&pinned)?;
         if let Err(error) = done.record(stream) {
-            // Without the event only the stream says when the copy is done.
+            // Without the event, only the stream shows when the copy is done.
             stream.finish()?;
             drop(ManuallyDrop::into_inner(pinned));
             return Err(error);
@@ -123,7 +123,7 @@ impl Transfer {
         Ok(Transfer { pinned: Some(ManuallyDrop::into_inner(pinned)), done })
     }
 
-    /// Waits for the copy and gives the memory back.
+    /// Waits for the copy and returns the memory.
     ///
     /// # Errors
     /// [`DriverError::Poisoned`] when a kernel before it failed.
@@ -152,7 +152,7 @@ impl Drop for Transfer {
         if let Some(pinned) = self.pinned.take()
             && self.done.synchronize().is_err()
         {
-            // The copy may be under way still: of a kernel before it that never ends, say. The memory is
+            // The copy may still be in progress, for example behind a kernel that never ends. The memory is
             // leaked.
             std::mem::forget(pinned);
         }

@@ -1,11 +1,11 @@
-//! Numbers as the bytes that are copied.
+//! Conversion of numbers to the bytes that are copied.
 #![allow(unsafe_code, reason = "the bytes of a slice of numbers")]
 
 mod sealed {
     pub trait Sealed {}
 }
 
-/// A number without padding, for which all bytes are a valid value.
+/// A number type without padding, for which every bit pattern is valid.
 pub trait Plain: Copy + sealed::Sealed {}
 
 macro_rules! plain {
@@ -17,15 +17,15 @@ macro_rules! plain {
 
 plain!(u8, i8, u16, i16, u32, i32, u64, i64, f32, f64, half::f16, half::bf16);
 
-/// The bytes of a slice.
+/// The bytes of a slice of numbers.
 pub fn bytes_of<T: Plain>(numbers: &[T]) -> &[u8] {
-    // SAFETY: a `Plain` has no padding, bytes need no alignment, and the length is that of the slice.
+    // SAFETY: a `Plain` type has no padding, bytes need no alignment, and the length is that of the slice.
     unsafe { std::slice::from_raw_parts(numbers.as_ptr().cast(), size_of_val(numbers)) }
 }
 
-/// The bytes of a slice, to be written.
+/// The bytes of a slice of numbers, for writing.
 pub fn bytes_of_mut<T: Plain>(numbers: &mut [T]) -> &mut [u8] {
-    // SAFETY: as above, and any bytes are valid numbers.
+    // SAFETY: as above; every bit pattern is a valid number.
     unsafe { std::slice::from_raw_parts_mut(numbers.as_mut_ptr().cast(), size_of_val(numbers)) }
 }
 

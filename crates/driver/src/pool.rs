@@ -1,4 +1,4 @@
-//! Memory that is allocated and freed in the order of a stream: neither waits for the device.
+//! Stream-ordered memory: neither allocating nor freeing waits for the device.
 #![allow(unsafe_code, reason = "calls of the CUDA driver's C interface")]
 
 use std::sync::Arc;
@@ -7,15 +7,16 @@ use crate::context::Relaxed;
 use crate::memory::{Kept, asked_for};
 use crate::{Buffer, Context, DeviceSlice, DriverError, Stream, sys};
 
-/// A pool of device memory of our own, so that what other libraries keep in the device's default pool stays as it is.
-/// Where the device has no pools (some virtual GPUs), memory is allocated the ordinary way. A clone is the same pool.
+/// A pool of device memory. It is separate from the device's default pool, so that memory which other
+/// libraries keep there is not affected. On devices without pools (some virtual GPUs), memory is allocated by
+/// `cuMemAlloc`. A clone is the same pool.
 #[derive(Clone, Debug)]
 pub struct Pool(Arc<Inner>);
 
 #[derive(Debug)]
 struct Inner {
     context: Arc<Context>,
-    /// `None` where the device has no pools.
+    /// `None` if the device has no pools.
     raw: Option<sys::CUmemoryPool>,
 }
 
@@ -28,7 +29,7 @@ impl Pool {
     /// A pool that keeps up to `keep` bytes of freed memory for the next allocation.
     ///
     /// # Errors
-    /// When the driver refuses.
+    /// When the driver returns an error.
     pub fn new(context: &Arc<Context>, keep: u64) -> Result<Pool, DriverError> {
         if !context.info().pools {
             return Ok(Pool(Arc::new(Inner { context: context.clone(), raw: None })));
@@ -54,7 +55,7 @@ impl Pool {
         Ok(pool)
     }
 
-    /// `bytes` of uninitialised memory, for work on the stream from now on.
+    /// `bytes` bytes of uninitialised memory, for work on `stream` from now on.
     ///
     /// # Errors
     /// [`DriverError::OutOfMemory`].
@@ -77,8 +78,8 @@ impl Pool {
         Ok(PoolBuffer { memory, address, bytes })
     }
 
-    /// The same, for work on any stream from the return of this call on: it waits for the stream. It may be called while
-    /// other streams are captured.
+    /// Like [`Pool::allocate`], but the memory may be used on any stream once this call returns: it waits for
+    /// `stream`. The call is allowed while other streams are captured.
     ///
     /// # Errors
     /// As [`Pool::allocate`], and [`DriverError::Poisoned`] when a kernel failed.
@@ -90,10 +91,10 @@ impl Pool {
         Ok(buffer)
     }
 
-    /// Gives freed memory beyond `keep` bytes back to the device.
+    /// Returns freed memory beyond `keep` bytes to the device.
     ///
     /// # Errors
-    /// When the driver refuses.
+    /// When the driver returns an error.
     pub fn trim(&self, keep: usize) -> Result<(), DriverError> {
         let Some(raw) = self.0.raw else { return Ok(()) };
         let _entered = self.0.context.enter()?;
@@ -106,30 +107,30 @@ impl Drop for Inner {
     fn drop(&mut self) {
         if let Some(raw) = self.raw {
             let Some(_entered) = self.context.enter_to_drop() else { return };
-            // SAFETY: made by `new`, destroyed once, and every buffer of it is gone. A failure has no one left to tell.
+            // SAFETY: made by `new`, destroyed once, after all of its buffers. A failure cannot be reported.
             let _ = unsafe { sys::cuMemPoolDestroy(raw) };
         }
     }
 }
 
-/// Memory of a [`Pool`]. When the buffer and all graphs that were captured from its use are dropped, it is
-/// freed after what is on its stream by then.
+/// Memory of a [`Pool`]. When the buffer and all graphs that captured its use are dropped, the memory is
+/// freed after the work that is on its stream at that time.
 #[derive(Debug)]
 pub struct PoolBuffer {
-    /// An [`Allocation`], or a [`Buffer`]'s memory where the device has no pools.
+    /// The memory: an [`Allocation`], or the memory of a [`Buffer`] if the device has no pools.
     memory: Kept,
     address: u64,
     bytes: usize,
 }
 
 impl PoolBuffer {
-    /// All of it.
+    /// The whole buffer.
     pub fn slice(&self) -> DeviceSlice<'_> {
         DeviceSlice::of(&self.memory, self.address, self.bytes)
     }
 }
 
-/// What `cuMemAllocFromPoolAsync` gave.
+/// An allocation by `cuMemAllocFromPoolAsync`.
 struct Allocation {
     address: u64,
     stream: Stream,
@@ -140,7 +141,7 @@ impl Drop for Allocation {
     fn drop(&mut self) {
         let Some(_entered) = self.stream.context().enter_to_drop() else { return };
         let _relaxed = Relaxed::new();
-        // SAFETY: allocated from the pool, freed once. A failure here has no one left to tell.
+        // SAFETY: allocated from the pool, freed once. A failure here cannot be reported.
         let _ = unsafe { sys::cuMemFreeAsync(self.address, self.stream.handle()) };
     }
 }

@@ -1,5 +1,5 @@
-//! Refuses CUDA in a forked child: the driver's state does not survive `fork` (CUDA C++ Programming Guide,
-//! "Initialization"), and a call in the child may wait for ever.
+//! Rejects CUDA calls in a forked child. The driver's state does not survive `fork` (CUDA C++ Programming
+//! Guide, "Initialization"), and a call in the child may wait for ever.
 #![allow(unsafe_code, reason = "a handler of fork")]
 
 use std::sync::Once;
@@ -7,20 +7,20 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use crate::DriverError;
 
-/// Whether this process is a child, made by `fork`, of one that had started the driver.
+/// Whether this process was forked from one that had started the driver.
 static FORKED: AtomicBool = AtomicBool::new(false);
 
-/// Refuses to go on in a process that was forked after its parent started the driver. It takes no lock, so
-/// that it answers where another thread of the parent held one.
+/// Returns an error in a process that was forked after its parent started the driver. The function takes no
+/// lock, so it returns even if another thread of the parent held one.
 ///
 /// # Errors
 /// [`DriverError::Forked`].
 pub fn check() -> Result<(), DriverError> {
-    // One load: it is asked at every call.
+    // A single atomic load, because every call executes it.
     if FORKED.load(Ordering::Relaxed) { Err(DriverError::Forked) } else { Ok(()) }
 }
 
-/// From here on children know that they are children.
+/// From now on, forked children of this process get an error from [`check`].
 pub(crate) fn watch() {
     static WATCHED: Once = Once::new();
     WATCHED.call_once(|| {
@@ -29,8 +29,8 @@ pub(crate) fn watch() {
             extern "C" fn in_child() {
                 FORKED.store(true, Ordering::Relaxed);
             }
-            // SAFETY: the handler only stores to an atomic, which is allowed after a fork. Without memory for
-            // the handler the children stay unwarned.
+            // SAFETY: the handler only stores to an atomic, which is allowed after a fork. If there is no
+            // memory for the handler, children get no error from [`check`].
             let _ = unsafe { libc::pthread_atfork(None, None, Some(in_child)) };
         }
     });

@@ -11,31 +11,32 @@ use crate::error::NEVER_ENDS;
 use crate::memory::Kept;
 use crate::{Context, DeviceSlice, DriverError, Event, sys};
 
-/// `CU_STREAM_PER_THREAD`: a handle that names another stream in each thread.
+/// `CU_STREAM_PER_THREAD`: a handle that names a different stream in each thread.
 const PER_THREAD: u64 = 2;
 
-/// A line of work that the device does in order: what is put on one stream, or on one stream while it is captured into one
-/// graph. Two launches of the same queue never run at once, whichever stream the graph is launched on, unless the launch allows
-/// it; launches of different queues may. No other queue of this process ever equals it.
+/// An ordered line of work: the work on one stream, or the work of one stream that is captured into one
+/// graph. Two launches of the same queue never run concurrently, whichever stream the graph is launched on,
+/// unless the launch allows it. Launches of different queues may run concurrently. The value of a queue is
+/// unique in the process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Queue {
-    /// The driver's number of the stream; the stream's handle while a capture is under way, which is unique
-    /// meanwhile.
+    /// The driver's number of the stream. During a capture it is the stream's handle, which is unique during
+    /// that time.
     stream: u64,
-    /// The calling thread where the handle names another stream in each.
+    /// The calling thread, if the handle names a different stream in each thread.
     thread: Option<u64>,
-    /// The driver's number of the capture under way on it.
+    /// The driver's number of the capture in progress on the stream.
     capture: Option<u64>,
 }
 
 impl Queue {
-    /// Whether what joins the queue goes into a graph.
+    /// Whether work on this queue goes into a graph.
     pub fn is_captured(&self) -> bool {
         self.capture.is_some()
     }
 }
 
-/// A stream: our own, the context's default one, or the caller's. A clone is the same stream.
+/// A stream: one of our own, the context's default stream, or the caller's. A clone is the same stream.
 #[derive(Clone, Debug)]
 pub struct Stream(Arc<Inner>);
 
@@ -44,7 +45,8 @@ struct Inner {
     context: Arc<Context>,
     raw: sys::CUstream,
     owned: bool,
-    /// Held while the stream joins a capture, and while something is enqueued for which that matters.
+    /// Held while the stream joins a capture, and while work is enqueued that must know whether the stream is
+    /// captured.
     steady: Mutex<()>,
 }
 
@@ -54,10 +56,11 @@ unsafe impl Send for Inner {}
 unsafe impl Sync for Inner {}
 
 impl Stream {
-    /// A new stream that waits for no other, the default one included. Destroyed with its last clone, after its work.
+    /// A new stream that does not synchronise with any other stream, including the default one. It is
+    /// destroyed with its last clone, after its work.
     ///
     /// # Errors
-    /// When the driver has no room for it.
+    /// When the driver cannot create the stream.
     pub fn new(context: &Arc<Context>) -> Result<Stream, DriverError> {
         let _entered = context.enter()?;
         let _relaxed = Relaxed::new()?;
@@ -68,18 +71,19 @@ impl Stream {
         Ok(Stream::of(context, raw, true))
     }
 
-    /// The context's default stream, the one that PyTorch uses unless told otherwise. It cannot be captured.
+    /// The context's default stream, which PyTorch uses unless told otherwise. The default stream cannot be
+    /// captured.
     pub fn default_of(context: &Arc<Context>) -> Stream {
         Stream::of(context, std::ptr::null_mut(), false)
     }
 
-    /// The caller's stream: a `CUstream` or `cudaStream_t`, 0 for the default one. It is not destroyed.
+    /// The caller's stream: a `CUstream` or `cudaStream_t`, 0 for the default stream. It is not destroyed.
     ///
     /// # Safety
-    /// `raw` must be a stream of this context that outlives the result, its clones and what they are lent to
-    /// (buffers of a [`Pool`](crate::Pool) and [`Transfer`](crate::Transfer)s among them). Where the caller
-    /// captures the stream without [`Graph::capture`](crate::Graph::capture), the functions and memory that
-    /// are used meanwhile must outlive the graph, and no other thread may begin the capture while a call of
+    /// `raw` must be a stream of this context that outlives the result, its clones and everything that
+    /// borrows them (including buffers of a [`Pool`](crate::Pool) and [`Transfer`](crate::Transfer)s). If the
+    /// caller captures the stream without [`Graph::capture`](crate::Graph::capture), the functions and memory
+    /// used in the capture must outlive the graph. No other thread may then begin the capture while a call of
     /// this crate enqueues work on the stream.
     pub unsafe fn from_raw(context: &Arc<Context>, raw: u64) -> Stream {
         Stream::of(context, raw as usize as sys::CUstream, false)
@@ -103,7 +107,7 @@ impl Stream {
         self.0.raw
     }
 
-    /// Waits until everything on the stream is done.
+    /// Waits until all work on the stream is done.
     ///
     /// # Errors
     /// [`DriverError::Poisoned`] when a kernel failed.
@@ -114,11 +118,12 @@ impl Stream {
         context.check("cuStreamSynchronize", unsafe { sys::cuStreamSynchronize(self.0.raw) })
     }
 
-    /// The same for at most `limit`. A kernel that takes longer is taken to wait for ever, and the context for lost: nothing can
-    /// stop a kernel but the end of its process.
+    /// Waits until all work on the stream is done, but at most for `limit`. A kernel that takes longer is
+    /// treated as one that never ends, and the context becomes unusable: only the end of the process stops a
+    /// kernel.
     ///
     /// # Errors
-    /// [`DriverError::Poisoned`] when a kernel failed or did not end, and from then on in all calls.
+    /// [`DriverError::Poisoned`] when a kernel failed or did not end. All later calls then return this error.
     pub fn synchronize_within(&self, limit: Duration) -> Result<(), DriverError> {
         let start = Instant::now();
         while !self.is_done()? {
@@ -126,7 +131,8 @@ impl Stream {
                 let cause = format!("{NEVER_ENDS} within {} s", limit.as_secs_f64());
                 return Err(self.context().poison("cuStreamQuery", cause));
             }
-            // Short kernels are waited for as closely as by the driver.
+            // For the first 2 ms the loop polls without sleeping, so that the wait for a short kernel is as
+            // exact as the driver's.
             if start.elapsed() > Duration::from_millis(2) {
                 std::thread::sleep(Duration::from_micros(200));
             }
@@ -134,7 +140,7 @@ impl Stream {
         Ok(())
     }
 
-    /// Whether everything on the stream is done.
+    /// Whether all work on the stream is done.
     ///
     /// # Errors
     /// [`DriverError::Poisoned`] when a kernel failed.
@@ -148,10 +154,10 @@ impl Stream {
         }
     }
 
-    /// Whether what is put on the stream goes into a graph instead of to the device.
+    /// Whether work that is enqueued on the stream goes into a graph instead of to the device.
     ///
     /// # Errors
-    /// When the driver cannot say: of the default stream while another one is captured.
+    /// When the driver cannot tell: for the default stream while another stream is captured.
     pub fn is_capturing(&self) -> Result<bool, DriverError> {
         let context = self.context();
         let _entered = context.enter()?;
@@ -162,15 +168,15 @@ impl Stream {
         Ok(status != sys::CU_STREAM_CAPTURE_STATUS_NONE)
     }
 
-    /// The queue that a launch on the stream joins now.
+    /// The queue that a launch on the stream would join now.
     ///
     /// # Errors
-    /// As [`Stream::is_capturing`], or when the capture under way has gone wrong.
+    /// As [`Stream::is_capturing`], or when the capture in progress has failed.
     pub fn queue(&self) -> Result<Queue, DriverError> {
         let context = self.context();
         let _entered = context.enter()?;
         let thread = (self.raw() == PER_THREAD).then(this_thread);
-        // A driver may refuse to number a stream that is captured, so that is asked second.
+        // A driver may refuse to return the number of a captured stream, so the number is queried second.
         if let Some(capture) = self.capture()? {
             return Ok(Queue { stream: self.raw(), thread, capture: Some(capture.number) });
         }
@@ -182,7 +188,7 @@ impl Stream {
         Ok(Queue { stream, thread, capture: None })
     }
 
-    /// The capture under way on the stream. The context must be current.
+    /// The capture in progress on the stream, if any. The context must be current.
     fn capture(&self) -> Result<Option<Capture>, DriverError> {
         let (mut status, mut number, mut graph) = (0, 0, std::ptr::null_mut());
         // SAFETY: the stream is alive; the first three pointers are to live values, and the others may be
@@ -209,23 +215,24 @@ impl Stream {
         }
     }
 
-    /// The driver's number of the capture under way on the stream. The context must be current.
+    /// The driver's number of the capture in progress on the stream. The context must be current.
     pub(crate) fn capture_number(&self) -> Result<Option<u64>, DriverError> {
         Ok(self.capture()?.map(|capture| capture.number))
     }
 
-    /// Drops `kept` when the graph that the stream is captured into is gone, and with the graph all that was
-    /// made of it (executable graphs, clones) and their launches.
+    /// Drops `kept` when the graph of the stream's capture no longer exists, and with it everything made from
+    /// the graph (executable graphs, clones) and their launches.
     ///
-    /// A thread of the driver drops `kept`, and may not call CUDA: what is dropped must not either.
+    /// A thread of the driver drops `kept`. That thread may not call CUDA, so the destructor of `kept` must
+    /// not either.
     ///
     /// # Errors
-    /// As [`Stream::queue`], when no capture is under way, or when the driver refuses; `kept` is dropped
-    /// then.
+    /// As [`Stream::queue`], when no capture is in progress, or when the driver returns an error; `kept` is
+    /// dropped then.
     pub fn keep_with_graph(&self, kept: impl Send + 'static) -> Result<(), DriverError> {
         let context = self.context();
         let _entered = context.enter()?;
-        // Captures of ours do not end meanwhile.
+        // While this lock is held, captures by this crate do not end.
         let _open = context.captures.lock();
         let Capture { graph, .. } = self.capture()?.ok_or_else(|| DriverError::Call {
             call: "cuGraphRetainUserObject",
@@ -238,61 +245,60 @@ impl Stream {
         // is left.
         let result = unsafe { sys::cuUserObjectCreate(&mut object, kept, drop_kept, 1, flags) };
         if let Err(error) = context.check("cuUserObjectCreate", result) {
-            // SAFETY: there is no object that has taken it.
+            // SAFETY: no object was created, so `kept` is still ours.
             unsafe { drop_kept(kept) };
             return Err(error);
         }
-        // SAFETY: the capture is under way, so that its graph is alive. The graph takes over the one
-        // reference.
+        // SAFETY: the capture is in progress, so its graph is alive. The graph takes over the one reference.
         let result =
             unsafe { sys::cuGraphRetainUserObject(graph, object, 1, sys::CU_GRAPH_USER_OBJECT_MOVE) };
         context.check("cuGraphRetainUserObject", result).inspect_err(|_| {
-            // SAFETY: the reference was not moved, so it is still ours. A failure here has no one left to
-            // tell.
+            // SAFETY: the reference was not moved, so it is still ours. A failure here cannot be reported.
             let _ = unsafe { sys::cuUserObjectRelease(object, 1) };
         })
     }
 
-    /// What is put on the stream from now on waits for the event.
+    /// Makes later work on the stream wait for the event.
     ///
     /// # Errors
-    /// When the driver refuses.
+    /// When the driver returns an error.
     pub fn wait(&self, event: &Event) -> Result<(), DriverError> {
         let context = self.context();
         let _entered = context.enter()?;
-        // An event of a capture takes the stream into the capture.
+        // An event that was recorded in a capture makes the stream join the capture.
         let _steady = self.steady();
         // SAFETY: stream and event are alive.
         context.check("cuStreamWaitEvent", unsafe { sys::cuStreamWaitEvent(self.0.raw, event.handle(), 0) })
     }
 
-    /// Copies from ordinary memory to the device, after what is on the stream, and waits for it.
+    /// Copies from pageable host memory to the device, after the work on the stream. Waits for the copy.
     ///
     /// # Errors
-    /// [`DriverError::Copy`] when it does not fit; an error when the stream is captured.
+    /// [`DriverError::Copy`] when `to` is too short; an error when the stream is captured.
     pub fn upload(&self, to: DeviceSlice<'_>, from: &[u8]) -> Result<(), DriverError> {
         to.fits(from.len())?;
         let context = self.context();
         let _entered = context.enter()?;
         let _steady = self.steady_outside_captures()?;
-        // SAFETY: `from` is alive until the stream has been waited for below; the destination has room.
+        // SAFETY: `from` is alive until the wait for the stream below; the destination is long enough.
         let result =
             unsafe { sys::cuMemcpyHtoDAsync_v2(to.address(), from.as_ptr().cast(), from.len(), self.0.raw) };
         context.check("cuMemcpyHtoDAsync", result)?;
         self.finish()
     }
 
-    /// Copies from the device to ordinary memory, after what is on the stream, and waits for it.
+    /// Copies from the device to pageable host memory, after the work on the stream. Waits for the copy.
     ///
     /// # Errors
-    /// [`DriverError::Copy`] when it does not fit; an error when the stream is captured;
-    /// [`DriverError::Poisoned`] when a kernel before it failed.
+    /// [`DriverError::Copy`] when `from` is too short; an error when the stream is captured;
+    /// [`DriverError::Poisoned`] when a kernel before the copy failed.
     pub fn download(&self, from: DeviceSlice<'_>, to: &mut [u8]) -> Result<(), DriverError> {
         from.fits(to.len())?;
         let context = self.context();
         let _entered = context.enter()?;
         let _steady = self.steady_outside_captures()?;
-        // SAFETY: `to` is alive and ours alone until the stream has been waited for below; the source is long enough.
+        // SAFETY: `to` is alive and exclusively ours until the wait for the stream below; the source is long
+        // enough.
         let result = unsafe {
             sys::cuMemcpyDtoHAsync_v2(to.as_mut_ptr().cast(), from.address(), to.len(), self.0.raw)
         };
@@ -300,35 +306,35 @@ impl Stream {
         self.finish()
     }
 
-    /// Waits for the stream even where another thread has found the context unusable: a copy of host memory
-    /// is under way, and the memory is only lent. The context must be current.
+    /// Waits for the stream, even if another thread has found the context unusable: a copy of borrowed host
+    /// memory is in progress. The context must be current.
     pub(crate) fn finish(&self) -> Result<(), DriverError> {
         // SAFETY: the stream is alive.
         let result = unsafe { sys::cuStreamSynchronize(self.0.raw) };
         self.context().check("cuStreamSynchronize", result)
     }
 
-    /// Puts a copy within the device on the stream.
+    /// Enqueues a copy within the device on the stream.
     ///
     /// # Errors
-    /// [`DriverError::Copy`] when it does not fit.
+    /// [`DriverError::Copy`] when `to` is too short.
     pub fn copy(&self, to: DeviceSlice<'_>, from: DeviceSlice<'_>) -> Result<(), DriverError> {
         to.fits(from.bytes())?;
         let context = self.context();
         let _entered = context.enter()?;
         let _steady =
             self.steady_keeping(|| [to, from].into_iter().filter_map(DeviceSlice::owner).collect())?;
-        // SAFETY: device memory that is alive (the slices borrow it, or their maker answers for it), long
-        // enough on both sides. It is freed after the copy, and a graph keeps it.
+        // SAFETY: device memory that is alive (the slices borrow it, or the maker of the slice guarantees
+        // it), long enough on both sides. It is freed after the copy, and a graph keeps it alive.
         let result =
             unsafe { sys::cuMemcpyDtoDAsync_v2(to.address(), from.address(), from.bytes(), self.0.raw) };
         context.check("cuMemcpyDtoDAsync", result)
     }
 
-    /// Puts the filling of memory with one byte on the stream.
+    /// Enqueues filling the memory with one byte.
     ///
     /// # Errors
-    /// When the driver refuses.
+    /// When the driver returns an error.
     pub fn fill(&self, to: DeviceSlice<'_>, byte: u8) -> Result<(), DriverError> {
         if to.bytes() == 0 {
             return Ok(());
@@ -341,10 +347,10 @@ impl Stream {
         context.check("cuMemsetD8Async", result)
     }
 
-    /// Puts the filling of memory with one 32-bit word on the stream; what is left of the last word stays.
+    /// Enqueues filling the memory with one 32-bit word. Bytes after the last whole word are not written.
     ///
     /// # Errors
-    /// When the address is no multiple of 4.
+    /// When the address is not a multiple of 4.
     pub fn fill_u32(&self, to: DeviceSlice<'_>, word: u32) -> Result<(), DriverError> {
         if to.bytes() < 4 {
             return Ok(());
@@ -362,11 +368,12 @@ impl Stream {
         self.0.steady.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The same for a copy of host memory, which no graph may hold. The context must be current.
+    /// Like [`Stream::steady`], for copies of host memory, which no graph may contain. The context must be
+    /// current.
     pub(crate) fn steady_outside_captures(&self) -> Result<MutexGuard<'_, ()>, DriverError> {
         let steady = self.steady();
         if self.is_capturing()? {
-            // A graph would copy again long after the memory is gone.
+            // A launch of the graph would copy again, long after the memory is freed.
             return Err(DriverError::Call {
                 call: "copy of host memory",
                 message: "the stream is being captured; copy before or after".to_owned(),
@@ -375,8 +382,8 @@ impl Stream {
         Ok(steady)
     }
 
-    /// The same for work that a graph may hold: a capture of ours that the stream is part of keeps what
-    /// `kept` gives. The context must be current.
+    /// Like [`Stream::steady`], for work that a graph may contain. If a capture by this crate includes the
+    /// stream, its graph keeps what `kept` returns alive. The context must be current.
     pub(crate) fn steady_keeping(
         &self,
         kept: impl FnOnce() -> Vec<Kept>,
@@ -392,14 +399,14 @@ impl Stream {
     }
 }
 
-/// A capture under way.
+/// A capture in progress.
 struct Capture {
-    /// Unique in the process.
+    /// The driver's number of the capture, unique in the process.
     number: u64,
     graph: sys::CUgraph,
 }
 
-/// A number of the calling thread that no other thread ever has.
+/// A number of the calling thread that no other thread ever gets.
 fn this_thread() -> u64 {
     static THREADS: AtomicU64 = AtomicU64::new(0);
     thread_local! {
@@ -408,11 +415,11 @@ fn this_thread() -> u64 {
     NUMBER.with(|number| *number)
 }
 
-/// Drops what [`Stream::keep_with_graph`] was given.
+/// Drops a value that was passed to [`Stream::keep_with_graph`].
 unsafe extern "C" fn drop_kept(kept: *mut c_void) {
-    // SAFETY: made by `Box::into_raw` from this type, and given here once.
+    // SAFETY: made by `Box::into_raw` from this type, and passed here once.
     let kept = unsafe { Box::from_raw(kept.cast::<Box<dyn Send>>()) };
-    // Nothing may unwind into the driver.
+    // A panic must not unwind into the driver.
     let _ = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| drop(kept)));
 }
 
@@ -420,7 +427,8 @@ impl Drop for Inner {
     fn drop(&mut self) {
         if self.owned {
             let Some(_entered) = self.context.enter_to_drop() else { return };
-            // SAFETY: made by `new`, destroyed once; the driver lets its work end. A failure has no one left to tell.
+            // SAFETY: made by `new`, destroyed once; the driver completes its work first. A failure cannot be
+            // reported.
             let _ = unsafe { sys::cuStreamDestroy_v2(self.raw) };
         }
     }

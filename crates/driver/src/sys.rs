@@ -1,7 +1,7 @@
-//! The part of the CUDA driver's C interface that this crate calls, as `cuda.h` of CUDA 12.0 declares it.
+//! The part of the CUDA driver's C interface that this crate uses, as `cuda.h` of CUDA 12.0 declares it.
 //!
-//! Every C enum is a `u32` here. A later driver may return or write a number that no declaration of today
-//! names, and such a number would be undefined behaviour in a Rust `enum`.
+//! Every C enum is a `u32` here. A later driver may return or write a number that today's declarations do not
+//! name. Such a number would be undefined behaviour in a Rust `enum`.
 #![allow(unsafe_code, non_snake_case, reason = "the CUDA driver's C interface under its own names")]
 #![allow(clippy::too_many_arguments, reason = "those of the driver's functions")]
 
@@ -12,14 +12,14 @@ use libloading::Library;
 
 use crate::TensorMap;
 
-/// What each function of the driver returns.
+/// The return type of the driver's functions.
 pub(crate) type CUresult = u32;
 pub(crate) type CUdevice = i32;
 pub(crate) type CUhostFn = unsafe extern "C" fn(*mut c_void);
 
 macro_rules! handles {
     ($($name:ident: $pointee:ident;)*) => {
-        $(/// What the handle points to is the driver's: it is neither read nor written here.
+        $(/// An opaque type of the driver. Its contents are neither read nor written here.
         #[repr(C)]
         pub(crate) struct $pointee(());
         pub(crate) type $name = *mut $pointee;)*
@@ -130,7 +130,8 @@ pub(crate) struct CUuuid {
     pub(crate) bytes: [u8; 16],
 }
 
-/// A launch attribute: its number, and 64 bytes of which a cluster takes three words and a flag one.
+/// A launch attribute: its number, and a value of 64 bytes. A cluster uses three words of the value, a flag
+/// one.
 #[repr(C, align(8))]
 #[derive(Clone, Copy, Default)]
 pub(crate) struct CUlaunchAttribute {
@@ -156,12 +157,12 @@ pub(crate) struct CUmemPoolProps {
     pub(crate) location_type: u32,
     pub(crate) location_id: i32,
     pub(crate) security_attributes: *mut c_void,
-    /// All zero.
+    /// Must be zero.
     pub(crate) reserved: [u8; 64],
 }
 
-/// Declares functions of the driver: each becomes a function of its name, and each of the first list must be
-/// there.
+/// Declares functions of the driver. Each becomes a Rust function of the same name. Functions of the first
+/// list must exist in the library.
 macro_rules! functions {
     (
         needed { $($needed:ident($($arg:ident: $type:ty),* $(,)?);)* }
@@ -173,13 +174,13 @@ macro_rules! functions {
         }
 
         impl Api {
-            /// The functions of a library, or the name of the first that is not there.
+            /// The functions of a library, or the name of the first that is missing.
             ///
             /// # Safety
             /// The library must be a CUDA driver of version 12.0 or later.
             unsafe fn of(library: &Library) -> Result<Api, &'static str> {
                 Ok(Api {
-                    // SAFETY: a driver's function of that name has the type declared here.
+                    // SAFETY: the driver's function with this name has the type declared here.
                     $($needed: unsafe { symbol_of(library, stringify!($needed)) }.ok_or(stringify!($needed))?,)*
                     // SAFETY: as above.
                     $($later: unsafe { symbol_of(library, stringify!($later)) },)*
@@ -189,13 +190,13 @@ macro_rules! functions {
 
         $(pub(crate) unsafe fn $needed($($arg: $type),*) -> CUresult {
             match API.get() {
-                // SAFETY: the caller keeps the function's contract.
+                // SAFETY: the caller fulfils the function's contract.
                 Some(api) => unsafe { (api.$needed)($($arg),*) },
                 None => CUDA_ERROR_NOT_INITIALIZED,
             }
         })*
         $(pub(crate) unsafe fn $later($($later_arg: $later_type),*) -> Option<CUresult> {
-            // SAFETY: the caller keeps the function's contract.
+            // SAFETY: the caller fulfils the function's contract.
             API.get()?.$later.map(|function| unsafe { function($($later_arg),*) })
         })*
     };
@@ -326,7 +327,7 @@ functions! {
         );
         cuUserObjectRelease(object: CUuserObject, count: u32);
     }
-    // With CUDA 12.4.
+    // Since CUDA 12.4.
     later {
         cuFuncLoad(function: CUfunction);
     }
@@ -335,37 +336,37 @@ functions! {
 static LIBRARY: OnceLock<Library> = OnceLock::new();
 static API: OnceLock<Api> = OnceLock::new();
 
-/// The driver's library, loaded once; `None` where there is none. It is never unloaded.
+/// The driver's library, loaded once and never unloaded. `None` if it cannot be loaded.
 pub(crate) fn library() -> Option<&'static Library> {
     if let Some(library) = LIBRARY.get() {
         return Some(library);
     }
     let names: &[&str] = if cfg!(windows) { &["nvcuda.dll"] } else { &["libcuda.so.1", "libcuda.so"] };
-    // SAFETY: the driver's library does nothing when it is loaded that Rust code could notice.
+    // SAFETY: loading the driver's library runs no code that affects Rust code.
     let library = names.iter().find_map(|name| unsafe { Library::new(name) }.ok())?;
     Some(LIBRARY.get_or_init(|| library))
 }
 
-/// Looks for all functions in the library.
+/// Looks up all functions in the library.
 ///
 /// # Errors
-/// The name of one that is not there.
+/// The name of a missing function.
 ///
 /// # Safety
 /// The library must be a CUDA driver of version 12.0 or later.
 pub(crate) unsafe fn link(library: &Library) -> Result<(), &'static str> {
-    // SAFETY: as the caller says.
+    // SAFETY: as the caller guarantees.
     let api = unsafe { Api::of(library) }?;
     API.get_or_init(|| api);
     Ok(())
 }
 
-/// A function of the library, if it is there.
+/// A function of the library, if it exists.
 ///
 /// # Safety
-/// `F` must be the type of the function of that name.
+/// `F` must be the type of the function with this name.
 pub(crate) unsafe fn symbol_of<F: Copy>(library: &Library, name: &str) -> Option<F> {
-    // SAFETY: as the caller says. The library is never unloaded, so that the address stays good.
+    // SAFETY: as the caller guarantees. The library is never unloaded, so the address stays valid.
     unsafe { library.get::<F>(name.as_bytes()) }.ok().map(|symbol| *symbol)
 }
 
@@ -375,7 +376,7 @@ mod tests {
 
     use super::*;
 
-    /// Sizes and offsets that a C compiler gives the structs of `cuda.h` on 64-bit machines.
+    /// Sizes and offsets as a C compiler lays out the structs of `cuda.h` on 64-bit machines.
     #[test]
     fn structs_are_laid_out_as_in_c() {
         assert_eq!((size_of::<CUlaunchAttribute>(), align_of::<CUlaunchAttribute>()), (72, 8));

@@ -1,5 +1,5 @@
-//! Tensor maps: what the bulk tensor copies of sm_90 and later know of a tensor. A kernel says what it needs
-//! ([`TensorMapSpec`]); only the addresses come from us.
+//! Tensor maps: the description of a tensor for the bulk tensor copies of sm_90 and later. The kernel
+//! provides everything ([`TensorMapSpec`]) except the addresses.
 #![allow(unsafe_code, reason = "calls of the CUDA driver's C interface")]
 
 use std::sync::{Arc, Mutex, PoisonError};
@@ -9,28 +9,30 @@ use ptx::{Element, L2Promotion, Swizzle, TensorMapError, TensorMapSpec};
 use crate::library::{check, ready};
 use crate::{DeviceSlice, DriverError, sys};
 
-/// An encoded tensor map: 128 bytes that only the hardware reads, passed to a kernel by value.
+/// An encoded tensor map: 128 opaque bytes that only the hardware reads, passed to a kernel by value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(C, align(128))]
 pub struct TensorMap(pub(crate) [u8; 128]);
 
 impl TensorMap {
-    /// Size in bytes of the parameter that takes it.
+    /// Size in bytes of the kernel parameter that takes a map.
     pub const BYTES: u32 = TensorMapSpec::BYTES;
 
-    /// Encodes a map of the buffer that the specification names. The rules are those of `cuTensorMapEncodeTiled` (CUDA Driver
-    /// API, "Tensor Map Object Management"): [`TensorMapSpec::check`] knows those of the shape, and here are those of the memory.
+    /// Encodes a map of the buffer that `spec` names. The rules are those of `cuTensorMapEncodeTiled` (CUDA
+    /// Driver API, "Tensor Map Object Management"). [`TensorMapSpec::check`] checks the shape. This function
+    /// checks the memory.
     ///
     /// # Errors
-    /// [`DriverError::TensorMap`] names the field, its value and what is accepted.
+    /// [`DriverError::TensorMap`] with the field, its value and what is accepted.
     pub fn encode(spec: &TensorMapSpec, buffer: DeviceSlice<'_>) -> Result<TensorMap, DriverError> {
         spec.check().map_err(DriverError::TensorMap)?;
         let address = place(spec, buffer)?;
         ready()?;
         let ones = [1u32; 5];
         let mut map = TensorMap([0; 128]);
-        // SAFETY: the map is 128 bytes at a multiple of 128; each array has the rank's entries (strides one fewer: `check` has
-        // compared them) and outlives the call; the address is only encoded.
+        // SAFETY: the map is 128 bytes at a multiple of 128; each array has one entry per dimension (strides
+        // one fewer, as `check` has verified) and outlives the call; the address is only encoded, not
+        // accessed.
         let result = unsafe {
             sys::cuTensorMapEncodeTiled(
                 &mut map,
@@ -52,7 +54,7 @@ impl TensorMap {
     }
 }
 
-/// Address of the element (0, 0, …), after the map was held against the memory.
+/// Checks the map against the memory and returns the address of element (0, 0, …).
 fn place(spec: &TensorMapSpec, buffer: DeviceSlice<'_>) -> Result<u64, DriverError> {
     let address = buffer.address().wrapping_add(spec.offset);
     let fits = buffer.address() != 0 && address.is_multiple_of(16);
@@ -103,20 +105,20 @@ const fn promotion(promotion: L2Promotion) -> u32 {
     }
 }
 
-/// The maps of a kernel's launches. What was encoded last is kept, so that the same tensors again cost nothing, and tensors
-/// elsewhere a fraction of a microsecond for each map.
+/// The maps of a kernel's launches. The maps that were encoded last are kept. A launch with the same buffers
+/// encodes nothing; a launch with other buffers takes a fraction of a microsecond per map.
 #[derive(Debug)]
 pub(crate) struct TensorMaps {
     specs: Vec<TensorMapSpec>,
-    /// Of the buffers that they name, as far as known.
+    /// Names of the buffers that the maps refer to, if known.
     names: Vec<String>,
     last: Mutex<Option<Encoded>>,
 }
 
-/// Maps and what they were encoded from.
+/// Encoded maps with the buffers that they were encoded for.
 #[derive(Debug)]
 struct Encoded {
-    /// For each map, address and bytes of its buffer.
+    /// Address and size in bytes of the buffer of each map.
     from: Vec<(u64, usize)>,
     maps: Arc<[TensorMap]>,
 }
@@ -141,14 +143,14 @@ impl TensorMaps {
         self.specs.is_empty()
     }
 
-    /// Whether the driver takes the maps, wherever the buffers may lie (at multiples of 16 bytes).
+    /// Checks that the driver accepts the maps for any buffers at multiples of 16 bytes.
     pub(crate) fn check(&self) -> Result<(), DriverError> {
-        // Encoding touches no memory: any address will do.
+        // Encoding accesses no memory, so any address serves.
         let anywhere = DeviceSlice::nowhere(1 << 32, usize::MAX);
         self.specs.iter().try_for_each(|spec| self.encode(spec, anywhere).map(drop))
     }
 
-    /// The maps for these buffers; `missing` gives the error for a buffer that is not there.
+    /// The maps for these buffers. `missing` makes the error for a buffer that is not in `slices`.
     pub(crate) fn for_slices(
         &self,
         slices: &[DeviceSlice<'_>],

@@ -1,5 +1,5 @@
-//! The driver crate on a real GPU: what the fake driver of the other tests can only claim. Without a GPU
-//! these tests do nothing, unless `FLASHCORE_REQUIRE_GPU` is set.
+//! The driver crate on a real GPU: checks what the fake driver of the other tests only assumes. Without a GPU
+//! these tests do nothing. With `FLASHCORE_REQUIRE_GPU` set, they fail instead.
 #![cfg(target_os = "linux")]
 #![allow(unsafe_code, reason = "handles that the driver defines, and fork")]
 
@@ -22,7 +22,7 @@ fn context() -> Option<Arc<Context>> {
     }
 }
 
-/// A kernel that stores a word.
+/// A kernel that stores a 32-bit word.
 fn store() -> Kernel {
     let mut k = Builder::kernel("store");
     let (to, word) = (k.param_pointer("to"), k.param_u32("word"));
@@ -50,7 +50,7 @@ fn word(stream: &Stream, buffer: &Buffer) -> u32 {
     u32::from_le_bytes(bytes)
 }
 
-/// Streams of one device have queues of their own: captured or not, by handle or by thread.
+/// Streams of one device have distinct queues: captured or not, by handle or by thread.
 #[test]
 fn queues_are_told_apart() {
     let Some(context) = context() else { return };
@@ -102,7 +102,7 @@ fn graphs_keep_what_joined_streams_use() {
     })
     .unwrap();
     drop((function, dropped));
-    // Memory that was freed would be given out again.
+    // If the memory had been freed, these buffers would get it.
     let others: Vec<Buffer> = (0..64).map(|_| Buffer::zeroed(&context, 4).unwrap()).collect();
     assert_eq!(word(&one, &kept), 0);
     graph.launch(&one).unwrap();
@@ -111,7 +111,7 @@ fn graphs_keep_what_joined_streams_use() {
         others.iter().all(|other| word(&one, other) == 0),
         "the graph wrote to memory that is not its own"
     );
-    // A graph within a graph, of which the first is dropped.
+    // A graph that contains another graph, which is dropped.
     one.fill(kept.slice(), 0).unwrap();
     one.synchronize().unwrap();
     match Graph::capture(&one, |one| graph.launch(one)) {
@@ -134,7 +134,7 @@ impl Drop for Flag {
     }
 }
 
-/// Whether the flag is set soon: a thread of the driver sets it.
+/// Whether the flag is set within 20 s. A thread of the driver sets it.
 fn soon(flag: &AtomicBool) -> bool {
     let start = Instant::now();
     while !flag.load(Ordering::SeqCst) && start.elapsed() < Duration::from_secs(20) {
@@ -143,8 +143,8 @@ fn soon(flag: &AtomicBool) -> bool {
     flag.swap(false, Ordering::SeqCst)
 }
 
-/// What is kept with a graph goes when the executable graph does, or with a capture that is called off, and
-/// not before.
+/// A value kept with a graph is dropped when the executable graph is, or when a capture is cancelled, and not
+/// before.
 #[test]
 fn what_is_kept_with_a_graph_goes_with_it() {
     let Some(context) = context() else { return };
@@ -164,7 +164,7 @@ fn what_is_kept_with_a_graph_goes_with_it() {
     graph.launch(&stream).unwrap();
     drop(graph);
     assert!(soon(&gone), "not told that the graph is gone");
-    // Called off: waiting within a capture is an error.
+    // Waiting within a capture is an error and cancels the capture.
     let error = Graph::capture(&stream, |stream| {
         capture(stream)?;
         stream.synchronize()
@@ -174,7 +174,7 @@ fn what_is_kept_with_a_graph_goes_with_it() {
     stream.synchronize().unwrap();
 }
 
-/// Copies of host memory under capture are refused, and the capture goes on.
+/// Copies of host memory under capture are rejected, and the capture continues.
 #[test]
 fn host_memory_is_not_copied_by_graphs() {
     let Some(context) = context() else { return };
@@ -203,7 +203,7 @@ fn host_memory_is_not_copied_by_graphs() {
     assert_eq!(back.as_slice(), pinned.as_slice());
 }
 
-/// Memory of a pool goes back to the device; an event without time says when work is done.
+/// Memory of a pool returns to the device. An event without time shows when work is done.
 #[test]
 fn pools_give_memory_back() {
     const BYTES: usize = 256 << 20;
@@ -213,7 +213,7 @@ fn pools_give_memory_back() {
     let used = |before: usize| before.saturating_sub(context.free_memory().unwrap().0);
     let (before, _) = context.free_memory().unwrap();
     let mut held = None;
-    // Also while another stream is captured.
+    // The same allocation while another stream is captured.
     let empty = Graph::capture(&Stream::new(&context).unwrap(), |_| {
         held = Some(pool.allocate_now(&stream, BYTES)?);
         Ok::<(), DriverError>(())
@@ -231,21 +231,21 @@ fn pools_give_memory_back() {
     assert!(used(before) < BYTES / 2);
 }
 
-/// A forked child is told at once that CUDA does not work there.
+/// Every call in a forked child returns an error at once.
 #[test]
 fn a_forked_child_is_told() {
     let Some(context) = context() else { return };
     let stream = Stream::new(&context).unwrap();
-    // SAFETY: the child only calls what is tested, and leaves without unwinding.
+    // SAFETY: the child only makes the tested calls, and exits without unwinding.
     let child = unsafe { libc::fork() };
     if child == 0 {
         let forked = Some(DriverError::Forked);
         let told = Context::open(0).err() == forked && stream.synchronize().err() == forked;
-        // SAFETY: leaves at once.
+        // SAFETY: exits at once.
         unsafe { libc::_exit(if told { 7 } else { 1 }) }
     }
     let mut status = 0;
-    // SAFETY: our child; the pointer is to a live number.
+    // SAFETY: the process is our child; the pointer is to a live number.
     assert_eq!(unsafe { libc::waitpid(child, &mut status, 0) }, child);
     assert_eq!((libc::WIFEXITED(status), libc::WEXITSTATUS(status)), (true, 7));
     stream.synchronize().unwrap();

@@ -1,5 +1,5 @@
-//! The whole crate against a driver library that runs nothing (`fake/libcuda.rs`), so that its errors, its order of calls and
-//! its use by several threads are tested where there is no GPU. Each scenario runs in a process of its own: a process loads the
+//! Tests the whole crate against a driver library that needs no GPU (`fake/libcuda.rs`): errors, the order of
+//! calls and use by several threads. Each scenario runs in its own process, because a process loads the
 //! driver once.
 #![cfg(target_os = "linux")]
 #![allow(unsafe_code, reason = "the caller's handles, and the fake's counters")]
@@ -23,7 +23,8 @@ use ptx::{
     TargetSuffix, TensorMapSpec,
 };
 
-/// A kernel that stores a word; the fake does so for one named `store`, and breaks its context for `fail`.
+/// A kernel that stores a word. The fake driver does so for a kernel named `store`, and breaks its context
+/// for `fail`.
 fn kernel(entry: &str) -> Kernel {
     let mut k = Builder::kernel(entry);
     let (to, word) = (k.param_pointer("to"), k.param_u32("word"));
@@ -49,19 +50,19 @@ fn load(context: &Arc<Context>, kernel: &Kernel) -> Result<Function, DriverError
     Function::load(context, kernel, &Expect::of(&kernel.launch))
 }
 
-/// A function of the fake.
+/// A function of the fake driver.
 ///
 /// # Safety
-/// `F` must be its type.
+/// `F` must be the function's type.
 unsafe fn fake<F: Copy>(name: &str) -> F {
     static LIBRARY: OnceLock<libloading::Library> = OnceLock::new();
-    // SAFETY: the fake's initialisation does nothing, and it is loaded by now.
+    // SAFETY: the fake driver's initialisation does nothing, and the library is loaded by now.
     let library = LIBRARY.get_or_init(|| unsafe { libloading::Library::new("libcuda.so.1") }.unwrap());
-    // SAFETY: as the caller says.
+    // SAFETY: as the caller guarantees.
     *unsafe { library.get::<F>(name.as_bytes()) }.unwrap()
 }
 
-/// Objects alive in the fake, kernels launched, modules compiled.
+/// Objects alive in the fake driver, kernels launched, modules compiled.
 fn counts() -> (u64, u64, u64) {
     let (mut live, mut launches, mut linked) = (0, 0, 0);
     // SAFETY: the function's type.
@@ -75,7 +76,7 @@ fn counts() -> (u64, u64, u64) {
     (live, launches, linked)
 }
 
-/// Synchronisations of streams, and user objects alive in the fake.
+/// Synchronisations of streams, and user objects alive in the fake driver.
 fn waits() -> (u64, u64) {
     let (mut synchronised, mut objects) = (0, 0);
     // SAFETY: the function's type.
@@ -83,19 +84,19 @@ fn waits() -> (u64, u64) {
     (synchronised, objects)
 }
 
-/// Lets something happen within each copy between host and device.
+/// Sets a function that the fake driver calls within each copy between host and device.
 fn within_copy(what: Option<extern "C" fn()>) {
     // SAFETY: the function's type.
     unsafe { fake::<extern "C" fn(Option<extern "C" fn()>)>("fake_within_copy")(what) };
 }
 
-/// Tensor maps encoded.
+/// Number of tensor maps encoded.
 fn maps_encoded() -> u64 {
     // SAFETY: the function's type.
     unsafe { fake::<extern "C" fn() -> u64>("fake_maps")() }
 }
 
-/// What a child runs; alone it does nothing.
+/// Run in child processes, which set the scenario. Does nothing otherwise.
 #[test]
 fn scenario() {
     match std::env::var(SCENARIO).as_deref() {
@@ -174,7 +175,7 @@ fn ordinals() {
     assert_eq!(driver::devices().unwrap(), std::slice::from_ref(info));
 }
 
-/// Streams of one device and things of another: refused, and neither device is the worse for it.
+/// Streams of one device with objects of another: the calls are rejected, and both devices stay usable.
 fn other_device() {
     let [first, second] = [0, 1].map(|ordinal| Context::open(ordinal).unwrap());
     let (near, far) = (Stream::new(&first).unwrap(), Stream::new(&second).unwrap());
@@ -197,7 +198,7 @@ fn other_device() {
     buffer.upload(&word).unwrap();
 }
 
-/// A little of everything, then nothing is left behind.
+/// Uses each kind of object. All of them are destroyed at the end.
 fn work() {
     let context = Context::open(0).unwrap();
     {
@@ -256,7 +257,7 @@ fn memory() {
     let stream = Stream::new(&context).unwrap();
     let error = Pool::new(&context, 0).unwrap().allocate(&stream, 1001).unwrap_err();
     assert_eq!(error.to_string(), "out of memory: 1001 bytes of pooled device memory were asked for");
-    // Nothing is broken by that.
+    // After these errors, the context is still usable.
     let mut buffer = Buffer::new(&context, 1000).unwrap();
     assert_eq!(buffer.upload(&[0; 1001]), Err(DriverError::Copy { bytes: 1001, room: 1000 }));
     assert_eq!(buffer.download(&mut [0; 1001]), Err(DriverError::Copy { bytes: 1001, room: 1000 }));
@@ -279,14 +280,14 @@ fn poison() {
     let error = stream.synchronize().unwrap_err();
     let text = error.to_string();
     assert!(text.contains("CUDA_ERROR_ILLEGAL_ADDRESS") && text.contains("restart the process"), "{text}");
-    // Whatever is asked from now on tells the first cause.
+    // All later calls return the first cause.
     assert_eq!(context.poisoned(), Some(&error));
     assert_eq!(Buffer::new(&context, 4).unwrap_err(), error);
     assert_eq!(Stream::new(&context).unwrap_err(), error);
     assert_eq!(load(&Context::open(0).unwrap(), &kernel("store")).unwrap_err(), error);
 }
 
-/// A kernel that waits for ever costs the limit; then nothing waits for it any more, destructors least of all.
+/// A kernel that never ends costs the time limit. After that, no call waits for it, not even a destructor.
 fn hang() {
     let context = Context::open(0).unwrap();
     let stream = Stream::new(&context).unwrap();
@@ -309,7 +310,7 @@ fn cached(expected: CacheStats, compiled: u64) {
     assert_eq!(counts().2, compiled);
 }
 
-/// A whole file whose cubin the driver does not take: compiled anew and replaced.
+/// An undamaged file whose cubin the driver rejects: the kernel is compiled again and the file replaced.
 fn refused() {
     let context = Context::open(0).unwrap();
     let k = kernel("store");
@@ -379,7 +380,7 @@ fn contract() {
     refuse(&Launch { block: Dim3(512, 1, 1), ..k.launch }, &k.args, "512 threads per CTA");
     assert_eq!(counts().1, 0);
     refuse(&k.launch, &[Arg::TensorMap { index: 0 }, k.args[1]], "names tensor map 0 of 0");
-    // Clusters and an overlapping start are taken as they are.
+    // Clusters and an overlapping start are accepted.
     let buffer = Buffer::new(&context, 1024).unwrap();
     let cluster = Launch { cluster: Dim3(2, 1, 1), grid: Dim3(2, 1, 1), overlapping: true, ..k.launch };
     let call = Call::new(cluster, vec![k.args[0], Arg::U32(5)]);
@@ -387,7 +388,7 @@ fn contract() {
     let mut word = [0; 4];
     stream.download(buffer.slice(), &mut word).unwrap();
     assert_eq!(u32::from_le_bytes(word), 5);
-    // Code of one architecture runs on that one.
+    // Architecture-specific code runs on its architecture only.
     let specific = |sm| Target { sm, suffix: TargetSuffix::ArchSpecific };
     for (target, runs) in
         [(specific(90), true), (specific(100), false), (Target::sm(89), true), (Target::sm(100), false)]
@@ -406,7 +407,8 @@ fn contract() {
     }
 }
 
-/// A kernel with a tensor map in the place of its pointer; the fake stores to where the map begins.
+/// A kernel with a tensor map in place of its pointer. The fake driver stores to the address of the map's
+/// tensor.
 fn mapped() -> Kernel {
     let k = kernel("store");
     let spec = TensorMapSpec {
@@ -431,7 +433,7 @@ fn mapped() -> Kernel {
     }
 }
 
-/// Maps are encoded from the buffers' addresses, once for each address, and a graph keeps those of its capture.
+/// Maps are encoded from the buffers' addresses, once per address. A graph keeps the maps of its capture.
 fn tensor_maps() {
     let context = Context::open(0).unwrap();
     let k = mapped();
@@ -488,7 +490,8 @@ fn tensor_maps() {
     refuse(|k| k.args[0] = Arg::TensorMap { index: 1 }, &[whole], "names tensor map 1 of 1");
 }
 
-/// What two launches share only when one comes after the other.
+/// Launches of one queue run one after the other, so they may share memory. Other launches have another
+/// queue.
 fn queues() {
     let context = Context::open(0).unwrap();
     let streams = [(); 2].map(|()| Stream::new(&context).unwrap());
@@ -505,7 +508,7 @@ fn queues() {
     }
     assert!(captured[0] != captured[1] && !captured.contains(&first));
     assert_eq!(first, streams[0].queue().unwrap());
-    // Streams that join a capture are queues of their own in it.
+    // Streams that join a capture have queues of their own in the capture.
     let fork = Event::new(&context).unwrap();
     Graph::capture(&streams[0], |stream| {
         fork.record(stream)?;
@@ -514,16 +517,16 @@ fn queues() {
         Ok::<(), DriverError>(())
     })
     .unwrap();
-    // CU_STREAM_PER_THREAD names another stream in each thread.
-    // SAFETY: that handle is always good.
+    // CU_STREAM_PER_THREAD names a different stream in each thread.
+    // SAFETY: this handle is always valid.
     let own = unsafe { Stream::from_raw(&context, 2) };
     let here = own.queue().unwrap();
     let there = std::thread::scope(|scope| scope.spawn(|| own.queue().unwrap()).join().unwrap());
     assert!(here != there && here == own.queue().unwrap());
 }
 
-/// A graph keeps the modules and the memory that are used on a stream that joins the capture by an event, and
-/// on another `Stream` of the captured handle.
+/// A graph keeps the modules and the memory that are used on a stream that joins the capture through an
+/// event, and on another `Stream` of the captured handle.
 fn joined() {
     let context = Context::open(0).unwrap();
     let k = kernel("store");
@@ -533,7 +536,7 @@ fn joined() {
         Graph::capture(&one, |stream| {
             fork.record(stream)?;
             two.wait(&fork)?;
-            work(&two)?; // which is part of the capture now
+            work(&two)?; // stream two is part of the capture now
             join.record(&two)?;
             stream.wait(&join)
         })
@@ -544,7 +547,7 @@ fn joined() {
     let captures: [Capture<'_>; 3] = [
         &|f, b| spread(&|two| f.launch(two, &Call::of(&k), &[b.slice()])),
         &|f, b| Graph::capture(&one, |_| f.launch(&again, &Call::of(&k), &[b.slice()])),
-        // A graph within a graph.
+        // A graph that contains another graph.
         &|f, b| {
             let inner = Graph::capture(&two, |two| f.launch(two, &Call::of(&k), &[b.slice()]))?;
             Graph::capture(&one, |one| inner.launch(one))
@@ -562,7 +565,7 @@ fn joined() {
         drop(graph);
         assert_eq!(counts().0, before, "something was kept for good");
     }
-    // What another stream does meanwhile is none of the graph's business.
+    // The graph does not keep what a stream outside the capture uses.
     let (function, buffer) = (load(&context, &k).unwrap(), Buffer::new(&context, 4).unwrap());
     let before = counts().0;
     let graph = Graph::capture(&one, |_| {
@@ -582,7 +585,7 @@ impl Drop for Flag {
     }
 }
 
-/// What is kept with a graph goes when the executable graph does, or with a capture that is called off.
+/// A value kept with a graph is dropped when the executable graph is, or when a capture is cancelled.
 fn user_objects() {
     let context = Context::open(0).unwrap();
     let stream = Stream::new(&context).unwrap();
@@ -600,12 +603,12 @@ fn user_objects() {
         stream.synchronize()
     });
     assert!(error.is_err() && gone.swap(false, Ordering::SeqCst));
-    // Without a capture nothing would tell when to drop it.
+    // Without a capture, no graph exists that the value could be kept with.
     let error = stream.keep_with_graph(flag()).unwrap_err().to_string();
     assert!(error.contains("the stream is not being captured") && gone.load(Ordering::SeqCst), "{error}");
 }
 
-/// A driver that does not take a user object.
+/// A driver that rejects a user object.
 fn refused_object() {
     let context = Context::open(0).unwrap();
     let stream = Stream::new(&context).unwrap();
@@ -615,14 +618,14 @@ fn refused_object() {
     assert_eq!((gone.load(Ordering::SeqCst), waits().1), (true, 0));
 }
 
-/// While host memory is copied, no capture gets hold of the copy; a copy that a capture could hold is
-/// refused.
+/// While host memory is copied, no capture can contain the copy. A copy that a capture could contain is
+/// rejected.
 fn copies() {
     static BEGUN: AtomicBool = AtomicBool::new(false);
     static THREADS: Mutex<Vec<std::thread::JoinHandle<()>>> = Mutex::new(Vec::new());
     static STREAM: OnceLock<Stream> = OnceLock::new();
     extern "C" fn capture_meanwhile() {
-        // The capture itself copies nothing, so this runs once for each copy below.
+        // The capture itself copies nothing, so this function runs once for each copy below.
         let capture = || {
             let stream = STREAM.get().unwrap();
             Graph::capture(stream, |_| {
@@ -658,8 +661,8 @@ fn copies() {
     assert_eq!(counts().0, 1, "more is left than the stream");
 }
 
-/// Another thread gives the context up while host memory is copied: the copy is waited for all the same, and
-/// memory of which nobody knows whether the copy is done is not freed.
+/// Another thread finds the context unusable while host memory is copied. The copy is still waited for.
+/// Memory is not freed when nothing shows that its copy is done.
 fn given_up() {
     static HUNG: OnceLock<Stream> = OnceLock::new();
     extern "C" fn give_up() {
@@ -683,11 +686,11 @@ fn given_up() {
     assert_eq!(counts().0, live, "the memory of a copy was freed");
 }
 
-/// A forked child of a process that uses CUDA is told so, by every call.
+/// In a forked child of a process that uses CUDA, every call returns an error.
 fn fork() {
     let context = Context::open(0).unwrap();
     let stream = Stream::new(&context).unwrap();
-    // SAFETY: the child only calls what is tested, and leaves without unwinding.
+    // SAFETY: the child only makes the tested calls, and exits without unwinding.
     let child = unsafe { libc::fork() };
     if child == 0 {
         let told = |error: Option<DriverError>| error == Some(DriverError::Forked);
@@ -698,14 +701,14 @@ fn fork() {
             told(stream.synchronize().err()),
             told(stream.queue().err()),
         ];
-        // SAFETY: leaves at once.
+        // SAFETY: exits at once.
         unsafe { libc::_exit(if all == [true; 5] { 7 } else { 1 }) }
     }
     let mut status = 0;
-    // SAFETY: our child; the pointer is to a live number.
+    // SAFETY: the process is our child; the pointer is to a live number.
     assert_eq!(unsafe { libc::waitpid(child, &mut status, 0) }, child);
     assert_eq!((libc::WIFEXITED(status), libc::WEXITSTATUS(status)), (true, 7));
-    // The parent goes on.
+    // The parent is not affected.
     Buffer::new(&context, 4).unwrap();
     stream.synchronize().unwrap();
 }
@@ -717,7 +720,7 @@ fn graphs() {
         let buffer = Buffer::new(&context, 4).unwrap();
         let k = kernel("store");
         let launch = |stream: &Stream| {
-            // Loaded while the stream is captured, and dropped before the graph runs.
+            // The function is loaded while the stream is captured, and dropped before the graph runs.
             load(&context, &k)?.launch(stream, &Call::of(&k), &[buffer.slice()])
         };
         let graph = Graph::capture(&stream, |stream| {
@@ -730,7 +733,7 @@ fn graphs() {
         graph.launch(&stream).unwrap();
         graph.launch(&stream).unwrap();
         assert_eq!(counts().1, 6);
-        // SAFETY: none is launched; a handle is only kept.
+        // SAFETY: the graph is not launched; only the handle is stored.
         drop(unsafe { driver::GraphExec::from_raw(0x77) });
 
         let error = Graph::capture(&stream, |stream| stream.synchronize()).unwrap_err();
@@ -787,7 +790,7 @@ fn machine() {
     let mut small = gpu.allocate(3).unwrap();
     let error = gpu.launch(&k, &mut [&mut small]).unwrap_err().to_string();
     assert_eq!(error, "launch of store: buffer to needs 4 bytes and has 3");
-    // The same text with more shared memory is the same function.
+    // The same text with more dynamic shared memory gives the same function.
     let mut roomy = k.clone();
     roomy.launch.dynamic_shared = 100 << 10;
     gpu.launch(&roomy, &mut [&mut buffer]).unwrap();

@@ -1,23 +1,23 @@
 //! The harness of the text tests in `filetests/`, for tests of other crates.
 //!
 //! The folder of a file is its purpose and decides which crate tests the file: `parse`, `verify` and `emit`
-//! belong to `ptx`, `run` and `hazard` to `emu`, the `.txt` files of `emit` to `kernels`. A test passes the
-//! purposes that it knows to [`main`], with a function for each that judges one case. Every case is a test of
-//! its own, so that `cargo test -p flashcore-ptx --test filetests -- parse/mma` runs some of them.
+//! belong to `ptx`, `run` and `hazard` to `emu`, the `.txt` files of `emit` to `kernels`. A test passes its
+//! purposes to [`main`], each with a function that judges one case. Every case is a separate test, so that
+//! `cargo test -p flashcore-ptx --test filetests -- parse/mma` runs a subset.
 //!
-//! A file whose name begins with `cases_` holds several cases: a preamble, then the cases, each behind a line
-//! `//# name`. The preamble is put before each case, and a brace that the preamble leaves open is closed
-//! behind the case.
+//! A file whose name begins with `cases_` holds several cases: a preamble, then the cases, each after a line
+//! `//# name`. The preamble is put before each case. A brace that the preamble leaves open is closed after
+//! the case.
 //!
-//! What a file expects stands in comments on the line that is meant, see [`expected_errors`]. Expected output
-//! stands in a file of its own, see [`golden`].
+//! Expected errors stand in comments on the line of the error, see [`expected_errors`]. Expected output
+//! stands in a separate file, see [`golden`].
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
 use libtest_mimic::{Arguments, Trial};
 
-/// The environment variable that makes [`golden`] write the files instead of comparing them.
+/// The environment variable that makes [`golden`] write the files before it compares them.
 pub const BLESS: &str = "FLASHCORE_BLESS";
 
 /// The folder `filetests/` of the repository.
@@ -30,13 +30,13 @@ pub fn root() -> PathBuf {
 pub struct Case {
     /// `purpose/file`, or `purpose/group/case` for one of several cases of a file.
     pub name: String,
-    /// The file.
+    /// The file that holds the case.
     pub path: PathBuf,
     /// The PTX text with its comments.
     pub text: String,
 }
 
-/// Judges a case; the error says what is wrong.
+/// Judges a case. The error says what is wrong.
 pub type Judge = fn(&Case) -> Result<(), String>;
 
 /// Runs the cases of the given purposes as tests and ends the process.
@@ -84,21 +84,21 @@ fn cases_of(purpose: &str, path: PathBuf) -> Vec<Case> {
 /// An error that a file expects.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Expected {
-    /// The line, from 1; 0 for an error outside instructions.
+    /// The line of the error, from 1; 0 for an error that belongs to no line.
     pub line: u32,
     /// A part of the message.
     pub text: String,
 }
 
 impl Expected {
-    /// Whether an error is the expected one.
+    /// Whether an actual error is the expected one.
     pub fn fits(&self, line: u32, message: &str) -> bool {
         self.line == line && message.contains(&self.text)
     }
 }
 
-/// The errors that comments announce: `// error: TEXT` on the line of the error, `//! error: TEXT` anywhere
-/// for an error outside instructions.
+/// The errors that comments announce: `// error: TEXT` on the line of the error; `//! error: TEXT` on any
+/// line for an error that belongs to no line.
 pub fn expected_errors(text: &str) -> Vec<Expected> {
     let lines = text.lines().zip(1..);
     let found = lines.filter_map(|(line, number)| {
@@ -111,7 +111,7 @@ pub fn expected_errors(text: &str) -> Vec<Expected> {
     found.collect()
 }
 
-/// Compares a text with a golden file. With [`BLESS`] set, writes the file first.
+/// Compares a text with a golden file. With [`BLESS`] set, first writes the file.
 ///
 /// # Errors
 /// When the texts differ or the file cannot be read or written.

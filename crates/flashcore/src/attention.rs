@@ -1,4 +1,4 @@
-//! `attention(q, k, v)` and what can be asked of it.
+//! The [`attention`] function and its options.
 
 use std::sync::OnceLock;
 
@@ -9,19 +9,19 @@ use problem::{Band, Layout, Problem, Score, Tensor};
 use crate::gpu::{self, Gpu};
 use crate::{AttentionError, TensorView, TensorViewMut};
 
-/// What computes.
+/// The device that computes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Device {
     /// Native kernels on the processor's cores.
     Cpu,
-    /// The GPU of that ordinal; 0 is the first.
+    /// The GPU with this ordinal of the CUDA driver; 0 is the first.
     Cuda(i32),
 }
 
 impl Device {
-    /// The fastest device present: the first GPU that the kernels run on, else the CPU. Asked of the driver once; makes no
-    /// context.
+    /// The fastest device present: the first GPU of sm_80 or later, else the CPU. The driver is queried once
+    /// per process. No CUDA context is created.
     pub fn best() -> Device {
         static BEST: OnceLock<Device> = OnceLock::new();
         *BEST.get_or_init(|| {
@@ -32,19 +32,19 @@ impl Device {
     }
 }
 
-/// A dense result.
+/// The result of [`Attention::run`]: dense tensors in new memory.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Output<T> {
     /// O as `[batch, heads_q, seq_q, head_dim_v]`.
     pub data: Vec<T>,
-    /// Its shape.
+    /// `[batch, heads_q, seq_q, head_dim_v]`.
     pub shape: [usize; 4],
     /// Log-sum-exp of the scaled and capped logits, `[batch, heads_q, seq_q]`, natural logarithm; −∞ for rows
     /// that see no key.
     pub lse: Vec<f32>,
 }
 
-/// An attention about to run; made by [`attention`].
+/// An attention call with its options, made by [`attention`].
 #[derive(Clone, Copy, Debug)]
 #[must_use = "nothing is computed until `run` or `run_into`"]
 pub struct Attention<'a, T> {
@@ -53,15 +53,17 @@ pub struct Attention<'a, T> {
     v: TensorView<'a, T>,
     band: Band,
     score: Score,
-    /// `None` leaves it to us.
+    /// `None` means [`Device::best`], with the CPU as fallback.
     device: Option<Device>,
 }
 
-/// `softmax(scale · Q Kᵀ + mask) V` of `q` `[batch, heads_q, seq_q, head_dim]`, `k` `[batch, heads_kv, seq_kv, head_dim]`
-/// and `v` `[batch, heads_kv, seq_kv, head_dim_v]`, without a mask and with `scale = 1/√head_dim` unless told otherwise.
+/// `softmax(scale · Q Kᵀ + mask) V` of `q` `[batch, heads_q, seq_q, head_dim]`, `k`
+/// `[batch, heads_kv, seq_kv, head_dim]` and `v` `[batch, heads_kv, seq_kv, head_dim_v]`. The defaults are no
+/// mask and `scale = 1/√head_dim`.
 ///
-/// A GPU multiplies hidden keys' probabilities, which are 0, with their values, as every fused attention does: a value that is infinite or
-/// NaN there makes NaN of rows that do not see it. The processor's kernels leave hidden keys out.
+/// On a GPU, a hidden key has probability 0, and the kernel multiplies its value by that 0, as every fused
+/// attention does. A hidden value that is infinite or NaN can therefore make rows NaN that do not see it. The
+/// CPU kernels skip hidden keys.
 pub fn attention<'a, T: Element>(
     q: TensorView<'a, T>,
     k: TensorView<'a, T>,
@@ -71,13 +73,14 @@ pub fn attention<'a, T: Element>(
 }
 
 impl<T: Element> Attention<'_, T> {
-    /// Each query sees the keys up to its own position, counted from the end, as in FlashAttention.
+    /// Each query sees the keys up to its own position, counted from the end of the sequence, as in
+    /// FlashAttention.
     pub fn causal(self) -> Self {
         self.band(Band::CAUSAL)
     }
 
-    /// Each query sees the keys up to its own position, counted from the start, as with PyTorch's `is_causal`. Of a square it is
-    /// [`causal`](Attention::causal).
+    /// Each query sees the keys up to its own position, counted from the start of the sequence, as with
+    /// PyTorch's `is_causal`. When `seq_q` = `seq_kv`, this is [`causal`](Attention::causal).
     pub fn causal_top_left(self) -> Self {
         self.band(Band::CAUSAL_TOP_LEFT)
     }
@@ -104,14 +107,15 @@ impl<T: Element> Attention<'_, T> {
         self
     }
 
-    /// The factor on Q Kᵀ.
+    /// The factor on Q Kᵀ; any finite number.
     pub fn scale(mut self, scale: f32) -> Self {
         self.score.scale = Some(scale);
         self
     }
 
-    /// Where to compute. Left out, it is [`Device::best`] where that takes the problem and has room for it, else the CPU; a
-    /// device that is named computes it or says why not.
+    /// The device that computes. The default is [`Device::best`], and the CPU when that device does not
+    /// support the problem or is out of memory. A device that is set here computes the problem or returns an
+    /// error; the call does not fall back to the CPU.
     pub fn device(mut self, device: Device) -> Self {
         self.device = Some(device);
         self
@@ -120,7 +124,8 @@ impl<T: Element> Attention<'_, T> {
     /// Computes into new memory.
     ///
     /// # Errors
-    /// When shapes do not fit each other or the problem cannot be stated.
+    /// When the shapes of q, k and v disagree, when [`Problem::check`] rejects the problem, or when the
+    /// device fails or does not support the problem.
     pub fn run(self) -> Result<Output<T>, AttentionError> {
         let shape = [self.q.shape[0], self.q.shape[1], self.q.shape[2], self.v.shape[3]];
         let strides = Layout::Bhsd.strides(shape[1], shape[2], shape[3]);
@@ -132,10 +137,12 @@ impl<T: Element> Attention<'_, T> {
         Ok(Output { data, shape, lse })
     }
 
-    /// Computes into `out` and, where given, the log-sum-exp into `lse`, `[batch, heads_q, seq_q]`.
+    /// Computes into `out` `[batch, heads_q, seq_q, head_dim_v]` and, if given, writes the log-sum-exp to
+    /// `lse`, `[batch, heads_q, seq_q]`.
     ///
     /// # Errors
-    /// When shapes do not fit each other or the problem cannot be stated; then nothing has been written.
+    /// As [`run`](Attention::run), and when the shape of `out` or the length of `lse` does not fit. Nothing
+    /// has been written then, unless a GPU failed during the call ([`AttentionError::Driver`]).
     pub fn run_into(self, out: TensorViewMut<'_, T>, lse: Option<&mut [f32]>) -> Result<(), AttentionError> {
         let problem = self.problem(out.shape, out.strides)?;
         let needed = out.shape[0] * out.shape[1] * out.shape[2];
@@ -159,7 +166,7 @@ impl<T: Element> Attention<'_, T> {
             Device::Cuda(ordinal) => {
                 let Ok(gpu) = Gpu::open(ordinal) else { return self.compute_on_cpu(problem, out, lse) };
                 match self.compute_on_gpu(&gpu, problem, out, lse.as_deref_mut()) {
-                    // No family computes it there, or there is no room.
+                    // No kernel family supports the problem, or device memory is exhausted.
                     Err(
                         AttentionError::Kernel(_) | AttentionError::Driver(DriverError::OutOfMemory { .. }),
                     ) => self.compute_on_cpu(problem, out, lse),
@@ -229,7 +236,7 @@ mod tests {
     use super::*;
     use half::{bf16, f16};
 
-    /// Values that any 16-bit type holds exactly.
+    /// Values that every 16-bit type represents exactly.
     fn ramp<T: Element>(n: usize, step: usize) -> Vec<T> {
         (0..n).map(|i| T::from_f32(((i * step) % 17) as f32 / 8.0 - 1.0)).collect()
     }
@@ -282,7 +289,7 @@ mod tests {
     fn refusals_name_the_argument() {
         let data = vec![0.0f32; 64];
         let short = TensorView::dense(&data, [1, 1, 9, 8], Layout::Bhsd).unwrap_err().to_string();
-        assert_eq!(short, "a view of shape [1, 1, 9, 8] needs 72 elements, the slice has 64");
+        assert_eq!(short, "a view of shape [1, 1, 9, 8] needs 72 elements, but the slice has 64");
         let far = problem::Strides { batch: 0, head: i64::MAX, row: 8 };
         let error = TensorView::strided(&data, [1, 3, 8, 8], far).unwrap_err();
         assert!(matches!(error, AttentionError::ViewTooLarge { .. }));

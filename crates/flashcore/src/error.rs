@@ -3,12 +3,12 @@ use driver::DriverError;
 use kernels::KernelError;
 use problem::ProblemError;
 
-/// Why attention was refused. Each variant names the argument, its value and what would be accepted; nothing has been
-/// computed or written, unless a GPU failed on the way ([`AttentionError::Driver`]).
+/// Why attention was rejected. Each message names the argument, its value and what is accepted. Nothing has
+/// been computed or written, unless a GPU failed during the call ([`AttentionError::Driver`]).
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub enum AttentionError {
-    /// A view does not lie inside its slice.
-    #[error("a view of shape {shape:?} needs {needed} elements, the slice has {len}")]
+    /// The slice is shorter than the view's shape and strides need.
+    #[error("a view of shape {shape:?} needs {needed} elements, but the slice has {len}")]
     SliceTooShort {
         /// `[batch, heads, sequence, dim]`.
         shape: [usize; 4],
@@ -17,38 +17,38 @@ pub enum AttentionError {
         /// Elements given.
         len: usize,
     },
-    /// A view reaches further than can be addressed.
-    #[error("a view of shape {shape:?} with strides {strides} reaches further than can be addressed")]
+    /// The view's shape and strides exceed the address space.
+    #[error("a view of shape {shape:?} with strides {strides} exceeds the address space")]
     ViewTooLarge {
         /// `[batch, heads, sequence, dim]`.
         shape: [usize; 4],
-        /// The strides, printed.
+        /// The strides as text.
         strides: String,
     },
-    /// Two tensors disagree.
+    /// A dimension of two tensors must be equal and differs.
     #[error("{tensor} has {what} = {value}, {other} has {expected}; they must be equal")]
     Shape {
         /// The tensor that does not fit.
         tensor: &'static str,
-        /// The dimension.
+        /// The dimension: `batch`, `heads`, `sequence` or `dim`.
         what: &'static str,
-        /// Its value.
+        /// The dimension of `tensor`.
         value: usize,
-        /// The tensor it must fit.
+        /// The tensor that `tensor` must match.
         other: &'static str,
-        /// That tensor's value.
+        /// The dimension of `other`.
         expected: usize,
     },
-    /// The buffer for LSE has another size.
-    #[error("lse has {len} elements; it takes batch · heads_q · seq_q = {needed}")]
+    /// The slice for the LSE has the wrong length.
+    #[error("lse has {len} elements; expected batch · heads_q · seq_q = {needed}")]
     Lse {
         /// Elements given.
         len: usize,
         /// Elements needed.
         needed: usize,
     },
-    /// A device slice ends before its tensor does.
-    #[error("{tensor} has {bytes} bytes of device memory; its shape and strides reach over {needed}")]
+    /// A slice of device memory is shorter than its tensor.
+    #[error("{tensor} has {bytes} bytes of device memory; its shape and strides need {needed}")]
     DeviceSlice {
         /// The tensor: q, k, v, out or lse.
         tensor: &'static str,
@@ -57,46 +57,46 @@ pub enum AttentionError {
         /// Bytes needed.
         needed: usize,
     },
-    /// An address that no element can have.
+    /// A device address is not a multiple of the element size.
     #[error(
         "{tensor} is at address {address:#x}; accepted: multiples of {accepted} bytes, the size of its elements"
     )]
     Alignment {
         /// The tensor: q, k, v, out or lse.
         tensor: &'static str,
-        /// Where it is.
+        /// The device address.
         address: u64,
-        /// What it must be a multiple of.
+        /// The required multiple, in bytes.
         accepted: u64,
     },
-    /// The LSE was given and not prepared for, or the other way round.
+    /// The LSE was passed to a kernel prepared without it, or not passed to a kernel prepared with it.
     #[error(
         "{}",
         if *prepared { "lse is missing: the kernel was prepared to return it" }
         else { "lse is given, but the kernel was prepared without it; prepare with lse = true" }
     )]
     LseWanted {
-        /// Whether the kernel returns it.
+        /// Whether the kernel was prepared to return the LSE.
         prepared: bool,
     },
-    /// Something that no part of this library does.
+    /// The library does not support this.
     #[error("{what} cannot be used; accepted: {accepted}")]
     Unsupported {
-        /// What was asked for.
+        /// What was requested.
         what: String,
-        /// What would be accepted.
+        /// What is accepted.
         accepted: String,
     },
-    /// The problem cannot be stated.
+    /// The problem is not valid.
     #[error(transparent)]
     Problem(#[from] ProblemError),
-    /// The CPU kernels refused.
+    /// The CPU kernels rejected the call.
     #[error(transparent)]
     Cpu(#[from] CpuError),
-    /// No GPU kernel can be made for it.
+    /// No GPU kernel family supports the problem.
     #[error(transparent)]
     Kernel(#[from] KernelError),
-    /// The GPU's driver failed.
+    /// The GPU driver failed.
     #[error(transparent)]
     Driver(#[from] DriverError),
 }

@@ -4,8 +4,9 @@ use problem::{Layout, Strides};
 
 use crate::AttentionError;
 
-/// A tensor `[batch, heads, sequence, dim]` in a slice. The last dimension is contiguous; the slice starts at the
-/// lowest element in memory, so a negative stride walks back from its end.
+/// A read-only tensor `[batch, heads, sequence, dim]` in a slice. The last dimension is contiguous. The slice
+/// starts at the lowest element in memory, so with a negative stride index 0 lies towards the end of the
+/// slice.
 #[derive(Clone, Copy, Debug)]
 pub struct TensorView<'a, T> {
     pub(crate) data: &'a [T],
@@ -13,7 +14,7 @@ pub struct TensorView<'a, T> {
     pub(crate) strides: Strides,
 }
 
-/// The same, to be written.
+/// A writable tensor `[batch, heads, sequence, dim]` in a slice, laid out as a [`TensorView`].
 #[derive(Debug)]
 pub struct TensorViewMut<'a, T> {
     pub(crate) data: &'a mut [T],
@@ -22,18 +23,20 @@ pub struct TensorViewMut<'a, T> {
 }
 
 impl<'a, T> TensorView<'a, T> {
-    /// A dense tensor of `shape = [batch, heads, sequence, dim]`, whatever the order in memory.
+    /// A dense tensor of `shape = [batch, heads, sequence, dim]` in `layout`. `shape` has the same order for
+    /// every layout.
     ///
     /// # Errors
-    /// When the slice is too short.
+    /// When the slice is too short or the view is too large to address.
     pub fn dense(data: &'a [T], shape: [usize; 4], layout: Layout) -> Result<Self, AttentionError> {
         TensorView::strided(data, shape, layout.strides(shape[1], shape[2], shape[3]))
     }
 
-    /// A tensor with strides in elements; 0 broadcasts.
+    /// A tensor of `shape = [batch, heads, sequence, dim]` with strides in elements. A stride of 0
+    /// broadcasts.
     ///
     /// # Errors
-    /// When the slice is too short.
+    /// When the slice is too short or the view is too large to address.
     pub fn strided(data: &'a [T], shape: [usize; 4], strides: Strides) -> Result<Self, AttentionError> {
         check(data.len(), shape, strides)?;
         Ok(TensorView { data, shape, strides })
@@ -41,18 +44,20 @@ impl<'a, T> TensorView<'a, T> {
 }
 
 impl<'a, T> TensorViewMut<'a, T> {
-    /// A dense tensor of `shape = [batch, heads, sequence, dim]`, whatever the order in memory.
+    /// A dense tensor of `shape = [batch, heads, sequence, dim]` in `layout`. `shape` has the same order for
+    /// every layout.
     ///
     /// # Errors
-    /// When the slice is too short.
+    /// When the slice is too short or the view is too large to address.
     pub fn dense(data: &'a mut [T], shape: [usize; 4], layout: Layout) -> Result<Self, AttentionError> {
         TensorViewMut::strided(data, shape, layout.strides(shape[1], shape[2], shape[3]))
     }
 
-    /// A tensor with strides in elements; its rows must not overlap.
+    /// A tensor of `shape = [batch, heads, sequence, dim]` with strides in elements. Rows must not overlap;
+    /// the computation rejects overlapping rows.
     ///
     /// # Errors
-    /// When the slice is too short.
+    /// When the slice is too short or the view is too large to address.
     pub fn strided(data: &'a mut [T], shape: [usize; 4], strides: Strides) -> Result<Self, AttentionError> {
         check(data.len(), shape, strides)?;
         Ok(TensorViewMut { data, shape, strides })
@@ -70,7 +75,8 @@ fn check(len: usize, shape: [usize; 4], strides: Strides) -> Result<(), Attentio
     Ok(())
 }
 
-/// Elements from the lowest to the highest that a view touches.
+/// Number of elements from the lowest to the highest that a view touches. `None` when it is over
+/// `isize::MAX`.
 fn reach([batch, heads, rows, dim]: [usize; 4], strides: Strides) -> Option<usize> {
     if [batch, heads, rows, dim].contains(&0) {
         return Some(0);

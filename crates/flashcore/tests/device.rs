@@ -1,5 +1,5 @@
-//! Kernels with memory of their own on a real GPU: what the emulator and the fake driver cannot tell. Without
-//! a GPU of sm_90 these tests do nothing, unless `FLASHCORE_REQUIRE_GPU` is set.
+//! Kernels with counters and scratch on a real GPU: what the emulator and the fake driver cannot show.
+//! Without a GPU of sm_90 these tests do nothing. With `FLASHCORE_REQUIRE_GPU` set, they fail instead.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -13,7 +13,7 @@ use kernels::{Arch, Plan};
 use tile::{Handout, Tail};
 
 const SEQ: usize = 4096;
-/// So many heads that the tiles of no head dim below share out evenly on 132 or 114 multiprocessors.
+/// A number of heads with which the tiles of no head dim below divide evenly among 132 or 114 SMs.
 const HEADS: usize = 5;
 const ROUNDS: usize = 200;
 const STREAMS: usize = 4;
@@ -35,7 +35,7 @@ fn problem(dim: usize) -> Problem {
     Problem::new(1, HEADS, SEQ, dim, DType::F16)
 }
 
-/// A plan whose CTAs take tiles from a counter, and one whose CTAs share the last tiles through scratch.
+/// A plan whose CTAs take tiles from a counter, and a plan whose CTAs share the last tiles through scratch.
 fn plans(arch: &Arch, problem: &Problem) -> [Plan; 2] {
     let default = WgmmaPlan::default_for(problem, arch);
     let dynamic = WgmmaPlan { handout: Handout::Dynamic, tail: Tail::Whole, ..default.clone() };
@@ -43,13 +43,13 @@ fn plans(arch: &Arch, problem: &Problem) -> [Plan; 2] {
     [dynamic, shared].map(|plan| Plan::Wgmma(plan).with_lse(true))
 }
 
-/// Bytes of a buffer of the plan's kernel, by name.
+/// Size in bytes of the buffer `name` of the plan's kernel.
 fn bytes(arch: &Arch, problem: &Problem, plan: &Plan, name: &str) -> Option<usize> {
     let kernel = kernels::emit(problem, plan, arch).unwrap();
     kernel.buffers.iter().find(|buffer| buffer.name == name).map(|buffer| buffer.bytes)
 }
 
-/// The plans below have the memory of their own that they are here for; this needs no GPU.
+/// The plans below have the counters and scratch that these tests are about. This test needs no GPU.
 #[test]
 fn the_plans_have_counters_and_scratch() {
     for dim in [64, 128] {
@@ -62,7 +62,7 @@ fn the_plans_have_counters_and_scratch() {
     }
 }
 
-/// Numbers between -1 and 1, others for each seed.
+/// Numbers between -1 and 1, different for each seed.
 fn draw(count: usize, seed: u32) -> Vec<f16> {
     let mut state = seed.wrapping_mul(0x9e37_79b9) | 1;
     let mut next = || {
@@ -87,7 +87,7 @@ impl Inputs {
     }
 }
 
-/// A stream with outputs of its own.
+/// A stream with its own outputs.
 struct Lane {
     stream: Stream,
     out: Buffer,
@@ -101,13 +101,13 @@ impl Lane {
         Lane { stream, out: buffer(HEADS * SEQ * dim * 2), lse: buffer(HEADS * SEQ * 4) }
     }
 
-    /// Puts the computation of this lane's outputs on a stream.
+    /// Enqueues the computation of this lane's outputs on `stream`.
     fn enqueue(&self, prepared: &Prepared, inputs: &Inputs, stream: &Stream) -> Result<(), AttentionError> {
         let [q, k, v] = inputs.0.each_ref().map(Buffer::slice);
         prepared.enqueue(stream, q, k, v, self.out.slice(), Some(self.lse.slice()))
     }
 
-    /// Fills the outputs with NaN, so that a launch that leaves a tile out does not pass.
+    /// Fills the outputs with NaN, so that a launch that skips a tile fails the test.
     fn poison(&self) {
         self.stream.fill(self.out.slice(), 0xff).unwrap();
         self.stream.fill(self.lse.slice(), 0xff).unwrap();
@@ -122,8 +122,8 @@ impl Lane {
     }
 }
 
-/// Four streams, and two graphs that were captured from one stream and are launched on two others, all at
-/// once: the outputs are those of a launch alone, bit for bit.
+/// Four streams, and two graphs that were captured from one stream and are launched on two others, all
+/// concurrent. The outputs equal those of a single launch bit for bit.
 #[test]
 fn launches_that_run_at_once_share_nothing() {
     let Some(gpu) = gpu() else { return };
@@ -144,7 +144,7 @@ fn launches_that_run_at_once_share_nothing() {
             });
             for round in 0..ROUNDS {
                 lanes.iter().for_each(Lane::poison);
-                // Another lane begins each time.
+                // Each round starts with another lane.
                 for lane in (0..lanes.len()).map(|i| (i + round) % lanes.len()) {
                     let stream = &lanes[lane].stream;
                     match lane.checked_sub(STREAMS) {
@@ -160,8 +160,8 @@ fn launches_that_run_at_once_share_nothing() {
     }
 }
 
-/// Waits until device memory that was taken since `before` is at most so much: a thread of the driver tells
-/// that graphs are gone.
+/// Waits until at most `most` bytes of device memory are in use beyond `before`. Destroyed graphs are
+/// reported by a thread of the driver, so this may take time.
 fn given_back(gpu: &Gpu, before: usize, most: usize) {
     let start = Instant::now();
     loop {
@@ -178,7 +178,7 @@ fn given_back(gpu: &Gpu, before: usize, most: usize) {
     }
 }
 
-/// Scratch of graphs that are gone and of streams that are done is used again and given back.
+/// Scratch of destroyed graphs and of idle streams is reused and freed.
 #[test]
 fn scratch_is_given_back() {
     let Some(gpu) = gpu() else { return };
@@ -191,14 +191,14 @@ fn scratch_is_given_back() {
     let capture = || Graph::capture(&lane.stream, |stream| lane.enqueue(&prepared, &inputs, stream)).unwrap();
     lane.enqueue(&prepared, &inputs, &lane.stream).unwrap();
     let alone = lane.outputs();
-    // What the driver keeps for graphs is there after the first.
+    // The driver allocates its own memory for graphs at the first graph.
     let first = capture();
     first.launch(&lane.stream).unwrap();
     lane.stream.synchronize().unwrap();
     drop(first);
     let (before, _) = context.free_memory().unwrap();
 
-    // One after another, launched and dropped while they run.
+    // One graph after another, launched and dropped while it runs.
     for round in 0..200 {
         let graph = capture();
         graph.launch(&lane.stream).unwrap();
@@ -209,7 +209,7 @@ fn scratch_is_given_back() {
     }
     lane.stream.synchronize().unwrap();
     given_back(&gpu, before, 2 * scratch);
-    // All at once.
+    // All graphs at once.
     let graphs: Vec<_> = (0..60).map(|_| capture()).collect();
     let taken = before.saturating_sub(context.free_memory().unwrap().0);
     assert!(taken >= 50 * scratch, "graphs that are alive share scratch: {taken} bytes for 60");
@@ -217,7 +217,8 @@ fn scratch_is_given_back() {
     drop(graphs);
     assert!(lane.outputs() == alone);
     given_back(&gpu, before, 2 * scratch);
-    // A stream for each request. The first four keep theirs, and a pool has memory in larger pieces.
+    // One stream per request. The first four streams keep their places, and a pool holds memory in larger
+    // pieces.
     for _ in 0..100 {
         let stream = Stream::new(context).unwrap();
         lane.enqueue(&prepared, &inputs, &stream).unwrap();
@@ -225,7 +226,7 @@ fn scratch_is_given_back() {
     }
     assert!(lane.outputs() == alone);
     given_back(&gpu, before, 10 * scratch);
-    // The same without waiting for each.
+    // One stream per request without waiting for each.
     let lanes: Vec<Lane> = (0..20).map(|_| Lane::new(&gpu, dim)).collect();
     for _ in 0..3 {
         lanes.iter().try_for_each(|lane| lane.enqueue(&prepared, &inputs, &lane.stream)).unwrap();

@@ -1,5 +1,6 @@
-//! The GPU's façade from end to end without a GPU: the driver is the fake one of `flashcore-driver`'s tests, and what it launches
-//! runs on the emulator, in a process of this program that reads a launch and leaves the memory as the kernel would.
+//! The GPU path from end to end without a GPU. The driver is the fake one of `flashcore-driver`'s tests. A
+//! launch runs in the emulator, in a child process of this test program that reads the launch from a file and
+//! writes the memory that the kernel leaves.
 #![cfg(target_os = "linux")]
 
 #[path = "../../driver/tests/fake/harness.rs"]
@@ -41,7 +42,7 @@ fn scenario() {
     }
 }
 
-/// Runs the launch that the fake driver wrote to a file; alone it does nothing.
+/// Emulates the launch that the fake driver wrote to a file. Does nothing when no launch is given.
 #[test]
 fn runner() {
     if let Some(path) = std::env::var_os("FAKE_LAUNCH") {
@@ -49,7 +50,7 @@ fn runner() {
     }
 }
 
-/// Values that f16 holds exactly.
+/// Values that f16 represents exactly.
 fn ramp(n: usize, step: usize) -> Vec<f16> {
     (0..n).map(|i| f16::from_f32(((i * step) % 17) as f32 / 8.0 - 1.0)).collect()
 }
@@ -67,7 +68,8 @@ fn close_lse(ours: &[f32], exact: &[f64]) {
     }
 }
 
-/// `attention()` on host slices: the best device is the GPU, gaps between output rows stay, f32 goes to the CPU.
+/// `attention()` on host slices: the best device is the GPU, gaps between output rows keep their values, f32
+/// runs on the CPU.
 fn slices() {
     assert_eq!(Device::best(), Device::Cuda(0));
     let (q, k, v) = (ramp(4 * 20 * 16, 3), ramp(2 * 30 * 16, 5), ramp(2 * 30 * 16, 11));
@@ -84,7 +86,7 @@ fn slices() {
     assert_eq!(call.device(Device::Cuda(0)).run().unwrap(), best);
     close(&call.device(Device::Cpu).run().unwrap().data, &oracle.out);
 
-    // The other alignment, with keys that no row sees and with rows that see all.
+    // Top-left alignment, with keys that no row sees and with rows that see all keys.
     let long = ramp(4 * 30 * 16, 3);
     for (rows, keys) in [(20, 30), (30, 20)] {
         let queries = TensorView::dense(&long[..4 * rows * 16], [1, 4, rows, 16], Layout::Bhsd).unwrap();
@@ -104,7 +106,7 @@ fn slices() {
         assert_eq!((&row[..16], &row[16..]), (dense, &[seven; 8][..]));
     }
 
-    // Rows from the last to the first, and one row for all keys.
+    // Query rows with a negative stride, and one value row broadcast to all keys.
     let back = Strides { batch: 0, head: 20 * 16, row: -16 };
     let same = Strides { batch: 0, head: 0, row: 0 };
     let (q, one) = (ramp(2 * 20 * 16, 3), ramp(16, 7));
@@ -126,7 +128,7 @@ fn slices() {
     assert_eq!(error, AttentionError::Driver(DriverError::NoDevice { ordinal: 3, count: 1 }));
 }
 
-/// Tensors in device memory, `shift` bytes after the start of their buffers.
+/// Tensors in device memory, each `shift` bytes after the start of its buffer.
 struct Tensors(Vec<Buffer>, usize);
 
 impl Tensors {
@@ -155,7 +157,8 @@ impl Tensors {
     }
 }
 
-/// Prepared once; aligned, misaligned and captured calls agree bit for bit; what does not fit is refused.
+/// One prepared kernel: aligned, misaligned and captured calls agree bit for bit. Slices that do not fit are
+/// rejected.
 fn device_memory() {
     let gpu = Gpu::open(0).unwrap();
     assert_eq!((gpu.arch().sm, gpu.arch().multiprocessors), (89, 132));
@@ -172,7 +175,8 @@ fn device_memory() {
     let out: Vec<f16> = tensors.out().chunks(2).map(|b| f16::from_le_bytes([b[0], b[1]])).collect();
     close(&out, &cpu::oracle(&problem, &q, &k, &v).unwrap().out);
 
-    // Captured: nothing runs before the launch, and the first misaligned call may load its variant meanwhile.
+    // In a capture, nothing runs before the graph's launch. The first misaligned call may load its variant
+    // during the capture.
     let (captured, shifted) = (Tensors::new(&gpu, contents, 0), Tensors::new(&gpu, contents, 4));
     let graph = Graph::capture(&stream, |stream| {
         captured.enqueue(&prepared, stream)?;
@@ -196,14 +200,11 @@ fn device_memory() {
     let unordered = Problem { heads_kv: 0, ..problem.clone() };
     refuse(gpu.prepare(&unordered, true, None).map(drop), "'0' for heads_kv");
 
-    // Strides that no memory has are refused before anything is loaded.
+    // Strides beyond the address space are rejected before anything is loaded.
     let far = Strides { batch: 0, head: i64::MAX, row: 16 };
-    refuse(
-        gpu.prepare(&Problem { k: far, ..problem.clone() }, true, None).map(drop),
-        "k has more than 2^63 elements",
-    );
+    refuse(gpu.prepare(&Problem { k: far, ..problem.clone() }, true, None).map(drop), "k is too large");
 
-    // Without batches or rows there is nothing to launch, without keys there are zeros.
+    // Without batches or rows there is no launch; without keys the output is zero.
     let none = driver::DeviceSlice::EMPTY;
     let empty = gpu.prepare(&Problem { batch: 0, ..problem.clone() }, false, None).unwrap();
     empty.enqueue(&stream, none, none, none, none, None).unwrap();
@@ -217,7 +218,8 @@ fn device_memory() {
     assert!(lse.chunks(4).all(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]]) == f32::NEG_INFINITY));
 }
 
-/// A new length costs no new module: the text is the same, and so is the function. No room is no verdict on a kernel.
+/// A new length loads no new module: the text is the same, and so is the function. Out of memory does not
+/// reject a kernel for good.
 fn lengths() {
     let gpu = Gpu::open(0).unwrap();
     let function = |rows: usize, lse: bool| {
@@ -238,7 +240,8 @@ fn lengths() {
     gpu.prepare(&problem, false, Some(&counting)).unwrap();
 }
 
-/// A driver whose compiler spills: the default plan is refused, the safe one taken; a plan that is given is taken as it is.
+/// A driver whose compiler spills: the default plan is rejected and the safe plan taken. A plan that the
+/// caller gives is taken despite its spills.
 fn fallbacks() {
     let gpu = Gpu::open(0).unwrap();
     let problem = Problem::new(1, 2, 20, 16, DType::F16);
@@ -260,7 +263,8 @@ fn fallbacks() {
     );
 }
 
-/// A device of 9.0: its own families come first, and what they cannot take goes to the one for every GPU.
+/// A device of 9.0: its own families are tried first. Problems that they do not support go to the `mma`
+/// family.
 fn hopper_fallbacks() {
     let gpu = Gpu::open(0).unwrap();
     let problem = Problem::new(1, 2, 100, 64, DType::F16);
@@ -268,12 +272,13 @@ fn hopper_fallbacks() {
     let families: Vec<&str> = prepared.fallbacks().iter().map(|fallback| fallback.plan.family()).collect();
     assert_eq!((families, prepared.plan().family()), (vec!["small", "mma"], "mma"));
     assert_eq!(prepared.choice(), PlanSource::Safe);
-    // Rows that begin where no tensor map can.
+    // Rows at addresses where no tensor map can begin.
     let mut odd = problem.clone();
     (odd.k.row, odd.k.head) = (65, 6500);
     let prepared = gpu.prepare(&odd, false, None).unwrap();
     assert!(prepared.fallbacks().iter().all(|fallback| fallback.plan.family() == "mma"));
-    // A plan that is given is taken as it is; what begins elsewhere is computed all the same.
+    // A plan that the caller gives is not replaced. With rows that its tensor maps do not support, it is an
+    // error.
     let given = Family::Small.default_for(&problem, gpu.arch()).unwrap();
     let prepared = gpu.prepare(&problem, false, Some(&given)).unwrap();
     assert_eq!((prepared.plan(), prepared.parts().1.has_tensor_maps()), (&given, true));
@@ -281,7 +286,7 @@ fn hopper_fallbacks() {
     assert!(error.contains("k head stride = 6500"), "{error}");
 }
 
-/// Hopper's families from end to end: tensor maps of whatever address comes, clusters, counters, scratch, graphs.
+/// Hopper's families from end to end: tensor maps of changing addresses, clusters, counters, scratch, graphs.
 fn hopper() {
     let gpu = Gpu::open(0).unwrap();
     let problem = Problem::new(1, 2, 70, 64, DType::F16).with_band(Band::CAUSAL);
@@ -308,7 +313,8 @@ fn hopper_plan(gpu: &Gpu, problem: &Problem, plan: &Plan) {
     let contents = [bytes_of(&q), bytes_of(&k), bytes_of(&v), &nan, &nan[..4 * 2 * 70]];
     let prepared = gpu.prepare(problem, true, Some(plan)).unwrap();
     assert_eq!(prepared.plan(), &plan.with_lse(true));
-    // On two streams, and by a graph of both on another: each call has its maps, and finds its counter at 0.
+    // Calls on two streams, and a graph of calls launched on the second: each call has its own maps and
+    // starts with a zero counter.
     let [first, second] = [(); 2].map(|()| Stream::new(gpu.context()).unwrap());
     let sets = [0, 0, 0, 0, 8].map(|shift| Tensors::new(gpu, contents, shift));
     sets[0].enqueue(&prepared, &first).unwrap();
@@ -319,13 +325,13 @@ fn hopper_plan(gpu: &Gpu, problem: &Problem, plan: &Plan) {
     for (index, set) in sets.iter().enumerate() {
         let out: Vec<f16> = set.out().chunks(2).map(|b| f16::from_le_bytes([b[0], b[1]])).collect();
         close(&out, &oracle.out);
-        // The last lies where no tensor map can begin; the family for every GPU took it.
+        // The last set lies at an address where no tensor map can begin; the `mma` family computed it.
         assert_eq!(index < 4, set.out() == sets[0].out(), "{index}");
     }
 }
 
-/// Memory of a kernel's own: launches that may run at once never share it, and it is used again once they are
-/// done.
+/// Counters and scratch: launches that may run concurrently never share a place, and a place is reused once
+/// the launches that used it are done.
 fn scratch() {
     let gpu = Gpu::open(0).unwrap();
     let context = gpu.context();
@@ -345,13 +351,13 @@ fn scratch() {
         prepared.enqueue(stream, q.slice(), k.slice(), v.slice(), out.slice(), None).unwrap();
         Ok::<(), AttentionError>(())
     };
-    // Places of scratch beyond those that are there now; counters are 64 at a time and small.
+    // Places of scratch beyond those that exist now. Counters are allocated 64 at a time and are small.
     let free = || context.free_memory().unwrap().0;
     let start = free();
     let places = || (start - free()) / place;
     let stream = || Stream::new(context).unwrap();
 
-    // The place that came with the kernel, then one for each graph that is alive.
+    // The kernel comes with one place. Each live graph takes one.
     let first = stream();
     let capture = || Graph::capture(&first, enqueue).unwrap();
     for _ in 0..50 {
@@ -363,7 +369,7 @@ fn scratch() {
     drop(graphs);
     drop(capture());
     assert_eq!(places(), 0, "more is kept than for the next graph");
-    // A capture that is called off, and two launches of one capture.
+    // A capture that fails after two launches into one graph.
     for _ in 0..3 {
         let error = Graph::capture(&first, |stream| {
             (0..2).try_for_each(|_| enqueue(stream))?;
@@ -374,7 +380,7 @@ fn scratch() {
     }
     assert_eq!(places(), 0);
 
-    // The first four streams keep theirs; any number of others that are done share one.
+    // The first four streams keep their places. All other idle streams share one place.
     let streams: Vec<Stream> = (0..4).map(|_| stream()).collect();
     streams.iter().try_for_each(enqueue).unwrap();
     assert_eq!(places(), 3);
@@ -382,7 +388,7 @@ fn scratch() {
         enqueue(&stream()).unwrap();
     }
     assert_eq!(places(), 4);
-    // Those that are not done do not.
+    // Streams that are not idle do not share a place.
     let hold = std::env::var("FAKE_HOLD").unwrap();
     std::fs::write(&hold, "").unwrap();
     let busy: Vec<Stream> = (0..6).map(|_| stream()).collect();
@@ -394,7 +400,7 @@ fn scratch() {
     gpu.trim().unwrap();
     assert_eq!(places(), 10, "taken from launches that are not done");
     std::fs::remove_file(&hold).unwrap();
-    // Also while a stream is captured.
+    // Places are also reused while a stream is captured.
     let graph = Graph::capture(&first, |first| {
         (0..6).try_for_each(|_| enqueue(&stream()))?;
         enqueue(first)
@@ -405,7 +411,7 @@ fn scratch() {
     assert_eq!(places(), 3, "more is left than the four streams'");
 }
 
-/// A device without room: the CPU computes, unless the GPU was asked for by name.
+/// A device without free memory: the CPU computes, unless the caller named the GPU.
 fn full() {
     let data: Vec<f16> = ramp(4096, 3);
     let view = TensorView::dense(&data, [1, 1, 256, 16], Layout::Bhsd).unwrap();
@@ -416,7 +422,7 @@ fn full() {
     assert!(matches!(error, AttentionError::Driver(DriverError::OutOfMemory { .. })), "{error}");
 }
 
-/// Where there is no GPU to use, the CPU computes; who asks for the GPU by name is told why not.
+/// Without a usable GPU, the CPU computes. A caller that names the GPU gets the reason as an error.
 fn without(reason: &str) {
     assert_eq!(Device::best(), Device::Cpu);
     let data = ramp(8 * 16, 3);
@@ -486,6 +492,6 @@ fn without_a_usable_gpu_the_cpu_computes() {
     passes("old", &[("FAKE_VERSION", "11080")]);
     passes("no_device", &[("FAKE_INIT", "100")]);
     passes("forbidden", &[("FAKE_INIT", "800")]);
-    // The toolkit's library of that name, which is there for linkers only.
+    // The stub library of the CUDA toolkit, which has the driver library's name and is only for linkers.
     passes("stub", &[("FAKE_STUB", "34")]);
 }

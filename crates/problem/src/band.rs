@@ -5,33 +5,35 @@ use serde::{Deserialize, Serialize};
 
 use crate::ProblemError;
 
-/// The corner of the score matrix to which a band is aligned. The two differ where `seq_q != seq_kv`.
+/// The corner of the score matrix to which a band is aligned. The two corners differ when `seq_q != seq_kv`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Corner {
     /// The last query is level with the last key, as in FlashAttention: query `i` is level with key
     /// `i + seq_kv − seq_q`.
     BottomRight,
-    /// The first query is level with the first key, as in PyTorch's `is_causal`: query `i` is level with key `i`.
+    /// The first query is level with the first key, as in PyTorch's `is_causal`: query `i` is level with key
+    /// `i`.
     TopLeft,
 }
 
 /// Which keys a query row sees, by position: a band along a diagonal of the score matrix.
 ///
-/// Query `i` is level with key `d = i` (top left) or `d = i + seq_kv − seq_q` (bottom right). It sees the keys
-/// `d − before ..= d + after`, cut to `0..seq_kv`; `None` is no bound. FlashAttention's `window_size = (left, right)`
-/// is `(before, after)`. A row whose range is empty has O = 0 and LSE = −∞.
+/// Query `i` is level with key `d = i` (top left) or `d = i + seq_kv − seq_q` (bottom right). The query sees
+/// the keys `d − before ..= d + after`, clipped to `0..seq_kv`. `None` means no bound on that side.
+/// FlashAttention's `window_size = (left, right)` is `(before, after)`. A row that sees no key has O = 0 and
+/// LSE = −∞.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct Band {
-    /// The corner to which the diagonal is aligned. [`Corner::BottomRight`] where neither bound exists.
+    /// The corner to which the diagonal is aligned. [`Corner::BottomRight`] when neither bound exists.
     pub corner: Corner,
-    /// Keys before the level one that a row sees.
+    /// Number of visible keys before the level key; `None` is no bound.
     pub before: Option<u32>,
-    /// Keys after the level one that a row sees.
+    /// Number of visible keys after the level key; `None` is no bound.
     pub after: Option<u32>,
 }
 
-/// The half-open range of keys that one query row sees; empty when `end ≤ start`.
+/// The half-open range of keys that one query row sees. Empty when `end ≤ start`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct KeyRange {
     /// First visible key.
@@ -46,7 +48,7 @@ impl KeyRange {
         self.end.saturating_sub(self.start)
     }
 
-    /// Whether no key is visible (the row's output is 0 and its LSE −∞).
+    /// Whether no key is visible. Such a row has O = 0 and LSE = −∞.
     pub const fn is_empty(self) -> bool {
         self.len() == 0
     }
@@ -55,23 +57,23 @@ impl KeyRange {
 impl Band {
     /// Every query sees every key.
     pub const FULL: Band = Band { corner: Corner::BottomRight, before: None, after: None };
-    /// Causal, aligned to the bottom right. With `seq_q > seq_kv` the first rows see no key.
+    /// Causal, aligned to the bottom right. When `seq_q > seq_kv`, the first rows see no key.
     pub const CAUSAL: Band = Band { corner: Corner::BottomRight, before: None, after: Some(0) };
-    /// Causal, aligned to the top left. With `seq_kv > seq_q` no row sees the last keys.
+    /// Causal, aligned to the top left. When `seq_kv > seq_q`, no row sees the last keys.
     pub const CAUSAL_TOP_LEFT: Band = Band { corner: Corner::TopLeft, before: None, after: Some(0) };
-    /// The bands that have a name of their own, in the order in which they are listed to users.
+    /// The bands that have a short name, in the order in which messages list them.
     pub const NAMED: [Band; 3] = [Band::FULL, Band::CAUSAL, Band::CAUSAL_TOP_LEFT];
-    /// What [`Band::from_str`] accepts.
+    /// The names that [`Band::from_str`] accepts.
     const ACCEPTED: &str = "none, causal, causal-top-left, window:BEFORE:AFTER, window-top-left:BEFORE:AFTER, \
                             where BEFORE and AFTER are 0 to 4294967295 or inf";
 
-    /// A sliding window aligned to the bottom right: `before` keys before the level one, that key, and `after` keys
+    /// A sliding window aligned to the bottom right: the level key, `before` keys before it and `after` keys
     /// after it.
     pub const fn window(before: u32, after: u32) -> Band {
         Band { corner: Corner::BottomRight, before: Some(before), after: Some(after) }
     }
 
-    /// The band with another alignment. A band without bounds has no alignment and stays as it is.
+    /// The band aligned to `corner`. A band without bounds has no alignment and is returned unchanged.
     #[must_use]
     pub const fn aligned(self, corner: Corner) -> Band {
         match (self.before, self.after) {
@@ -80,17 +82,18 @@ impl Band {
         }
     }
 
-    /// Whether every row sees every key, whatever the lengths are.
+    /// Whether every row sees every key, for all sequence lengths.
     pub const fn is_full(self) -> bool {
         self.before.is_none() && self.after.is_none()
     }
 
-    /// Whether the band is a causal mask: each row sees one key more than the row before it.
+    /// Whether the band is a causal mask: a row sees all keys up to the level key.
     pub const fn is_causal(self) -> bool {
         self.before.is_none() && matches!(self.after, Some(0))
     }
 
-    /// The key level with row 0, from which each row is one further. May be negative.
+    /// Index of the key that is level with row 0. Negative when a bottom-right band has `seq_q > seq_kv`. The
+    /// level key advances by one per row.
     pub const fn shift(self, seq_q: usize, seq_kv: usize) -> i64 {
         match self.corner {
             Corner::BottomRight => seq_kv as i64 - seq_q as i64,
@@ -112,14 +115,14 @@ impl Band {
         KeyRange { start, end: if end < start { start } else { end } }
     }
 
-    /// The keys that any row sees: of the first row's first to the last row's last.
+    /// The union of the keys of all rows: from the first key of row 0 to the last key of the last row.
     pub const fn keys_of_all_rows(self, seq_q: usize, seq_kv: usize) -> KeyRange {
         let start = self.keys(0, seq_q, seq_kv).start;
         let end = self.keys(seq_q.saturating_sub(1), seq_q, seq_kv).end;
         KeyRange { start, end: if end < start { start } else { end } }
     }
 
-    /// The band without the bounds that exclude no key of these lengths.
+    /// The band without those bounds that exclude no key at the given lengths. `after = 0` always stays.
     #[must_use]
     pub const fn simplified(self, seq_q: usize, seq_kv: usize) -> Band {
         let (first, last) = (self.shift(seq_q, seq_kv), self.shift(seq_q, seq_kv) + seq_q as i64 - 1);
@@ -128,7 +131,7 @@ impl Band {
             _ => None,
         };
         let after = match self.after {
-            // A diagonal stays a diagonal: one row sees all keys through it, and decoding has kernels for that.
+            // A causal bound stays even where it hides nothing (one query): a decoding problem stays causal.
             Some(0) => Some(0),
             Some(after) if first + (after as i64) < seq_kv as i64 - 1 => Some(after),
             _ => None,

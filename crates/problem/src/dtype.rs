@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::ProblemError;
 
-/// Element type of Q, K, V and O. Arithmetic is always accumulated in f32.
+/// Element type of Q, K, V and O. Sums are accumulated in f32 for every element type.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum DType {
@@ -18,7 +18,7 @@ pub enum DType {
 }
 
 impl DType {
-    /// Every element type, in the order in which they are listed to users.
+    /// Every element type, in the order in which messages list them.
     pub const ALL: [DType; 3] = [DType::F16, DType::Bf16, DType::F32];
 
     /// Size of one element in bytes.

@@ -1,4 +1,5 @@
-/// Why a problem cannot be stated. Each variant names the argument, its value and what would be accepted.
+/// Why a [`Problem`](crate::Problem) is rejected. Each message names the argument, its value and what is
+/// accepted.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ProblemError {
     /// A dimension that must be positive is zero.
@@ -15,46 +16,48 @@ pub enum ProblemError {
         /// Key/value heads.
         heads_kv: usize,
     },
-    /// The softmax scale is not a finite number, or not in units of log2, in which kernels take it.
+    /// The softmax scale, or the scale times log2(e), is not finite in f32. GPU kernels take the scale in
+    /// units of log2.
     #[error(
         "invalid value '{value}' for scale: expected a finite number, also after multiplication by log2(e) in f32; the \
          default is 1/sqrt(head_dim)"
     )]
     Scale {
-        /// The value, printed.
+        /// The value as text.
         value: String,
     },
-    /// The cap on the logits is not a positive number, or not in the units in which kernels take it.
+    /// The cap on the logits is not positive, or `softcap · log2(e)` or `scale / softcap` is not finite in
+    /// f32. GPU kernels take the cap in these units.
     #[error(
         "invalid value '{value}' for softcap: expected a positive number; softcap · log2(e) and scale / softcap must be \
          finite in f32"
     )]
     Softcap {
-        /// The value, printed.
+        /// The value as text.
         value: String,
     },
-    /// The problem has more elements than an address can reach.
-    #[error("{tensor} has more than 2^63 elements, or its strides reach beyond that")]
+    /// The tensor has more elements, or its strides reach further, than 64-bit byte offsets can address.
+    #[error("{tensor} is too large: its shape and strides reach over 2^60 elements or more")]
     TooLarge {
         /// The tensor's name.
         tensor: &'static str,
     },
-    /// Two output rows share memory.
+    /// Two rows of the output overlap in memory.
     #[error(
         "invalid value '{strides}' for the strides of out: expected strides with which no two rows overlap"
     )]
     OverlappingOutput {
-        /// The strides, printed.
+        /// The strides as text.
         strides: String,
     },
-    /// A name that is not one of a closed set.
+    /// A name that is not in the accepted list.
     #[error("invalid value '{value}' for {what}: expected {accepted}")]
     UnknownName {
-        /// The argument.
+        /// What is named: `mask`, `dtype` or `layout`.
         what: &'static str,
-        /// What was given.
+        /// The name that was given.
         value: String,
-        /// What would be accepted.
+        /// The accepted names.
         accepted: &'static str,
     },
 }

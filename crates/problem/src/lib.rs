@@ -1,7 +1,8 @@
-//! What to compute: the attention problem, with no idea of hardware, kernels or tensors in memory.
+//! The attention problem, independent of hardware, kernels and tensors in memory.
 //!
-//! A [`Problem`] names shapes, strides, dtype, band and score of one scaled-dot-product attention,
-//! `O = softmax(score(Q Kᵀ) + band) V`. The oracle, the CPU kernels, the GPU generators and the benchmarks all take it.
+//! A [`Problem`] holds the shapes, strides, element type, band and score function of one scaled-dot-product
+//! attention, `O = softmax(score(Q Kᵀ) + band) V`. The oracle, the CPU kernels, the GPU generators and the
+//! benchmarks all take a [`Problem`].
 #![warn(missing_docs)]
 
 mod band;

@@ -2,19 +2,20 @@ use serde::{Deserialize, Serialize};
 
 use crate::ProblemError;
 
-/// How the product of a query and a key becomes a logit: `t = scale · q·k`, and where there is a cap,
-/// `t = softcap · tanh(t / softcap)` (Gemma 2). The band hides keys after that.
+/// How the product of a query and a key becomes a logit: `t = scale · q·k`. With a cap,
+/// `t = softcap · tanh(scale · q·k / softcap)` (Gemma 2). The band hides keys after the cap is applied.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Score {
-    /// Factor on Q Kᵀ; `None` means `1/√head_dim`.
+    /// Factor on Q Kᵀ. `None` means `1/√head_dim`.
     pub scale: Option<f32>,
-    /// Bound of the logits' magnitude; `None` is no bound.
+    /// Upper bound of the logits' magnitude. `None` means no cap.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub softcap: Option<f32>,
 }
 
 impl Score {
-    /// A logit from a product of a query and a key, with `scale` the factor that applies. In f64, for references.
+    /// The logit of one product of a query and a key, in f64, for reference implementations. `scale` is the
+    /// resolved factor.
     pub fn logit(&self, scale: f64, product: f64) -> f64 {
         let t = scale * product;
         match self.softcap.map(f64::from) {
@@ -23,7 +24,7 @@ impl Score {
         }
     }
 
-    /// Refuses a cap that is not positive, or not representable in the units that kernels use.
+    /// Rejects a cap that is not positive, or not finite in the units that kernels use.
     pub(crate) fn check(&self, scale: f32) -> Result<(), ProblemError> {
         let Some(cap) = self.softcap else { return Ok(()) };
         let log2e = std::f32::consts::LOG2_E;

@@ -6,8 +6,9 @@ use serde::{Deserialize, Serialize};
 
 use crate::{Band, Corner, DType, ProblemError, Score};
 
-/// Distances, in elements, between neighbouring batches, heads and rows of a tensor. The last dimension is
-/// always contiguous, as every attention library asks. A stride of 0 broadcasts; a negative one walks backwards.
+/// Distances, in elements, between neighbouring batch entries, heads and rows of a tensor. The last dimension
+/// is always contiguous, as every attention library requires. A stride of 0 broadcasts. A negative stride
+/// walks backwards.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Strides {
     /// Elements from one batch entry to the next.
@@ -19,14 +20,14 @@ pub struct Strides {
 }
 
 impl Strides {
-    /// Offset in elements of the first element of row (`batch`, `head`, `row`). Call only within the extents
-    /// that [`Problem::check`] accepted; it proves that no offset overflows.
+    /// Offset in elements of the first element of row (`batch`, `head`, `row`). Only for indices within the
+    /// extents that [`Problem::check`] accepted: that check guarantees that no offset overflows.
     pub const fn offset(self, batch: usize, head: usize, row: usize) -> i64 {
         batch as i64 * self.batch + head as i64 * self.head + row as i64 * self.row
     }
 }
 
-/// Order of the dimensions in memory of a dense tensor.
+/// Order of the dimensions of a dense tensor in memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Layout {
@@ -37,7 +38,7 @@ pub enum Layout {
 }
 
 impl Layout {
-    /// Strides of a dense tensor of this layout.
+    /// Strides of a dense tensor `[batch, heads, seq, dim]` in this layout.
     pub const fn strides(self, heads: usize, seq: usize, dim: usize) -> Strides {
         let (h, s, d) = (heads as i64, seq as i64, dim as i64);
         match self {
@@ -93,7 +94,7 @@ impl Tensor {
     /// Every tensor, inputs first.
     pub const ALL: [Tensor; 4] = [Tensor::Q, Tensor::K, Tensor::V, Tensor::Out];
 
-    /// Lower-case name.
+    /// Lower-case name, used in messages and files.
     pub const fn name(self) -> &'static str {
         match self {
             Tensor::Q => "q",
@@ -104,26 +105,27 @@ impl Tensor {
     }
 }
 
-/// One attention problem. Plain data: build it with [`Problem::new`] and set public fields, then [`Problem::check`].
+/// One attention problem. Build it with [`Problem::new`], set the public fields, then call
+/// [`Problem::check`].
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Problem {
     /// Batch entries.
     pub batch: usize,
-    /// Query (and output) heads.
+    /// Heads of Q and O.
     pub heads_q: usize,
-    /// Key and value heads; divides `heads_q`. Query head `h` reads key head `h / (heads_q / heads_kv)`.
+    /// Heads of K and V; divides `heads_q`. Query head `h` reads key head `h / (heads_q / heads_kv)`.
     pub heads_kv: usize,
     /// Query positions.
     pub seq_q: usize,
-    /// Key positions; 0 is legal and gives O = 0, LSE = −∞.
+    /// Key positions. With 0 keys, O = 0 and LSE = −∞.
     pub seq_kv: usize,
-    /// Size of a query or key row.
+    /// Elements of a query or key row.
     pub head_dim: usize,
-    /// Size of a value or output row.
+    /// Elements of a value or output row.
     pub head_dim_v: usize,
     /// Element type of all four tensors.
     pub dtype: DType,
-    /// Which keys a query sees by position. Files call it the mask.
+    /// Which keys a query sees, by position. In files the field is called `mask`.
     #[serde(rename = "mask")]
     pub band: Band,
     /// How a product of a query and a key becomes a logit.
@@ -161,36 +163,36 @@ impl Problem {
         }
     }
 
-    /// The problem the seeds tried to win: B=1, H=8, S=512, D=64, f16.
+    /// The reference problem: B=1, H=8, S=512, D=64, f16, no mask.
     pub fn mission() -> Problem {
         Problem::new(1, 8, 512, 64, DType::F16)
     }
 
-    /// The problem with another band.
+    /// Replaces the band.
     pub fn with_band(mut self, band: Band) -> Problem {
         self.band = band;
         self
     }
 
-    /// The problem with a cap on its logits.
+    /// Sets the cap on the logits.
     pub fn with_softcap(mut self, softcap: f32) -> Problem {
         self.score.softcap = Some(softcap);
         self
     }
 
-    /// The same problem with `heads_kv` key/value heads; strides are laid out anew, dense, as `layout`.
+    /// Sets the number of K/V heads to `heads_kv`. All four tensors become dense in `layout`.
     pub fn with_heads_kv(mut self, heads_kv: usize, layout: Layout) -> Problem {
         self.heads_kv = heads_kv;
         self.with_layout(layout)
     }
 
-    /// The same problem with `seq_kv` keys; strides are laid out anew, dense, as `layout`.
+    /// Sets the number of keys to `seq_kv`. All four tensors become dense in `layout`.
     pub fn with_seq_kv(mut self, seq_kv: usize, layout: Layout) -> Problem {
         self.seq_kv = seq_kv;
         self.with_layout(layout)
     }
 
-    /// The same problem with all four tensors dense in `layout`.
+    /// Makes all four tensors dense in `layout`.
     pub fn with_layout(mut self, layout: Layout) -> Problem {
         self.q = layout.strides(self.heads_q, self.seq_q, self.head_dim);
         self.k = layout.strides(self.heads_kv, self.seq_kv, self.head_dim);
@@ -199,12 +201,12 @@ impl Problem {
         self
     }
 
-    /// The factor on Q Kᵀ.
+    /// The factor on Q Kᵀ, with the default `1/√head_dim` resolved.
     pub fn softmax_scale(&self) -> f32 {
         self.score.scale.unwrap_or_else(|| (1.0 / (self.head_dim as f64).sqrt()) as f32)
     }
 
-    /// Query heads that share one key/value head; 1 without such heads, which no problem that can be computed is.
+    /// Query heads per K/V head. Returns 1 when `heads_kv` is 0; [`Problem::check`] rejects that.
     pub const fn group_size(&self) -> usize {
         match self.heads_q.checked_div(self.heads_kv) {
             Some(heads) => heads,
@@ -232,8 +234,9 @@ impl Problem {
         }
     }
 
-    /// Elements of a buffer that holds the tensor, and the index in it of element (0, 0, 0, 0), which is not 0
-    /// when a stride is negative. `None` when that leaves the range of i64.
+    /// The number of elements of a buffer that holds the tensor, and the index of element (0, 0, 0, 0) in
+    /// that buffer. The index is not 0 when a stride is negative. `None` when the span exceeds 64-bit byte
+    /// offsets.
     pub fn span(&self, tensor: Tensor) -> Option<(usize, usize)> {
         let [b, h, s, d] = self.extents(tensor);
         if b == 0 || h == 0 || s == 0 || d == 0 {
@@ -250,10 +253,13 @@ impl Problem {
         (elements <= (i64::MAX / 8) as i128).then_some((elements as usize, (-low) as usize))
     }
 
-    /// The problem in the form that plans and kernels know, with the same results: bounds of the band that exclude no key
-    /// are dropped, a band of equal lengths is aligned to the bottom right, and keys after the last visible one are cut
-    /// off. Every remaining row keeps its place in memory, so keys whose row stride is negative, whose last row is the
-    /// first of the buffer, all stay.
+    /// The problem in the form that plans and kernels take, with the same results.
+    ///
+    /// - Bounds of the band that exclude no key are dropped.
+    /// - A top-left band over equal lengths is aligned to the bottom right.
+    /// - With a top-left causal bound, the keys after the last visible key are cut off. They stay when the
+    ///   row stride of K or V is negative: the last row is then the first of the buffer, and every remaining
+    ///   row must keep its place in memory.
     pub fn canonical(&self) -> Cow<'_, Problem> {
         let band = self.band.simplified(self.seq_q, self.seq_kv);
         let forwards = self.k.row >= 0 && self.v.row >= 0;
@@ -270,8 +276,8 @@ impl Problem {
         Cow::Owned(Problem { band, seq_kv, ..self.clone() })
     }
 
-    /// Floating-point operations of the two matrix products, masked scores not counted (the field's convention:
-    /// a causal square counts half).
+    /// Floating-point operations of the two matrix products, without those of masked scores. A causal square
+    /// counts as half, as is usual in the field.
     pub fn flops(&self) -> f64 {
         let (rows, keys) = (self.seq_q, self.seq_kv);
         let scores: f64 = match self.band.simplified(rows, keys) {
@@ -283,8 +289,8 @@ impl Problem {
         2.0 * (self.head_dim + self.head_dim_v) as f64 * scores * self.batch as f64 * self.heads_q as f64
     }
 
-    /// The fewest bytes the problem moves: each input read once, except keys and values that no row sees; the output
-    /// written once.
+    /// The minimum memory traffic in bytes: each input is read once, except keys and values that no row sees.
+    /// The output is written once.
     pub fn bytes(&self) -> f64 {
         let shown = self.band.keys_of_all_rows(self.seq_q, self.seq_kv).len();
         let rows_of = |tensor| match tensor {
@@ -298,7 +304,7 @@ impl Problem {
         Tensor::ALL.into_iter().map(of).sum::<f64>() * self.dtype.bytes() as f64
     }
 
-    /// Refuses what no implementation could compute.
+    /// Rejects what no implementation can compute.
     ///
     /// # Errors
     /// A [`ProblemError`] that names the argument, its value and what is accepted.
@@ -318,7 +324,7 @@ impl Problem {
         if !self.heads_q.is_multiple_of(self.heads_kv) {
             return Err(ProblemError::HeadsNotGrouped { heads_q: self.heads_q, heads_kv: self.heads_kv });
         }
-        // Scores are scaled in the log2 domain.
+        // Kernels scale scores in units of log2.
         if !(self.softmax_scale() * std::f32::consts::LOG2_E).is_finite() {
             return Err(ProblemError::Scale { value: self.softmax_scale().to_string() });
         }
@@ -333,7 +339,8 @@ impl Problem {
         self.check_output_rows()
     }
 
-    /// Sorted by size, each stride of the output must step over everything the smaller ones reach.
+    /// The strides of the output are sorted by size. Each must step over everything that the smaller ones
+    /// reach.
     fn check_output_rows(&self) -> Result<(), ProblemError> {
         let [b, h, s, d] = self.extents(Tensor::Out);
         let mut dims = [(b, self.out.batch), (h, self.out.head), (s, self.out.row)];
@@ -364,7 +371,8 @@ mod tests {
         assert_eq!(p.softmax_scale(), 0.125);
     }
 
-    /// A causal rectangle is counted score by score, a square by convention as a half, and what no row sees not at all.
+    /// Scores of a causal rectangle are counted one by one, a causal square as half. Keys that no row sees
+    /// are not counted.
     #[test]
     fn masked_work_is_not_counted() {
         let of = |band, seq_q, seq_kv| {

@@ -31,8 +31,9 @@ pub struct Launch {
     /// Dynamic shared memory per CTA in bytes.
     pub dynamic_shared: u32,
     /// Whether the launch may start while the previous launch still runs (programmatic dependent launch). The
-    /// kernel must then execute `griddepcontrol.wait` before it reads what the previous launch writes or
-    /// writes what it reads. The emulator requires the wait before any access to global memory.
+    /// kernel must then execute `griddepcontrol.wait` before it reads data that the previous launch writes,
+    /// and before it writes data that the previous launch reads. The emulator requires the wait before any
+    /// access to global memory.
     #[serde(default)]
     pub overlapping: bool,
 }
@@ -98,8 +99,8 @@ impl Arg {
     }
 }
 
-/// A module with its launch contract: everything a machine needs except the contents of the buffers. There is
-/// no host code in a kernel, so a candidate kernel can only run.
+/// A module with its launch contract: everything a machine needs except the contents of the buffers. A kernel
+/// contains no host code, so a candidate kernel can do nothing but run.
 ///
 /// The module is [`Verified`]:
 ///

@@ -22,8 +22,9 @@ impl Body {
         }
     }
 
-    /// Numbers the labels by their first mention and drops those that are not mentioned. The parser numbers a
-    /// body like this; a built body needs it to equal the body that is parsed from its text.
+    /// Numbers the labels by their first mention and drops labels that are not mentioned. The parser numbers
+    /// labels in this way. A built body needs the same numbers to equal the body that is parsed from its
+    /// text.
     pub fn number_labels(&mut self) {
         let old = std::mem::take(&mut self.labels);
         let mut new: Vec<Option<Label>> = vec![None; old.len()];

@@ -1,14 +1,14 @@
 //! PTX as data: a typed model of NVIDIA's parallel thread execution ISA, with a builder, a printer, a parser,
-//! a verifier and the launch contract. The crate knows no attention, no GPU and no emulator.
+//! a verifier and the launch contract. The crate contains nothing about attention, GPUs or the emulator.
 //!
-//! A [`Module`] has variables and functions; a function's body is a list of statements; an instruction is an
+//! A [`Module`] has variables and functions. A function's body is a list of statements. An instruction is an
 //! [`Op`] with [`Operand`]s in the order of the PTX ISA. Each instruction is described once, by a row of a
 //! table in the file of its group (`src/isa/`): variant, documentation, mnemonic, operands, accepted
-//! modifiers and requirement. The printer, the parser and the verifier read the rows; [`Op::signature`] and
-//! [`Op::requirement`] make them available to others.
+//! modifiers and requirement. The printer, the parser and the verifier read the rows. Other crates read them
+//! through [`Op::signature`] and [`Op::requirement`].
 //!
-//! "PTX ISA" in the documentation is NVIDIA's *Parallel Thread Execution ISA*; the quoted name is a section
-//! of it.
+//! "PTX ISA" in the documentation is NVIDIA's *Parallel Thread Execution ISA*. A quoted name beside it is a
+//! section of that document.
 #![warn(missing_docs)]
 
 mod builder;

@@ -63,7 +63,7 @@ pub struct UnknownTarget(String);
 impl FromStr for Target {
     type Err = UnknownTarget;
 
-    /// `sm_90a`, or `90a` alone.
+    /// Accepts `sm_90a`, and `90a` without the prefix.
     fn from_str(text: &str) -> Result<Target, UnknownTarget> {
         let name = text.strip_prefix("sm_").unwrap_or(text);
         let (number, suffix) = match name.as_bytes().last() {
@@ -112,7 +112,7 @@ impl Module {
         self.functions().filter(|f| f.kind == FunctionKind::Entry && f.body.is_some())
     }
 
-    /// The function of that name that has a body.
+    /// The function with this name that has a body.
     pub fn function(&self, name: &str) -> Option<&Function> {
         self.functions().find(|f| &*f.name == name && f.body.is_some())
     }
@@ -198,7 +198,8 @@ pub struct Param {
     pub name: Name,
     /// Elements of an array (a struct passed by value is `.b8 name[N]`); `None` for a scalar.
     pub elements: Option<u32>,
-    /// `.ptr .space .align N` of a kernel parameter: space and alignment of the memory that it points to.
+    /// `.ptr .space .align N` of a kernel parameter: space and alignment in bytes of the memory that the
+    /// pointer points to.
     pub pointer: Option<(Space, u32)>,
 }
 
@@ -243,7 +244,7 @@ pub struct LaunchBounds {
 }
 
 impl LaunchBounds {
-    /// The most threads of a CTA.
+    /// Maximum number of threads of a CTA.
     pub(crate) const MOST_THREADS: i64 = 1024;
 }
 
@@ -279,14 +280,14 @@ impl Function {
 pub struct Register {
     /// The name, with its `%` if there is one.
     pub name: Name,
-    /// Its type.
+    /// The type of the register.
     pub ty: Type,
 }
 
 /// The body of a function. The parser flattens nested scopes and renames declarations that would clash.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Body {
-    /// Registers, indexed by [`Reg`](crate::Reg); first those among the return values and parameters.
+    /// Registers, indexed by [`Reg`](crate::Reg). Return values and parameters that are registers come first.
     pub registers: Vec<Register>,
     /// Names of labels, indexed by [`Label`](crate::Label).
     pub labels: Vec<Name>,
@@ -320,7 +321,7 @@ pub struct Instruction {
     pub line: u32,
 }
 
-/// Two instructions are equal when guard, operation and operands are; the line does not count.
+/// Two instructions are equal when guard, operation and operands are equal. The line is not compared.
 impl PartialEq for Instruction {
     fn eq(&self, other: &Instruction) -> bool {
         (&self.guard, &self.op, &self.operands) == (&other.guard, &other.op, &other.operands)

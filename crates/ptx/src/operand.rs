@@ -16,14 +16,14 @@ pub struct Label(pub u32);
 pub struct Guard {
     /// The predicate register.
     pub reg: Reg,
-    /// Whether the instruction executes where the predicate is false.
+    /// Whether the instruction executes when the predicate is false.
     pub negated: bool,
 }
 
-/// An immediate. Floating-point immediates are kept as bits, so that printing loses nothing.
+/// An immediate. Floating-point immediates are stored as bits, so that printing is exact.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Imm {
-    /// An integer; its low bits are used at the operand's width.
+    /// An integer. The instruction uses as many of its low bits as the operand is wide.
     Int(i64),
     /// Bits in hexadecimal: `0f3F800000` is 1.
     F32(u32),
@@ -110,7 +110,7 @@ macro_rules! special_registers {
                 match self { $(SpecialReg::$variant => crate::Type::$ty),* }
             }
 
-            /// The register of that name.
+            /// The special register with this name.
             pub fn from_name(name: &str) -> Option<SpecialReg> {
                 SpecialReg::ALL.iter().copied().find(|r| r.name() == name)
             }

@@ -42,8 +42,8 @@ impl Display for Module {
 }
 
 impl Module {
-    /// Gives each instruction its line in the printed text, so that findings about a module that was built
-    /// and not parsed point into `to_string()`.
+    /// Gives each instruction its line in the printed text, so that findings about a built module point into
+    /// the text of `to_string()`.
     pub fn number_lines(&mut self) {
         let mut line = 4;
         for item in &mut self.items {
@@ -133,7 +133,8 @@ impl Display for Param {
             ParamSpace::Reg => return write!(f, ".reg .{} {}", self.ty, self.name),
             ParamSpace::Param => f.write_str(".param ")?,
         }
-        // `.align` before the type is the parameter's; after `.ptr` it is that of the memory pointed to.
+        // `.align` before the type is the alignment of the parameter. `.align` after `.ptr` is the alignment
+        // of the memory pointed to.
         if self.align != self.ty.bytes() {
             write!(f, ".align {} ", self.align)?;
         }
@@ -230,8 +231,8 @@ impl Variable {
     }
 }
 
-/// `{…}` with a nested `{…}` for each row of the inner extents. ptxas refuses a flat list for several
-/// dimensions.
+/// `{…}` with a nested `{…}` for each row of the inner extents. ptxas rejects a flat list for a variable of
+/// several dimensions.
 fn rows(f: &mut Formatter<'_>, elements: &[String], inner: &[u64]) -> fmt::Result {
     let Some(rest) = inner.get(1..) else { return write!(f, "{{{}}}", elements.join(", ")) };
     let row = inner.iter().fold(1u64, |n, &dim| n.saturating_mul(dim)).max(1);
@@ -245,7 +246,7 @@ fn rows(f: &mut Formatter<'_>, elements: &[String], inner: &[u64]) -> fmt::Resul
 
 impl Body {
     /// The `.reg` and variable declarations, one per line, without the first `skipped` registers, which are
-    /// parameters. Registers whose names count up from 0 become one range.
+    /// parameters. Registers whose names count up from 0 are declared as one range.
     fn declarations(&self, skipped: usize) -> String {
         let mut text = String::new();
         let mut rest = self.registers.get(skipped..).unwrap_or(&[]);
@@ -265,8 +266,8 @@ impl Body {
     }
 }
 
-/// The number of registers at the start of the slice that are `prefix0`, `prefix1`, … of one type; at least
-/// 1.
+/// The number of registers at the start of the slice that are `prefix0`, `prefix1`, … and have the same type;
+/// at least 1.
 fn range_length(registers: &[Register]) -> usize {
     let first = &registers[0];
     let Some(prefix) = first.name.strip_suffix('0').filter(|p| !p.ends_with(|c: char| c.is_ascii_digit()))
@@ -284,11 +285,11 @@ fn name(names: &[crate::Name], index: u32) -> &str {
 }
 
 impl Instruction {
-    /// The instruction as text; `body` has the names of registers and labels.
+    /// The instruction as text. `body` provides the names of registers and labels.
     pub fn display<'a>(&'a self, body: &'a Body) -> impl Display + 'a {
         fmt::from_fn(move |f| {
-            // ptxas takes the targets of `brx.idx` by name only; a scope keeps the name from clashing with
-            // others.
+            // ptxas accepts the targets of `brx.idx` only as the name of a list. A scope of its own keeps
+            // that name from clashing with other names.
             if let Some(Operand::Labels(labels)) = self.operands.get(1) {
                 let names: Vec<&str> = labels.iter().map(|label| name(&body.labels, label.0)).collect();
                 write!(f, "{{ $targets: .branchtargets {}; ", names.join(", "))?;
@@ -329,7 +330,8 @@ impl Instruction {
         Ok(())
     }
 
-    /// The position of a tensor map that its coordinates stand behind, so that both share their brackets.
+    /// The position of a tensor map that is followed by its coordinates, so that both stand in one pair of
+    /// brackets.
     fn boxed(&self) -> Option<usize> {
         let map = self.op.tensor_map_operand()?;
         let pair = (self.operands.get(map)?, self.operands.get(map + 1)?);
@@ -392,7 +394,7 @@ impl Display for Place<'_> {
         }
         match self.address.offset {
             0 => Ok(()),
-            // ptxas reads `+-8` and not `-8`.
+            // ptxas reads `+-8`, but not `-8`.
             offset => write!(f, "+{offset}"),
         }
     }

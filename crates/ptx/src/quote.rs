@@ -1,17 +1,17 @@
-//! How messages quote what a file holds: short, whatever its length.
+//! Shortens pieces of a file for messages, which stay short however long the file is.
 
 use std::borrow::Cow;
 
-/// Longest piece of a file that a message quotes, in characters.
+/// Maximum length of a quoted piece, in characters.
 pub const LONGEST: usize = 200;
-/// Characters that are kept of the end of a longer piece.
+/// Number of characters kept from the end of a longer piece.
 const END: usize = 50;
-/// Names that a list shows.
+/// Number of names that a list shows.
 const NAMES: usize = 10;
 
-/// A piece of at most [`LONGEST`] characters: the beginning and the end of a longer one.
+/// The piece itself if it has at most [`LONGEST`] characters, else its beginning and its end.
 pub fn cut(piece: &str) -> Cow<'_, str> {
-    // A character has at least one byte.
+    // A character has at least one byte, so a short byte length needs no count.
     if piece.len() <= LONGEST || piece.chars().count() <= LONGEST {
         return Cow::Borrowed(piece);
     }
@@ -20,7 +20,7 @@ pub fn cut(piece: &str) -> Cow<'_, str> {
     Cow::Owned(format!("{} … {}", &piece[..at(LONGEST - END - 3)], &piece[from_end(END)..]))
 }
 
-/// A text whose words, the runs without white space, have at most [`LONGEST`] characters each.
+/// The text with every word (a run without white space) cut to [`LONGEST`] characters.
 pub fn words(text: &str) -> Cow<'_, str> {
     if text.split_whitespace().all(|word| word.len() <= LONGEST) {
         return Cow::Borrowed(text);
@@ -32,7 +32,7 @@ pub fn words(text: &str) -> Cow<'_, str> {
     Cow::Owned(pieces.collect())
 }
 
-/// The first ten names and the number of the others: `a, b and 3 more`.
+/// The first ten names and the number of further names: `a, b and 3 more`.
 pub fn list<S: AsRef<str>>(names: impl IntoIterator<Item = S>) -> String {
     let mut names = names.into_iter();
     let shown: Vec<String> = names.by_ref().take(NAMES).map(|name| cut(name.as_ref()).into_owned()).collect();
@@ -43,7 +43,7 @@ pub fn list<S: AsRef<str>>(names: impl IntoIterator<Item = S>) -> String {
     }
 }
 
-/// A count with its thousands apart: `199,990`.
+/// The count with thousands separators: `199,990`.
 fn grouped(count: usize) -> String {
     let digits = count.to_string();
     let groups: Vec<&str> =

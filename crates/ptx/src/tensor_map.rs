@@ -44,7 +44,8 @@ pub enum Swizzle {
 }
 
 impl Swizzle {
-    /// The longest row of a box in bytes, which is also the span of the permutation; `None` without one.
+    /// The maximum length in bytes of a row of the box, which is also the span of the permutation. `None`
+    /// without a swizzle.
     pub const fn span(self) -> Option<u32> {
         match self {
             Swizzle::None => None,
@@ -92,9 +93,9 @@ pub struct TensorMapSpec {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("tensor map{}: {field} = {value}; accepted: {accepted}", of_buffer(.buffer.as_deref()))]
 pub struct TensorMapError {
-    /// The name of the buffer, where known.
+    /// The name of the buffer, if known.
     pub buffer: Option<String>,
-    /// The field that is wrong.
+    /// The invalid field.
     pub field: &'static str,
     /// The value given.
     pub value: String,
@@ -115,18 +116,18 @@ fn of_buffer(name: Option<&str>) -> String {
 }
 
 impl TensorMapSpec {
-    /// Size in bytes of an encoded map, and of the parameter that takes one.
+    /// Size in bytes of an encoded map, and of the kernel parameter that holds it.
     pub const BYTES: u32 = 128;
-    /// Alignment in bytes of such a parameter.
+    /// Alignment in bytes of the kernel parameter that holds a map.
     pub const ALIGN: u32 = 64;
 
-    /// Bytes that one copy of the box moves, which the mbarrier must expect. What lies outside the tensor
-    /// counts too.
+    /// Bytes that one copy of the box moves, which the mbarrier must expect. The count includes elements
+    /// outside the tensor.
     pub fn box_bytes(&self) -> u32 {
         self.box_extents.iter().fold(self.element.bytes(), |bytes, &n| bytes.saturating_mul(n))
     }
 
-    /// Bytes from element (0, 0, …) to the end of what the tensor reaches.
+    /// Bytes from element (0, 0, …) to the end of the last element of the tensor.
     pub fn reach(&self) -> u128 {
         let bytes = u128::from(self.element.bytes());
         let inner = self.extents.first().map_or(0, |&n| u128::from(n) * bytes);
@@ -134,11 +135,11 @@ impl TensorMapSpec {
         outer.fold(inner, |sum, (&n, &stride)| sum + u128::from(n.saturating_sub(1)) * u128::from(stride))
     }
 
-    /// Checks everything that does not depend on where the buffer lies, by the rules of
-    /// `cuTensorMapEncodeTiled` (CUDA Driver API, "Tensor Map Object Management").
+    /// Checks everything that does not depend on the buffer, by the rules of `cuTensorMapEncodeTiled` (CUDA
+    /// Driver API, "Tensor Map Object Management").
     ///
     /// # Errors
-    /// Names the field, its value and what is accepted.
+    /// A [`TensorMapError`] that names the field, its value and what is accepted.
     pub fn check(&self) -> Result<(), TensorMapError> {
         let rank = self.extents.len();
         accept("rank", rank, (1..=5).contains(&rank), "1 to 5 dimensions")?;
@@ -169,7 +170,7 @@ impl TensorMapSpec {
     /// Like [`TensorMapSpec::check`]; also checks that the tensor lies inside its buffer.
     ///
     /// # Errors
-    /// Names the buffer, the field, its value and what is accepted.
+    /// A [`TensorMapError`] that names the buffer, the field, its value and what is accepted.
     pub fn check_in(&self, buffers: &[BufferSpec]) -> Result<(), TensorMapError> {
         let known = format!("0 to {}", buffers.len().saturating_sub(1));
         accept("buffer", self.buffer, self.buffer < buffers.len(), &known)?;

@@ -100,7 +100,7 @@ impl Type {
         }
     }
 
-    /// The untyped `.bN` of a width in bits; `.b32` for a width without one.
+    /// The untyped `.bN` with this width in bits; `.b32` when no such type exists.
     pub const fn bits_of(bits: u32) -> Type {
         match bits {
             1 => Type::B1,

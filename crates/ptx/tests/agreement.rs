@@ -1,5 +1,6 @@
-//! The verifier and NVIDIA's assembler agree on what there is: thousands of one-line forms of the sm_90a instructions, right and
-//! wrong ones, each with the same verdict from both. Without `FLASHCORE_PTXAS` nothing is compared.
+//! The verifier and NVIDIA's assembler agree on which instructions are valid. Thousands of one-line forms of
+//! the sm_90a instructions, valid and invalid, get the same verdict from both. Without `FLASHCORE_PTXAS`
+//! nothing is compared.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -8,12 +9,12 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use flashcore_ptx::{Rule, parse};
 
-/// `sm_90a` came with `.version` 8.0.
+/// `sm_90a` needs `.version` 8.0.
 fn target(version: &str) -> &'static str {
     if version < "8.0" { "sm_90" } else { "sm_90a" }
 }
 
-/// A kernel with registers of every kind, then the forms, one a line.
+/// A kernel with registers of every kind, then the forms, one per line.
 fn text(version: &str, forms: &[&str]) -> String {
     format!("{}{}\nret;\n}}\n", prelude(version), forms.join("\n"))
 }
@@ -39,7 +40,7 @@ fn prelude(version: &str) -> String {
     )
 }
 
-/// What is wrong with a form by our own account.
+/// The verifier's or parser's error for a form, if any.
 fn refused(version: &str, form: &str) -> Option<String> {
     let module = match parse(&text(version, &[form])) {
         Ok(module) => module,
@@ -52,8 +53,8 @@ fn refused(version: &str, form: &str) -> Option<String> {
         .map(|violation| violation.to_string())
 }
 
-/// What ptxas says of each form that it does not take. It stops at some errors before it has looked for others, so the forms that it
-/// has not refused are given to it until it takes them all.
+/// The error of ptxas for each form that it rejects. ptxas stops at some errors before it has looked for
+/// others, so the forms without an error are assembled again until ptxas accepts all that remain.
 fn refused_by(ptxas: &Path, version: &str, forms: &[&str]) -> BTreeMap<usize, String> {
     static COUNT: AtomicU32 = AtomicU32::new(0);
     let name =
@@ -90,7 +91,7 @@ fn refused_by(ptxas: &Path, version: &str, forms: &[&str]) -> BTreeMap<usize, St
     refused
 }
 
-/// `ptxas FILE, line 12; error : …`.
+/// Parses `ptxas FILE, line 12; error : …`.
 fn complaint(line: &str) -> Option<(usize, String)> {
     let (_, rest) = line.split_once(", line ")?;
     let (number, message) = rest.split_once(';')?;
@@ -122,7 +123,7 @@ fn agree(version: &str, forms: &[String]) {
 
 const VERSIONS: [&str; 4] = ["7.8", "8.0", "8.1", "8.6"];
 
-/// The register that carries a type.
+/// A register that can hold the type.
 fn register(ty: &str) -> &'static str {
     match ty {
         "b16" | "u16" | "f16" | "bf16" => "h0",
@@ -144,7 +145,7 @@ fn list(prefix: &str, count: usize) -> String {
     format!("{{{}}}", names.join(", "))
 }
 
-/// One product; `tail` is what follows `scale-d`.
+/// The text of one product. `tail` follows `scale-d`.
 fn product(
     columns: usize,
     k: usize,
@@ -164,7 +165,7 @@ fn product(
     format!("{name} {sums}, {a_operand}, d1, p{tail};")
 }
 
-/// What floats take behind `scale-d`.
+/// The operands of floating-point products after `scale-d`.
 fn tail(a: &str, from_shared: bool) -> &'static str {
     match (a, from_shared) {
         ("f16" | "bf16", true) => ", 1, 1, 0, 0",
@@ -227,7 +228,7 @@ fn products_of_warpgroups() {
     }
 }
 
-/// As [`agree`], for versions in which nothing may be taken at all.
+/// Like [`agree`], for versions in which every form may be invalid.
 fn agree_some(version: &str, forms: &[String]) {
     let known_and_not = ["mov.b32 r0, r1;", "mov.b32 r0, d1;"].map(String::from);
     let forms: Vec<String> = forms.iter().cloned().chain(known_and_not).collect();
@@ -404,7 +405,7 @@ fn reductions_and_stores_to_the_cluster() {
         for (vector, count) in [("", 1), (".v2", 2), (".v4", 4), (".v8", 8)] {
             let values = vec![value; count].join(", ");
             let values = if count == 1 { values } else { format!("{{{values}}}") };
-            // ptxas takes `.shared::cta` too, which the PTX ISA does not have.
+            // ptxas also accepts `.shared::cta`, which the PTX ISA does not list.
             for space in ["", ".shared::cluster", ".global"] {
                 let at = if space.is_empty() || space == ".global" { ["d0", "d1"] } else { ["r0", "r1"] };
                 let end = format!(
@@ -488,7 +489,8 @@ fn clusters_fences_and_roles() {
     for version in ["8.0", "8.3"] {
         agree(version, &forms);
     }
-    // `.release` and `.acquire`, which say what holds without them, came with 8.0; they are not kept, so nothing notices them in 7.8.
+    // `.release` and `.acquire` are the defaults and need 8.0. The model does not store them, so the verifier
+    // does not reject them in 7.8.
     let said = |form: &String| form.contains("arrive.release") || form.contains("wait.acquire");
     forms.retain(|form| !said(form));
     agree("7.8", &forms);

@@ -1,5 +1,5 @@
-//! Real PTX from NVRTC and Triton: it parses, verifies, survives a round trip through the printer, and ptxas takes
-//! what was printed.
+//! Real PTX from NVRTC and Triton: each text parses, verifies and survives a round trip through the printer,
+//! and ptxas accepts the printed text.
 
 mod ptxas;
 
@@ -47,7 +47,8 @@ fn verify(path: &Path) -> Result<(), Failed> {
     Ok(())
 }
 
-/// The launch file fits the kernel: one argument a parameter, of its size, and as many threads as the kernel allows.
+/// The launch file matches the kernel: one argument per parameter with the parameter's size, and no more
+/// threads than the kernel allows.
 fn launch(path: &Path) -> Result<(), Failed> {
     let module = read(path)?;
     let stem = path.file_stem().unwrap_or_default().to_string_lossy().into_owned();

@@ -1,11 +1,11 @@
-//! Text tests by purpose, see `flashcore_filetest` (add `-- parse/mma` to run some).
+//! Text tests, one folder per purpose, see `flashcore_filetest` (add `-- parse/mma` to run some).
 //!
-//! - `filetests/parse/*.ptx` is parsed. A comment `// error: TEXT` on a line says that the parser stops at this line with a
-//!   message that contains TEXT. A file without such a comment must be parsed and verified, come back from the printer as
-//!   the same module, and be accepted by ptxas, as written and as printed.
-//! - `filetests/verify/*.ptx` is parsed and verified. Each `// error: RULE: TEXT` on a line is a violation there, each
-//!   `//! error: RULE: TEXT` one outside instructions; there must be no others.
-//! - `filetests/emit/*.ptx` is parsed and printed, and the text is that of the `.out` file beside it.
+//! - `filetests/parse/*.ptx` is parsed. A comment `// error: TEXT` on a line expects a parse error on this
+//!   line whose message contains TEXT. A file without such a comment must parse and verify, survive a round
+//!   trip through the printer, and be accepted by ptxas, both as written and as printed.
+//! - `filetests/verify/*.ptx` is parsed and verified. Each `// error: RULE: TEXT` expects a violation on its
+//!   line, each `//! error: RULE: TEXT` one outside instructions. Any other violation fails the test.
+//! - `filetests/emit/*.ptx` is parsed and printed. The text must equal the `.out` file beside it.
 
 mod ptxas;
 

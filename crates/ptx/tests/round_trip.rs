@@ -1,4 +1,4 @@
-//! `parse(print(m)) == m` for generated modules, and no panic on damaged text.
+//! `parse(print(m)) == m` for generated modules. Damaged text causes no panic.
 
 mod generate;
 
@@ -9,7 +9,7 @@ use proptest::prelude::*;
 
 use generate::{Choices, module};
 
-/// Texts from the corpus, short enough to be damaged many times a second.
+/// Texts from the corpus that are short enough to be damaged many times per second.
 fn corpus() -> Vec<String> {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../filetests");
     let mut texts = Vec::new();
@@ -26,7 +26,8 @@ fn corpus() -> Vec<String> {
     texts
 }
 
-/// Whatever parses must verify or be refused, print, and read back as itself.
+/// A text that parses must either fail or pass verification without a panic, and its printed form must parse
+/// to an equal module.
 fn survives(text: &str) {
     if let Ok(module) = parse(text) {
         let _ = module.check();
@@ -61,7 +62,7 @@ proptest! {
                 1 => text.insert(i, b"{}[]<>();:,.%@!|+-0 \"/\n"[j % 23]),
                 2 => text.swap(i, j),
                 3 => text.truncate(i.max(1)),
-                // A piece of the text in another place.
+                // A piece of the text copied to another place.
                 _ => {
                     let piece = text[i..(i + 40).min(text.len())].to_vec();
                     text.splice(j..j, piece);
@@ -79,7 +80,7 @@ proptest! {
     }
 }
 
-/// Found by fuzzing.
+/// Cases found by fuzzing.
 #[test]
 fn the_ends_of_the_number_line_read_back() {
     for operand in ["tile+-9223372036854775808", "tile-9223372036854775808", "tile+9223372036854775807"] {
@@ -92,7 +93,7 @@ fn the_ends_of_the_number_line_read_back() {
     }
 }
 
-/// Coordinates that are missing, apart from their map, or behind something that is none.
+/// Coordinates that are missing, that do not follow their map, or that follow an operand that is not a map.
 #[test]
 fn boxes_without_coordinates_read_back() {
     let load = "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes";
@@ -111,7 +112,7 @@ fn boxes_without_coordinates_read_back() {
     }
 }
 
-/// Texts made to take long or much memory.
+/// Texts that are made to take much time or memory.
 #[test]
 fn hostile_texts_are_refused_at_once() {
     let header = ".version 8.0\n.target sm_80\n.address_size 64\n";
@@ -144,7 +145,8 @@ fn hostile_texts_are_refused_at_once() {
     assert!(start.elapsed().as_secs() < 10, "took {:?}", start.elapsed());
 }
 
-/// 10 000 lines in tens of milliseconds when optimised; the bound leaves room for slow machines and debug builds.
+/// 10 000 lines take tens of milliseconds in a release build. The bound leaves room for slow machines and
+/// debug builds.
 #[test]
 fn ten_thousand_lines_parse_fast() {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../filetests/corpus/cuda_flash_sm80.ptx");

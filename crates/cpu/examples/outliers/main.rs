@@ -1,12 +1,13 @@
-//! Runs random problems with one large element (10² to 6·10⁴) in Q, K or V, at keys that all rows see, few or none, and
-//! holds O and the LSE against the f64 oracle, element by element, with the bounds of `problems::Bounds`:
+//! Runs random problems with one large element (10² to 6·10⁴) in Q, K or V, at keys that all rows see, that
+//! few see or that none sees. Compares O and the LSE with the f64 oracle, element by element, within the
+//! bounds of `problems::Bounds`:
 //!
 //!     cargo run --release -p flashcore-cpu --example outliers [-- --problems N --seed S --isa NAME,…]
 //!
-//! By default 2000 problems from seed 1 on every instruction set of this machine and on the twins in plain Rust. Shapes,
-//! masks, types, strides, head dimensions, groups of heads and plans are drawn, too. Each problem is computed with an LSE
-//! and without. Prints a summary for each instruction set, and each failure; the exit code is 1 if there is one, and 2 for
-//! arguments that are not understood.
+//! The default is 2000 problems from seed 1, on every instruction set of this machine and on the twins in
+//! plain Rust. Shapes, masks, types, strides, head dimensions, groups of heads and plans are drawn too. Each
+//! problem is computed with and without an LSE. The program prints a summary for each instruction set, and
+//! each failure. The exit code is 1 after a failure, and 2 for invalid arguments.
 
 mod problems;
 
@@ -15,7 +16,7 @@ use std::process::ExitCode;
 use flashcore_cpu::Isa;
 use problems::Case;
 
-/// What is asked for.
+/// The options of the command line.
 struct Asked {
     problems: u64,
     seed: u64,
@@ -66,7 +67,7 @@ fn main() -> ExitCode {
     if failures == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
-/// Runs all problems with the instructions of `isa`; the number of failures.
+/// Runs all problems with the instruction set `isa`. Returns the number of failures.
 fn run(isa: Isa, asked: &Asked) -> u64 {
     let (mut failures, mut own, mut worst) = (0, 0, 0.0f64);
     for seed in asked.seed..asked.seed + asked.problems {

@@ -1,14 +1,14 @@
-//! Random problems with one large element, and how far from the oracle an element of O or of the LSE may be.
+//! Random problems with one large element, and the allowed error of each element of O and of the LSE.
 
 use flashcore_cpu::{CpuError, CpuPlan, Element, Isa, Lanes, Order, Reference, Rows, attention, oracle};
 use half::{bf16, f16};
 use problem::{Band, DType, Layout, Problem, Strides, Tensor};
 use rand::{Rng, SeedableRng, rngs::SmallRng};
 
-/// The unit roundoff of f32, in which everything is summed.
+/// The unit roundoff of f32, in which all sums are computed.
 const F32: f64 = 1.0 / (1u64 << 24) as f64;
 
-/// A problem, where it has its large element, and what its inputs are drawn from.
+/// A problem, the position and value of its large element, and the seed of its inputs.
 #[derive(Clone, Debug)]
 pub struct Case {
     pub problem: Problem,
@@ -20,7 +20,8 @@ pub struct Case {
 }
 
 impl Case {
-    /// Any shape, mask, type and strides; the large element is anywhere, at keys that all rows see or few.
+    /// A random shape, mask, type and strides. The large element is anywhere, at keys that all rows or few
+    /// rows see.
     pub fn random(seed: u64) -> Case {
         let mut rng = SmallRng::seed_from_u64(seed);
         let mut any = |of: &[usize]| of[rng.random_range(0..of.len())];
@@ -54,7 +55,7 @@ impl Case {
         Case { problem: p, tensor, at, large, seed }
     }
 
-    /// The default plan for a set of instructions, or any that has them.
+    /// The default plan for the instruction set `isa`, or a random plan with it.
     pub fn plan(&self, isa: Isa) -> CpuPlan {
         let mut rng = SmallRng::seed_from_u64(self.seed ^ 0x9e37_79b9);
         let default = CpuPlan { threads: 1, ..CpuPlan::with_isa(&self.problem, isa) };
@@ -76,10 +77,11 @@ impl Case {
         }
     }
 
-    /// Computes the case with a plan, and without its own arithmetic where the plan's instructions have one.
+    /// Computes the case with a plan. If the instruction set has its own arithmetic, also computes in f32 to
+    /// tell whether that arithmetic was used.
     ///
     /// # Errors
-    /// The attention's own.
+    /// The error of [`attention`].
     pub fn run(&self, plan: &CpuPlan) -> Result<Outcome, CpuError> {
         match self.problem.dtype {
             DType::F32 => self.run_as::<f32>(plan),
@@ -106,7 +108,7 @@ impl Case {
         Ok(outcome)
     }
 
-    /// Normal draws and the large element.
+    /// Normal draws, with the large element at its place.
     pub fn inputs<T: Element>(&self) -> [Vec<T>; 3] {
         let mut rng = SmallRng::seed_from_u64(self.seed);
         [Tensor::Q, Tensor::K, Tensor::V].map(|tensor| {
@@ -122,13 +124,13 @@ impl Case {
     }
 }
 
-/// How a case came out.
+/// The result of a case.
 pub struct Outcome {
-    /// The largest error in the place of what is allowed.
+    /// The largest ratio of an error to the allowed error.
     pub worst: f64,
-    /// Where that was.
+    /// The output in which it occurred.
     pub what: &'static str,
-    /// Whether the instructions' own arithmetic was used, not f32 throughout.
+    /// Whether the instruction set's own arithmetic was used, and not f32 throughout.
     pub own: bool,
 }
 
@@ -136,7 +138,7 @@ impl Outcome {
     fn hold(&mut self, what: &'static str, got: &[f64], exact: &[f64], allowed: &[f64]) {
         for ((&got, &exact), &allowed) in got.iter().zip(exact).zip(allowed) {
             let share = if got == exact { 0.0 } else { (got - exact).abs() / allowed };
-            // NaN is the worst.
+            // NaN counts as the largest error.
             if share > self.worst || share.is_nan() {
                 (self.worst, self.what) = (if share.is_nan() { f64::INFINITY } else { share }, what);
             }
@@ -144,7 +146,7 @@ impl Outcome {
     }
 }
 
-/// The oracle's answer, and what is allowed element by element.
+/// The oracle's result, and the allowed error of each element.
 pub struct Bounds {
     pub exact: Reference,
     pub out: Vec<f64>,
@@ -152,14 +154,16 @@ pub struct Bounds {
 }
 
 impl Bounds {
-    /// With unit roundoffs `u` of the type and `e` of f32, and p the weights:
-    /// - an element of O may err by 2u · Σ p|v| + u · |O|, as weights and O are rounded, and by 4u times its column's
-    ///   scale, the median of the column's magnitudes, as 16-bit integers do; by nothing of this for f32;
-    /// - a logit of n products errs by δ = (4 + 2√n) e · scale · Σ|q k|, so O by Σ p δ (|v| + |O|), and the LSE by Σ p δ;
-    /// - sums over m keys err by (16 + √m) e · Σ p|v|, those of the LSE by (16 + √m) e.
+    /// The allowed errors, with unit roundoffs `u` of the type and `e` of f32, and the weights p:
+    /// - For rounding the weights and O, an element of O is allowed 2u · Σ p|v| + u · |O|. For 16-bit
+    ///   integers, it is also allowed 4u times its column's scale, the median of the column's magnitudes. For
+    ///   f32, none of this is allowed.
+    /// - A logit of n products has an error of δ = (4 + 2√n) e · scale · Σ|q k|. So O is allowed Σ p δ (|v| +
+    ///   |O|), and the LSE Σ p δ.
+    /// - Sums over m keys are allowed (16 + √m) e · Σ p|v|, the LSE (16 + √m) e.
     ///
     /// # Errors
-    /// The oracle's own.
+    /// The error of [`oracle`].
     pub fn of<T: Element>(p: &Problem, [q, k, v]: &[Vec<T>; 3]) -> Result<Bounds, CpuError> {
         let exact = oracle(p, q, k, v)?;
         let (mut out, mut lse) = (Vec::new(), Vec::new());
@@ -202,7 +206,8 @@ impl<'a> Head<'a> {
         Head { problem, keys, values, scales }
     }
 
-    /// What is allowed for a row of O, whose answer is `exact`, and for its LSE but for the rounding of that.
+    /// The allowed error of a row of O, whose exact value is `exact`, and of its LSE, without the LSE's final
+    /// rounding.
     fn allowed(&self, row: usize, query: &[f64], exact: &[f64]) -> (Vec<f64>, f64) {
         let p = self.problem;
         let seen = p.band.keys(row, p.seq_q, p.seq_kv);
@@ -216,7 +221,7 @@ impl<'a> Head<'a> {
         let largest = logits.iter().fold(f64::NEG_INFINITY, |largest, &(logit, _)| largest.max(logit));
         let weights: Vec<f64> = logits.iter().map(|(logit, _)| (logit - largest).exp()).collect();
         let sum: f64 = weights.iter().sum();
-        // Of a weight and of each element of O: Σ p δ, Σ p|v| and Σ p δ|v|.
+        // Σ p δ, and for each element of O: Σ p|v| and Σ p δ|v|.
         let mut blur = 0.0;
         let (mut sizes, mut blurs) = (vec![0.0; exact.len()], vec![0.0; exact.len()]);
         for ((key, (_, delta)), weight) in (seen.start..seen.end).zip(&logits).zip(&weights) {
@@ -229,7 +234,7 @@ impl<'a> Head<'a> {
         }
         let sums = (16.0 + (logits.len() as f64).sqrt()) * F32;
         let roundoff = if p.dtype == DType::F32 { 0.0 } else { p.dtype.unit_roundoff() };
-        // What numbers of the type's least magnitude are rounded by, and more.
+        // More than the rounding error of the smallest numbers of the type.
         let least = if p.dtype == DType::F16 { 2f64.powi(-24) } else { 1e-30 };
         let of_out = |d: usize| match logits.len() {
             0 => 0.0,
@@ -242,7 +247,7 @@ impl<'a> Head<'a> {
     }
 }
 
-/// O as `[batch, heads_q, seq_q, head_dim_v]` and the LSE, which is empty if nobody asks for it.
+/// O as `[batch, heads_q, seq_q, head_dim_v]`, and the LSE, which is empty if it is not requested.
 pub fn attend<T: Element>(
     p: &Problem,
     [q, k, v]: &[Vec<T>; 3],
@@ -268,12 +273,12 @@ fn row<T: Element>(p: &Problem, tensor: Tensor, data: &[T], [batch, head, row]: 
     data[start..start + dim].iter().map(|x| f64::from(x.to_f32())).collect()
 }
 
-/// The strides of a tensor with so many elements more between its rows, and perhaps backward.
+/// The strides of a tensor with `padding` more elements between its rows, perhaps backwards.
 fn spread(p: &Problem, tensor: Tensor, padding: i64, backward: bool) -> Strides {
     let [_, heads, rows, dim] = p.extents(tensor);
     let row = dim as i64 + padding;
     let Strides { row: dense, .. } = p.strides(tensor);
-    // Rows of a head follow each other, or those of all heads do.
+    // The rows of one head are contiguous, or the rows of all heads are interleaved.
     let mut strides = if dense == dim as i64 {
         Strides { row, head: row * rows as i64, batch: row * (rows * heads) as i64 }
     } else {

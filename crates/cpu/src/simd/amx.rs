@@ -1,6 +1,7 @@
-//! AMX: tiles of bf16, multiplied and summed in f32 at sixteen times the rate of FMAs (Intel SDM, volume 1, chapter 18).
+//! AMX: tiles of bf16, multiplied and summed in f32 at sixteen times the rate of FMAs (Intel SDM, volume 1,
+//! chapter 18).
 //!
-//! TDPBF16PS takes subnormal numbers for 0 and makes 0 of subnormal results, whatever MXCSR says.
+//! TDPBF16PS treats subnormal inputs as 0 and flushes subnormal results to 0, regardless of MXCSR.
 #![allow(unsafe_code)] // instructions; an `Amx` exists only where `detect` found them and the kernel lets us use them
 
 use std::arch::asm;
@@ -17,13 +18,13 @@ use crate::element::Elements;
 use crate::terms::{DEPTH, TILE};
 use crate::tile::Step;
 
-/// Proof that the processor has AMX-TILE and AMX-BF16, AVX-512 BW and VL, and all of [`Avx512`], and that this process
-/// may use tiles.
+/// A token: it exists only if the processor has AMX-TILE and AMX-BF16, AVX-512 BW and VL, and everything of
+/// [`Avx512`], and if this process may use tiles.
 #[derive(Clone, Copy)]
 pub(crate) struct Amx(Avx512);
 
-/// Proof that this thread's tiles are configured, beside all of [`Amx`]. Exists only within [`HasTiles::within`], and
-/// stays on its thread.
+/// A token: it exists only while this thread's tiles are configured, within [`HasTiles::within`]. Like
+/// [`Amx`], it implies the instructions. It stays on its thread.
 #[derive(Clone, Copy)]
 pub(crate) struct AmxTiles<'a> {
     amx: Amx,
@@ -36,19 +37,19 @@ impl Amx {
         *AMX.get_or_init(|| {
             let vectors = Avx512::detect()?;
             let short = is_x86_feature_detected!("avx512bw") && is_x86_feature_detected!("avx512vl");
-            // AMX-BF16 and AMX-TILE; a processor with AVX-512 has this leaf.
+            // AMX-BF16 and AMX-TILE. Every processor with AVX-512 has this leaf.
             let tiles = __cpuid_count(7, 0).edx & (1 << 22 | 1 << 24) == 1 << 22 | 1 << 24;
             (short && tiles && is_permitted()).then_some(Amx(vectors))
         })
     }
 
-    /// As [`Simd::products`]: `rounds` times products of tiles, in the order of the kernel's.
+    /// Like [`Simd::products`]: `rounds` products of tiles, in the order of the kernel.
     pub(crate) fn products(self, rounds: usize) -> f64 {
         const PRODUCTS: usize = 4;
         self.within(|_| {
             for _ in 0..rounds {
-                // SAFETY: the processor has the instructions and the tiles are configured, within this closure;
-                // nothing but tiles changes.
+                // SAFETY: within this closure, the processor has the instructions and the tiles are
+                // configured; only tiles change.
                 unsafe {
                     asm!(
                         "tdpbf16ps tmm0, tmm4, tmm6", "tdpbf16ps tmm1, tmm4, tmm7",
@@ -73,16 +74,16 @@ impl HasTiles for Amx {
     }
 
     fn magnitudes<'a>(self, rows: impl Iterator<Item = Elements<'a>>) -> Magnitudes {
-        // SAFETY: `self` is proof of the instructions.
+        // SAFETY: `self` implies the instructions.
         unsafe { magnitudes(rows) }
     }
 
     fn within<R>(self, work: impl for<'a> FnOnce(AmxTiles<'a>) -> R) -> R {
-        /// Releases the tiles, also when `work` panics: tiles in use make switches of threads slower.
+        /// Releases the tiles, also when `work` panics. Tiles in use slow down context switches.
         struct Release;
         impl Drop for Release {
             fn drop(&mut self) {
-                // SAFETY: a `Release` exists only where the instructions do. The tiles lose their contents.
+                // SAFETY: a `Release` exists only if the instructions do. The tiles lose their contents.
                 unsafe {
                     asm!(
                         "tilerelease",
@@ -94,7 +95,7 @@ impl HasTiles for Amx {
             }
         }
         let whole = Shapes::WHOLE;
-        // SAFETY: `self` is proof of the instructions; `whole` is a valid configuration. All tiles become 0.
+        // SAFETY: `self` implies the instructions; `whole` is a valid configuration. All tiles become 0.
         unsafe {
             asm!(
                 "ldtilecfg [{}]", in(reg) &whole,
@@ -108,7 +109,7 @@ impl HasTiles for Amx {
     }
 }
 
-// SAFETY of every block below: `self` is proof of the instructions and of configured tiles.
+// SAFETY of every block below: `self` implies the instructions and configured tiles.
 impl tiles::Tiles for AmxTiles<'_> {
     type Vectors = Avx512;
 
@@ -172,12 +173,13 @@ impl tiles::Tiles for AmxTiles<'_> {
     }
 }
 
-/// Whether this process may use tiles: Linux wants to be asked, once (Documentation/arch/x86/xstate.rst).
+/// Whether this process may use tiles. Linux requires a request once per process
+/// (Documentation/arch/x86/xstate.rst).
 #[cfg(target_os = "linux")]
 fn is_permitted() -> bool {
     const ARCH_REQ_XCOMP_PERM: libc::c_long = 0x1023;
     const XFEATURE_XTILEDATA: libc::c_long = 18;
-    // SAFETY: the call takes two numbers and changes nothing of ours.
+    // SAFETY: the call takes two numbers and changes none of our memory.
     unsafe { libc::syscall(libc::SYS_arch_prctl, ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA) == 0 }
 }
 
@@ -186,7 +188,7 @@ fn is_permitted() -> bool {
     false
 }
 
-/// What LDTILECFG reads: the shapes of the eight tiles.
+/// The operand of LDTILECFG: the shapes of the eight tiles.
 #[repr(C, align(64))]
 struct Shapes {
     palette: u8,
@@ -197,7 +199,7 @@ struct Shapes {
 }
 
 impl Shapes {
-    /// All of 16 rows of 64 bytes.
+    /// All tiles have 16 rows of 64 bytes.
     const WHOLE: Shapes = {
         let (mut row_bytes, mut rows) = ([0; 16], [0; 16]);
         let mut tile = 0;
@@ -209,7 +211,7 @@ impl Shapes {
     };
 }
 
-/// The nearest bf16 numbers of two vectors, ties away from zero, as pairs. What they lack is left.
+/// The nearest bf16 numbers of two vectors, ties away from zero, as pairs. The remainders are left in `rest`.
 #[inline]
 #[target_feature(enable = "avx512f")]
 fn split_pair(rest: &mut [__m512; 2]) -> __m512 {
@@ -220,8 +222,9 @@ fn split_pair(rest: &mut [__m512; 2]) -> __m512 {
         rounded
     });
     let mut pair = _mm512_srli_epi32::<16>(first);
-    // pair | (second & upper). From intrinsics the compiler makes VPERMT2W, which is three times the work.
-    // SAFETY: registers only.
+    // pair | (second & upper). From intrinsics the compiler makes VPERMT2W, which takes three times as many
+    // operations.
+    // SAFETY: only registers change.
     unsafe {
         asm!(
             "vpternlogd {pair}, {second}, {upper}, 0xf8",
@@ -263,30 +266,30 @@ fn row_terms<'a>(
             };
             for (to, pairs) in to.chunks_exact_mut(depth).zip(pairs) {
                 let pairs = _mm512_xor_si512(pairs, sign);
-                // SAFETY: a vector of words.
+                // SAFETY: the slice holds a vector of words.
                 unsafe { _mm512_storeu_si512(to[at..][..WORDS].as_mut_ptr().cast(), pairs) };
             }
         }
     }
 }
 
-/// Elements `at..` of a row, [`DEPTH`] of them, zeros after the last.
+/// [`DEPTH`] elements of a row from `at` on, with zeros after the last.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw")]
 fn load_pairs(from: &[bf16], at: usize) -> __m512i {
     let from = from.get(at..).unwrap_or_default();
     let mask = if from.len() < DEPTH { !(!0 << from.len()) } else { !0 };
-    // SAFETY: the mask hides what does not exist.
+    // SAFETY: the mask excludes elements that do not exist.
     unsafe { _mm512_maskz_loadu_epi16(mask, from.as_ptr().cast()) }
 }
 
-/// The two terms of the same.
+/// The two terms of [`DEPTH`] elements of a row from `at` on.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl")]
 fn two_terms(from: Elements<'_>, at: usize) -> [__m512i; 2] {
     let mut halves = [[_mm256_setzero_si256(); 2]; 2];
     for (half, at) in [at, at + LANES].into_iter().enumerate() {
-        // As if they were first elements of pairs.
+        // The elements are split as if they were first elements of pairs.
         let mut rest = [load(from, at), _mm512_setzero_ps()];
         for term in &mut halves {
             term[half] = _mm512_cvtepi32_epi16(_mm512_castps_si512(split_pair(&mut rest)));
@@ -304,14 +307,14 @@ fn row_pairs<'a>(mut rows: impl Iterator<Item = Elements<'a>>, terms: usize, to:
             let mut rest = pair.map(|row| row.map_or(_mm512_setzero_ps(), |row| load(row, at)));
             for to in to.chunks_exact_mut(term) {
                 let word = split_pair(&mut rest);
-                // SAFETY: a vector of words.
+                // SAFETY: the slice holds a vector of words.
                 unsafe { _mm512_storeu_ps(to[row + at..][..LANES].as_mut_ptr(), word) };
             }
         }
     }
 }
 
-/// [`tiles::Tiles::multiply`].
+/// [`tiles::Tiles::multiply`], compiled for AMX.
 ///
 /// # Safety
 /// The tiles must be configured.
@@ -324,7 +327,7 @@ unsafe fn multiply<const VECTORS: usize>(
     tall: usize,
     mut steps: impl Iterator<Item = Place>,
 ) {
-    /// Steps in one go: all products of two terms of 192 numbers.
+    /// Number of steps per call: enough for all products of two terms of 192 numbers.
     const STEPS: usize = 24;
     let width = VECTORS * LANES;
     assert!(a.tiles * TILE * width <= c.len());
@@ -351,7 +354,8 @@ unsafe fn multiply<const VECTORS: usize>(
                     ld: width * size_of::<f32>(),
                     places: &places[..count],
                 };
-                // SAFETY: the assertions cover every tile; the tiles are configured by the caller's promise.
+                // SAFETY: the assertions cover every tile; the tiles are configured by the caller's
+                // guarantee.
                 unsafe { tiles.multiply(rows, (VECTORS - vector).min(2), sums) };
             }
         }
@@ -359,18 +363,19 @@ unsafe fn multiply<const VECTORS: usize>(
     }
 }
 
-/// One or two tiles of A's rows, one or two of B's columns; distances from row to row in bytes.
+/// One or two tiles of rows of A and one or two of columns of B. Distances from row to row are in bytes.
 struct Tiles<'a> {
     a: *const f32,
     lda: usize,
     b: *const f32,
     c: *mut f32,
     ld: usize,
-    /// In bytes; not empty.
+    /// Offsets in bytes; not empty.
     places: &'a [Place],
 }
 
-/// Sums in tiles 0 to 3, row by row; A in 4 and 5, B in 6 and 7. `x` is where a tile of A is, `x2` the one below, `y` one of B.
+/// Sums are in tiles 0 to 3, row by row; A in 4 and 5, B in 6 and 7. `x` is the address of a tile of A, `x2`
+/// of the tile below, `y` of a tile of B.
 macro_rules! multiply {
     ($tiles:ident, $sums:ident: $($zero:literal)*; $($load:literal)*; $($step:literal)*; $($end:literal)*) => {
         match $sums {
@@ -407,10 +412,10 @@ macro_rules! multiply {
 
 impl Tiles<'_> {
     /// # Safety
-    /// All tiles of A, B and C must exist, and the tiles be ready.
+    /// All tiles of A, B and C must exist, and the tile registers must be configured.
     #[inline(always)]
     unsafe fn multiply(self, rows: usize, columns: usize, sums: Sums) {
-        // SAFETY: the caller's promise.
+        // SAFETY: by the caller's guarantee.
         unsafe {
             match (rows, columns) {
                 (2, 2) => multiply!(self, sums:

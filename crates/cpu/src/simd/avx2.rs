@@ -10,7 +10,7 @@ use crate::dims;
 use crate::peak;
 use crate::tile::{self, Step};
 
-/// Proof that the processor has AVX2, FMA and F16C.
+/// A token: it exists only if the processor has AVX2, FMA and F16C.
 #[derive(Clone, Copy)]
 pub(crate) struct Avx2(());
 
@@ -21,7 +21,7 @@ impl Avx2 {
     }
 }
 
-// SAFETY of every block below: `self` is proof of the instructions; loads and stores are bounds-checked slices.
+// SAFETY of every block below: `self` implies the instructions; loads and stores are bounds-checked slices.
 impl Simd for Avx2 {
     const LANES: usize = 8;
     const MAX_VECTORS: usize = 2;
@@ -128,18 +128,18 @@ impl Simd for Avx2 {
     }
 }
 
-/// Eight vectors to one of their sums: neighbours are folded together, over 2, 4 and 8 lanes.
+/// The sums of the lanes of eight vectors, as one vector. Neighbours are added over 2, 4 and 8 lanes.
 #[inline]
 #[target_feature(enable = "avx2")]
 fn sum_each(of: impl Fn(usize) -> __m256) -> __m256 {
     let two = |i: usize| _mm256_hadd_ps(of(i), of(i + 1));
-    // In each half its own sums of four vectors.
+    // Each half holds its own sums of four vectors.
     let four = |i: usize| _mm256_hadd_ps(two(i), two(i + 2));
     let (a, b) = (four(0), four(4));
     _mm256_add_ps(_mm256_permute2f128_ps::<0x20>(a, b), _mm256_permute2f128_ps::<0x31>(a, b))
 }
 
-/// Widens 8 at a time, and what is left one by one.
+/// Widens 8 elements at a time, and the rest one by one.
 #[target_feature(enable = "avx2,f16c")]
 pub(super) fn widen_f16(from: &[f16], to: &mut [f32]) {
     let whole = from.len() - from.len() % 8;
@@ -161,7 +161,7 @@ pub(super) fn widen_bf16(from: &[bf16], to: &mut [f32]) {
     widen_bf16_plain(from, to);
 }
 
-/// Transposes by blocks of 8 × 8, and what is left element by element.
+/// Transposes in blocks of 8 × 8, and the rest element by element.
 #[target_feature(enable = "avx2")]
 pub(super) fn transpose(
     from: &[f32],
@@ -187,7 +187,7 @@ pub(super) fn transpose(
     }
 }
 
-/// Pairs of 32, then of 64, then of 128 bits change places.
+/// Swaps pairs of 32, then of 64, then of 128 bits.
 #[inline]
 #[target_feature(enable = "avx2")]
 fn transpose_8x8(from: &[f32], from_ld: usize, to: &mut [f32], to_ld: usize) {

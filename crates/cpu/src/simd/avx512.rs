@@ -15,19 +15,19 @@ use crate::tile::{self, Step};
 /// (Lawson iteration in f64; coefficients rounded to f32).
 const EXP2_FLOOR: [f32; 5] = [0.693_151_3, 0.240_164_44, 0.055_799_913, 0.009_017_03, 0.001_867_130_2];
 
-/// Proof that the processor has AVX-512 F and DQ, and all of [`super::Avx2`].
+/// A token: it exists only if the processor has AVX-512 F and DQ, and everything of [`super::Avx2`].
 #[derive(Clone, Copy)]
 pub(crate) struct Avx512(());
 
 impl Avx512 {
     pub(crate) fn detect() -> Option<Avx512> {
         let wide = is_x86_feature_detected!("avx512f") && is_x86_feature_detected!("avx512dq");
-        // Transposes and conversions are those of AVX2.
+        // Widening, and the transposition of remainders, use AVX2.
         (wide && super::Avx2::detect().is_some()).then_some(Avx512(()))
     }
 }
 
-// SAFETY of every block below: `self` is proof of the instructions; loads and stores are bounds-checked slices.
+// SAFETY of every block below: `self` implies the instructions; loads and stores are bounds-checked slices.
 impl Simd for Avx512 {
     const LANES: usize = 16;
     const MAX_VECTORS: usize = 4;
@@ -145,23 +145,23 @@ impl Simd for Avx512 {
     }
 }
 
-/// Sixteen vectors to one of their sums: neighbours are folded together, over 2, 4, 8 and 16 lanes.
+/// The sums of the lanes of sixteen vectors, as one vector. Neighbours are added over 2, 4, 8 and 16 lanes.
 #[inline]
 #[target_feature(enable = "avx512f,avx512dq")]
 fn sum_each(of: impl Fn(usize) -> __m512) -> __m512 {
-    // Of vectors a, b: in each quarter a0 + a2, b0 + b2, a1 + a3, b1 + b3.
+    // For vectors a, b: each quarter holds a0 + a2, b0 + b2, a1 + a3, b1 + b3.
     let two = |i: usize| {
         let (a, b) = (of(i), of(i + 1));
         _mm512_castps_pd(_mm512_add_ps(_mm512_unpacklo_ps(a, b), _mm512_unpackhi_ps(a, b)))
     };
-    // Of vectors a to d: in each quarter its own sums of a, b, c and d.
+    // For vectors a to d: each quarter holds its own sums of a, b, c and d.
     let four = |i: usize| {
         let (ab, cd) = (two(i), two(i + 2));
         let [low, high] =
             [_mm512_unpacklo_pd(ab, cd), _mm512_unpackhi_pd(ab, cd)].map(|v| _mm512_castpd_ps(v));
         _mm512_add_ps(low, high)
     };
-    // Quarters 0 and 2 of a, then of b, and 1 and 3.
+    // Quarters 0 and 2 of a, then of b, plus quarters 1 and 3.
     let quarters = |a, b| {
         _mm512_add_ps(
             _mm512_shuffle_f32x4::<0b10_00_10_00>(a, b),
@@ -171,7 +171,7 @@ fn sum_each(of: impl Fn(usize) -> __m512) -> __m512 {
     quarters(quarters(four(0), four(4)), quarters(four(8), four(12)))
 }
 
-/// Transposes by blocks of 16 × 16, and what is left as AVX2 does.
+/// Transposes in blocks of 16 × 16, and the rest as AVX2 does.
 #[target_feature(enable = "avx512f,avx2")]
 fn transpose(from: &[f32], from_ld: usize, to: &mut [f32], to_ld: usize, rows: usize, cols: usize) {
     let (whole_rows, whole_cols) = (rows - rows % 16, cols - cols % 16);
@@ -190,13 +190,13 @@ fn transpose(from: &[f32], from_ld: usize, to: &mut [f32], to_ld: usize, rows: u
     }
 }
 
-/// Pairs of 32, then of 64 bits change places; then quarters of vectors, which are 4 × 4 blocks.
+/// Swaps pairs of 32, then of 64 bits, then quarters of vectors, which are 4 × 4 blocks.
 #[inline]
 #[target_feature(enable = "avx512f")]
 fn transpose_16x16(from: &[f32], from_ld: usize, to: &mut [f32], to_ld: usize) {
-    // SAFETY of the loads and stores: slices of 16.
+    // SAFETY of the loads and stores: slices of 16 elements.
     let row = |i: usize| unsafe { _mm512_loadu_ps(from[i * from_ld..][..16].as_ptr()) };
-    // quads[4 · g + c] holds in its quarter q column 4 · q + c of rows 4 · g to 4 · g + 3.
+    // Quarter q of quads[4 · g + c] holds column 4 · q + c of rows 4 · g to 4 · g + 3.
     let mut quads = [_mm512_setzero_ps(); 16];
     for g in 0..4 {
         let [a, b, c, d] = [row(4 * g), row(4 * g + 1), row(4 * g + 2), row(4 * g + 3)];
@@ -238,7 +238,7 @@ fn narrow_scaled_f16(from: &[f32], factor: f32, to: &mut [f16]) {
     let (to_whole, to_rest) = to.as_chunks_mut::<16>();
     let factors = _mm512_set1_ps(factor);
     for (from, to) in whole.iter().zip(to_whole) {
-        // SAFETY: both are arrays of 16.
+        // SAFETY: both are arrays of 16 elements.
         unsafe {
             let scaled = _mm512_mul_ps(_mm512_loadu_ps(from.as_ptr()), factors);
             let halves = _mm512_cvtps_ph::<{ _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC }>(scaled);
@@ -253,7 +253,7 @@ fn narrow_scaled_bf16(from: &[f32], factor: f32, to: &mut [bf16]) {
     for (to, from) in to.iter_mut().zip(from) {
         let bits = (from * factor).to_bits();
         let rounded = bits.wrapping_add(0x7fff + (bits >> 16 & 1)) >> 16;
-        // A NaN might be rounded to infinity, or beyond its sign.
+        // Rounding could turn a NaN into infinity, or change its sign.
         let quiet = bits >> 16 | 0x40;
         *to = bf16::from_bits(if (from * factor).is_nan() { quiet } else { rounded } as u16);
     }

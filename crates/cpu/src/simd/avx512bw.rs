@@ -1,4 +1,4 @@
-//! Rows of elements as AVX-512 vectors (BW and VL), whatever their type and length.
+//! Rows of elements of any type and length as AVX-512 vectors (BW and VL).
 #![allow(unsafe_code)] // intrinsics and masked loads, called from code compiled for them
 
 use std::arch::x86_64::*;
@@ -9,13 +9,13 @@ use crate::element::Elements;
 /// f32 lanes of a vector.
 pub(super) const LANES: usize = Avx512::LANES;
 
-/// Elements `at..` of a row, as many as a vector has, zeros after the last.
+/// [`LANES`] elements of a row from `at` on, with zeros after the last.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl")]
 pub(super) fn load(from: Elements<'_>, at: usize) -> __m512 {
     let at = at.min(from.len());
     let mask = lanes(from.len() - at);
-    // SAFETY: the mask hides what does not exist.
+    // SAFETY: the mask excludes elements that do not exist.
     unsafe {
         match from {
             Elements::F32(x) => _mm512_maskz_loadu_ps(mask, x.as_ptr().add(at)),
@@ -33,10 +33,10 @@ fn lanes(count: usize) -> __mmask16 {
     if count < LANES { !(!0 << count) } else { !0 }
 }
 
-/// Writes as many words as `to` has, [`LANES`] at most.
+/// Writes the first words of the vector: as many as `to` has, at most [`LANES`].
 #[inline]
 #[target_feature(enable = "avx512f")]
 pub(super) fn store(words: __m512i, to: &mut [f32]) {
-    // SAFETY: the mask hides what does not exist.
+    // SAFETY: the mask excludes elements that do not exist.
     unsafe { _mm512_mask_storeu_epi32(to.as_mut_ptr().cast(), lanes(to.len()), words) }
 }

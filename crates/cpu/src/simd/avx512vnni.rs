@@ -11,7 +11,7 @@ use crate::element::Elements;
 use crate::peak;
 use crate::tile::Step;
 
-/// Proof that the processor has AVX-512 VNNI, BW and VL, and all of [`Avx512`].
+/// A token: it exists only if the processor has AVX-512 VNNI, BW and VL, and everything of [`Avx512`].
 #[derive(Clone, Copy)]
 pub(crate) struct Avx512Vnni(Avx512);
 
@@ -22,18 +22,19 @@ impl Avx512Vnni {
         Avx512::detect().filter(|_| vnni).map(Avx512Vnni)
     }
 
-    /// As [`Simd::products`], of pairs of 16-bit integers: twice as many.
+    /// Like [`Simd::products`], with pairs of 16-bit integers: twice as many operations.
     pub(crate) fn products(self, rounds: usize) -> f64 {
         #[target_feature(enable = "avx512f,avx512dq,avx512vnni")]
         fn compiled(s: Avx512, rounds: usize) -> f64 {
             peak::accumulate(s, |a, b, sum| add_products(a, b, sum), rounds)
         }
-        // SAFETY: `self` is proof of the instructions.
+        // SAFETY: `self` implies the instructions.
         2.0 * unsafe { compiled(self.0, rounds) }
     }
 }
 
-// SAFETY of every block below: `self` is proof of the instructions; loads and stores are masked or bounds-checked.
+// SAFETY of every block below: `self` implies the instructions; loads and stores are masked or
+// bounds-checked.
 impl Pairs for Avx512Vnni {
     type Vectors = Avx512;
 
@@ -131,12 +132,12 @@ impl Pairs for Avx512Vnni {
     }
 }
 
-/// `sum` + the sums of the products of pairs. The compiler turns the intrinsic into VPMADDWD and VPADDD, whose latency
-/// is shorter; here the throughput counts.
+/// `sum` plus the sums of the products of pairs. Inline assembly, because the compiler turns the intrinsic
+/// into VPMADDWD and VPADDD. Those have a shorter latency, but here the throughput matters.
 #[inline]
 #[target_feature(enable = "avx512f,avx512vnni")]
 fn add_products(a: __m512, b: __m512, mut sum: __m512) -> __m512 {
-    // SAFETY: registers only.
+    // SAFETY: only registers change.
     unsafe {
         asm!(
             "vpdpwssd {sum}, {a}, {b}",

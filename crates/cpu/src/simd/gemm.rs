@@ -1,13 +1,13 @@
-//! C (+)= A · B for a panel: B and C are a few vectors wide, A is read one number at a time.
+//! C (+)= A · B for a panel: B and C are a few vectors wide, and A is read one number at a time.
 #![allow(unsafe_code)] // bounds are asserted once a call, not once a multiplication
 
 use super::Simd;
 
-/// Where element (row, k) of A is.
+/// The position of element (row, k) of A.
 ///
 /// # Safety
-/// [`Lhs::index`] must not decrease as `row` or `k` grows, and a value's methods must always return the same:
-/// [`gemm_part`] checks the largest index only.
+/// [`Lhs::index`] must not decrease as `row` or `k` grows, and a value's methods must always return the same
+/// results: [`gemm_part`] checks the largest index only.
 pub(crate) unsafe trait Lhs: Copy {
     /// The elements.
     fn data(&self) -> &[f32];
@@ -15,14 +15,14 @@ pub(crate) unsafe trait Lhs: Copy {
     fn index(&self, row: usize, k: usize) -> usize;
 }
 
-/// A row-major, `ld` elements from row to row.
+/// A row-major matrix, `ld` elements from row to row.
 #[derive(Clone, Copy)]
 pub(crate) struct Rows<'a> {
     pub data: &'a [f32],
     pub ld: usize,
 }
 
-/// A column-major, `ld` elements from column to column.
+/// A column-major matrix, `ld` elements from column to column.
 #[derive(Clone, Copy)]
 pub(crate) struct Columns<'a> {
     pub data: &'a [f32],
@@ -53,11 +53,11 @@ unsafe impl Lhs for Columns<'_> {
     }
 }
 
-/// What a multiplication is, and what becomes of the sums, which start at zero.
+/// The operation that multiplies and adds, and the final step for the sums. Sums start at zero.
 pub(crate) trait Product<S: Simd>: Copy {
     /// `a · b + sum`
     fn add(self, s: S, a: S::V, b: S::V, sum: S::V) -> S::V;
-    /// What C becomes in vector `v` of a row, where it is `old`.
+    /// The new value of vector `v` of a row of C, whose value was `old`.
     fn finish(self, s: S, sum: S::V, old: S::V, v: usize) -> S::V;
 }
 
@@ -65,7 +65,8 @@ pub(crate) trait Product<S: Simd>: Copy {
 #[derive(Clone, Copy)]
 pub(crate) struct Fresh;
 
-/// C += A · B in f32. A · B is summed for itself: one chain through all blocks of keys would err more.
+/// C += A · B in f32. A · B is summed separately: one chain of additions through all blocks of keys would
+/// have a larger error.
 #[derive(Clone, Copy)]
 pub(crate) struct Added;
 
@@ -91,8 +92,8 @@ impl<S: Simd> Product<S> for Added {
     }
 }
 
-/// C = A · B, or what `product` makes of it, with `m` rows of A and C and `k` rows of B; B and C are `VECTORS` vectors wide and
-/// dense. Register tiles have `tall` rows at most.
+/// C = A · B, or what `product` makes of the sums. A and C have `m` rows, B has `k` rows. B and C are dense
+/// and `VECTORS` vectors wide. Register tiles have at most `tall` rows.
 #[inline(always)]
 pub(crate) fn gemm<S: Simd, P: Product<S>, A: Lhs, const VECTORS: usize>(
     s: S,
@@ -107,14 +108,15 @@ pub(crate) fn gemm<S: Simd, P: Product<S>, A: Lhs, const VECTORS: usize>(
     gemm_part::<S, P, A, VECTORS>(s, product, a, Part { from: b, ld: width }, (c, width), [m, k], tall);
 }
 
-/// Columns of a row-major matrix, `ld` elements from row to row.
+/// Some columns of a row-major matrix, `ld` elements from row to row.
 #[derive(Clone, Copy)]
 pub(crate) struct Part<'a> {
     pub from: &'a [f32],
     pub ld: usize,
 }
 
-/// The same for `VECTORS` vectors of the columns of a wider B and C; C's rows are `ldc` elements apart.
+/// Like [`gemm`], for `VECTORS` vectors of the columns of a wider B and C. The rows of C are `ldc` elements
+/// apart.
 #[inline(always)]
 pub(crate) fn gemm_part<S: Simd, P: Product<S>, A: Lhs, const VECTORS: usize>(
     s: S,
@@ -133,7 +135,7 @@ pub(crate) fn gemm_part<S: Simd, P: Product<S>, A: Lhs, const VECTORS: usize>(
     let mut row = 0;
     while row < m {
         let rows = (m - row).min(tall);
-        // Of the heights above 8 there is one; what is left of it comes next.
+        // Of the heights above 8, only 12 is compiled. The remaining rows follow in the next tile.
         let rows = if (9..12).contains(&rows) { 8 } else { rows };
         let c = (&mut c[row * ldc..], ldc);
         // SAFETY: the assertions cover every index below (m, k) of the three matrices.
@@ -160,7 +162,7 @@ pub(crate) fn gemm_part<S: Simd, P: Product<S>, A: Lhs, const VECTORS: usize>(
     }
 }
 
-/// `ROWS × VECTORS` vectors of C, held in registers. C begins with row `row` of A.
+/// Computes `ROWS × VECTORS` vectors of C in registers. C begins with row `row` of A.
 ///
 /// # Safety
 /// `row + ROWS` rows of A, `ROWS` of C and `k` rows of B must exist.
@@ -175,7 +177,7 @@ unsafe fn tile<S: Simd, P: Product<S>, A: Lhs, const ROWS: usize, const VECTORS:
     k: usize,
 ) {
     let (a_data, c) = (a.data().as_ptr(), c.as_mut_ptr());
-    // SAFETY: the caller's promise, for this and the loads and stores below.
+    // SAFETY: by the caller's guarantee, for this and the loads and stores below.
     let at = |p: *const f32, i: usize| unsafe { std::slice::from_raw_parts(p.add(i), S::LANES) };
     let mut acc = [[s.splat(0.0); VECTORS]; ROWS];
     let (mut b, ldb) = (b.from.as_ptr(), b.ld);
@@ -185,18 +187,18 @@ unsafe fn tile<S: Simd, P: Product<S>, A: Lhs, const ROWS: usize, const VECTORS:
             *line = s.load(at(b, v * S::LANES));
         }
         for (r, acc) in acc.iter_mut().enumerate() {
-            // SAFETY: row + r is below m and kk below k.
+            // SAFETY: row + r is below m, and kk is below k.
             let x = s.splat(unsafe { *a_data.add(a.index(row + r, kk)) });
             for (acc, &line) in acc.iter_mut().zip(&line) {
                 *acc = product.add(s, x, line, *acc);
             }
         }
-        // Past the end of B after its last row, where nothing is read any more.
+        // After the last row, the pointer is past the end of B and is not read.
         b = b.wrapping_add(ldb);
     }
     for (r, acc) in acc.iter().enumerate() {
         for (v, &acc) in acc.iter().enumerate() {
-            // SAFETY: row r of this tile of C.
+            // SAFETY: the vector is in row r of this tile of C.
             let to = unsafe { std::slice::from_raw_parts_mut(c.add(r * ldc + v * S::LANES), S::LANES) };
             s.store(product.finish(s, acc, s.load(to), v), to);
         }

@@ -1,4 +1,5 @@
-//! What the kernels ask of a processor: a vector of f32, a dozen operations, and one entry point compiled for it.
+//! The processor's vectors as the kernels use them: a vector of f32, a dozen operations, and entry points
+//! compiled for the instruction set.
 
 mod gemm;
 mod pairs;
@@ -46,9 +47,10 @@ use crate::tile::Step;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Isa {
-    /// [`Isa::Avx512`], and 16-bit inputs multiplied as tiles of bf16 (AMX-BF16, on Linux); f16 numbers are sums of two of these.
+    /// [`Isa::Avx512`], with 16-bit inputs multiplied as tiles of bf16 (AMX-BF16, on Linux). An f16 number is
+    /// a sum of two bf16 numbers.
     Amx,
-    /// [`Isa::Avx512`], and 16-bit inputs multiplied as 16-bit integers (AVX-512 VNNI, BW and VL).
+    /// [`Isa::Avx512`], with 16-bit inputs multiplied as 16-bit integers (AVX-512 VNNI, BW and VL).
     Avx512Vnni,
     /// AVX-512 F, 16 lanes.
     Avx512,
@@ -56,11 +58,11 @@ pub enum Isa {
     Avx2,
     /// NEON of AArch64, 4 lanes.
     Neon,
-    /// Whatever the compiler makes of plain Rust; present everywhere.
+    /// Plain Rust; available everywhere.
     Portable,
-    /// The integer arithmetic of [`Isa::Avx512Vnni`] in plain Rust, slow: for tests.
+    /// The integer arithmetic of [`Isa::Avx512Vnni`] in plain Rust. Slow, for tests.
     PortableIntegers,
-    /// The arithmetic of [`Isa::Amx`] in plain Rust, slow: for tests.
+    /// The arithmetic of [`Isa::Amx`] in plain Rust. Slow, for tests.
     PortableTerms,
 }
 
@@ -68,14 +70,14 @@ pub enum Isa {
 pub(crate) const MAX_LANES: usize = 16;
 
 impl Isa {
-    /// Every instruction set, fastest first. [`Isa::TWINS`] are not among them.
+    /// Every instruction set except [`Isa::TWINS`], fastest first.
     pub const ALL: [Isa; 6] = [Isa::Amx, Isa::Avx512Vnni, Isa::Avx512, Isa::Avx2, Isa::Neon, Isa::Portable];
 
-    /// Plain Rust with the arithmetic of instructions that a processor may lack. No plan has these unless it is asked to:
-    /// they exist so that tests of that arithmetic run on every machine.
+    /// Plain Rust with the arithmetic of instructions that a processor may lack, so that tests of that
+    /// arithmetic run on every machine. A plan uses these only on request.
     pub const TWINS: [Isa; 2] = [Isa::PortableIntegers, Isa::PortableTerms];
 
-    /// Whether this processor has it.
+    /// Whether this processor supports the instruction set.
     pub fn is_available(self) -> bool {
         match self {
             #[cfg(target_arch = "x86_64")]
@@ -94,21 +96,22 @@ impl Isa {
         }
     }
 
-    /// Those that this processor has, fastest first.
+    /// The instruction sets that this processor supports, fastest first.
     pub fn available() -> Vec<Isa> {
         Isa::ALL.into_iter().filter(|isa| isa.is_available()).collect()
     }
 
-    /// The fastest that this processor has.
+    /// The fastest instruction set that this processor supports.
     pub fn best() -> Isa {
         Isa::ALL.into_iter().find(|isa| isa.is_available()).unwrap_or(Isa::Portable)
     }
 
-    /// Whether it computes a problem in its own arithmetic; else it is [`Isa::wide`] by another name.
+    /// Whether the instruction set computes this problem in its own arithmetic. Otherwise it computes like
+    /// [`Isa::wide`].
     pub fn is_for(self, problem: &Problem) -> bool {
         let rows = problem.seq_q >= self.panel_rows();
         match self {
-            // Preparing K and V is most of the work where rows are few.
+            // With few rows, converting K and V is most of the work.
             Isa::Amx | Isa::Avx512Vnni | Isa::PortableIntegers | Isa::PortableTerms => {
                 // Capped logits are computed in f32.
                 rows && problem.dtype != DType::F32 && problem.score.softcap.is_none()
@@ -117,7 +120,7 @@ impl Isa {
         }
     }
 
-    /// The instruction set that computes in f32 where this one has no arithmetic of its own for a head.
+    /// The instruction set that computes in f32 when this one's own arithmetic does not suit a head.
     pub const fn wide(self) -> Isa {
         match self {
             Isa::Amx | Isa::Avx512Vnni => Isa::Avx512,
@@ -126,12 +129,12 @@ impl Isa {
         }
     }
 
-    /// Whether lanes can be numbers of a row.
+    /// Whether the lanes may be along the head dim.
     pub const fn has_dims(self) -> bool {
         matches!(self, Isa::Avx512 | Isa::Avx2 | Isa::Neon | Isa::Portable)
     }
 
-    /// Query rows that a vector holds; with tiles, those of a tile.
+    /// Number of query rows per vector, or per tile with AMX.
     pub const fn lanes(self) -> usize {
         match self {
             Isa::Amx | Isa::Avx512Vnni | Isa::Avx512 | Isa::PortableIntegers | Isa::PortableTerms => 16,
@@ -140,7 +143,8 @@ impl Isa {
         }
     }
 
-    /// Vectors and rows of the widest register tile: what the default plans take. With AMX the rows are tiles.
+    /// Vectors and rows of the widest register tile, which the default plans use. With AMX, the rows are
+    /// tiles.
     pub const fn tile(self) -> (usize, usize) {
         match self {
             Isa::Amx | Isa::PortableTerms => (2, 2),
@@ -150,7 +154,8 @@ impl Isa {
         }
     }
 
-    /// Most rows of a register tile so many vectors wide: what there are registers for.
+    /// Maximum number of rows of a register tile that is `vectors` vectors wide, given the number of
+    /// registers.
     pub const fn tile_rows(self, vectors: usize) -> usize {
         match (self, vectors) {
             (Isa::Avx512Vnni | Isa::Avx512 | Isa::Neon | Isa::PortableIntegers, 1 | 2) | (Isa::Avx2, 1) => 12,
@@ -159,7 +164,7 @@ impl Isa {
         }
     }
 
-    /// Query rows that one register tile holds at most.
+    /// Maximum number of query rows of a register tile.
     pub const fn panel_rows(self) -> usize {
         self.tile().0 * self.lanes()
     }
@@ -185,17 +190,17 @@ impl fmt::Display for Isa {
     }
 }
 
-/// A processor's vectors of f32. A value of an implementing type is proof that the processor has the instructions:
-/// it comes from `detect`, and so its methods are safe.
+/// A processor's vectors of f32. A value of an implementing type exists only if the processor has the
+/// instructions (it comes from `detect`), so the methods are safe.
 ///
-/// Methods are `#[inline(always)]`, and fast only when inlined into [`Simd::step`], which is compiled for the
-/// instruction set.
+/// Methods are `#[inline(always)]`. They are fast only when inlined into [`Simd::step`], which is compiled
+/// for the instruction set.
 pub(crate) trait Simd: Copy + Send + Sync + 'static {
     /// f32 lanes of a vector.
     const LANES: usize;
     /// Vectors side by side in the widest register tile.
     const MAX_VECTORS: usize;
-    /// Most rows of the register tile, with one vector, two, ….
+    /// Maximum number of rows of the register tile with one, two, three and four vectors.
     const TILE_ROWS: [usize; 4];
     /// The vector.
     type V: Copy;
@@ -209,54 +214,56 @@ pub(crate) trait Simd: Copy + Send + Sync + 'static {
     fn sub(self, a: Self::V, b: Self::V) -> Self::V;
     fn mul(self, a: Self::V, b: Self::V) -> Self::V;
     fn div(self, a: Self::V, b: Self::V) -> Self::V;
-    /// `a · b + c`, fused where the processor can.
+    /// `a · b + c`, fused if the processor has the instruction.
     fn fma(self, a: Self::V, b: Self::V, c: Self::V) -> Self::V;
-    /// The larger lane by lane; either one where a lane of `a` or `b` is NaN.
+    /// The maximum, lane by lane. Either value if a lane of `a` or `b` is NaN.
     fn max(self, a: Self::V, b: Self::V) -> Self::V;
-    /// `if a < b { yes } else { no }` lane by lane; `no` where either is NaN.
+    /// `if a < b { yes } else { no }`, lane by lane. `no` if either is NaN.
     fn select_lt(self, a: Self::V, b: Self::V, yes: Self::V, no: Self::V) -> Self::V;
     /// Whether `a < b` in any lane.
     fn any_lt(self, a: Self::V, b: Self::V) -> bool;
-    /// 2^t: relative error below 2·2⁻²³ for results that are normal numbers (t ≥ −126), smaller ones are right to
-    /// 2⁻¹²⁶; 0 for −∞, NaN for NaN. Only for t ≤ 127.
+    /// 2^t for t ≤ 127. The relative error is below 2·2⁻²³ for results that are normal numbers (t ≥ −126).
+    /// Smaller results have an absolute error of at most 2⁻¹²⁶. −∞ gives 0, NaN gives NaN.
     fn exp2(self, t: Self::V) -> Self::V;
 
-    /// The sums of the lanes of as many vectors as a vector has lanes: `ROWS · KEYS` of them.
+    /// The sums of the lanes of `ROWS · KEYS` vectors, as one vector. `ROWS · KEYS` must be [`Simd::LANES`].
     fn sum_each<const ROWS: usize, const KEYS: usize>(self, of: &[[Self::V; KEYS]; ROWS]) -> Self::V;
 
-    /// Runs `step` with `VECTORS` vectors a panel, compiled for the instruction set.
+    /// Runs `step` with `VECTORS` vectors per panel, compiled for the instruction set.
     fn step<const VECTORS: usize>(self, step: Step<'_>);
 
-    /// Runs `step` with the numbers of a row as lanes, compiled for the instruction set.
+    /// Runs `step` with the lanes along the head dim, compiled for the instruction set.
     fn step_dims(self, step: Step<'_>);
 
-    /// `rounds` times a dozen sums of products in registers, compiled for the instruction set: the floating-point operations.
+    /// Executes `rounds` times a dozen multiply-adds in registers, compiled for the instruction set. Returns
+    /// the number of floating-point operations.
     fn products(self, rounds: usize) -> f64;
 
     /// Reads all of `from`, compiled for the instruction set.
     fn read(self, from: &[f32]);
 
-    /// Widens `from` into `to`, which has the same length.
+    /// Widens `from` into `to`, which has the same length as `from`.
     fn widen_f16(self, from: &[f16], to: &mut [f32]) {
         from.convert_to_f32_slice(to);
     }
 
-    /// Widens `from` into `to`, which has the same length.
+    /// Widens `from` into `to`, which has the same length as `from`.
     fn widen_bf16(self, from: &[bf16], to: &mut [f32]) {
         widen_bf16_plain(from, to);
     }
 
-    /// Rounds `factor · from` into `to`, which has the same length.
+    /// Rounds `factor · from` into `to`, which has the same length as `from`.
     fn narrow_scaled<T: Element>(self, from: &[f32], factor: f32, to: &mut [T]) {
         T::narrow_scaled(from, factor, to);
     }
 
-    /// Transposes `rows × cols` of `from` (row-major, distance `from_ld`) into `to` (distance `to_ld`).
+    /// Transposes the `rows × cols` matrix `from` (row-major, `from_ld` numbers from row to row) into `to`
+    /// (`to_ld`).
     fn transpose(self, from: &[f32], from_ld: usize, to: &mut [f32], to_ld: usize, rows: usize, cols: usize);
 }
 
-/// 2^r − 1 = r · q(r) for r in [−1/2, 1/2]: a relative minimax fit of degree 5 with p(0) = 1, error below 1.6·2⁻²⁴
-/// (Lawson iteration in f64; coefficients rounded to f32).
+/// 2^r − 1 = r · q(r) for r in [−1/2, 1/2]: a relative minimax fit of degree 5 with p(0) = 1, error below
+/// 1.6·2⁻²⁴ (Lawson iteration in f64; coefficients rounded to f32).
 #[allow(clippy::approx_constant)] // fitted: it is near ln 2 and need not be it
 const EXP2_NEAREST: [f32; 5] = [0.693_147, 0.240_222_42, 0.055_507_336, 0.009_671_513, 0.001_326_472_7];
 
@@ -271,20 +278,21 @@ fn exp2_polynomial<S: Simd>(s: S, r: S::V, c: &[f32; 5]) -> S::V {
     s.fma(p, r, s.splat(1.0))
 }
 
-/// 2^t without an instruction for exponents: t + 1.5·2²³ + 127 has round(t) + 127 in its lowest bits, which shifted
-/// are the float 2^round(t). `exponent` shifts a vector's bits left by 23.
+/// 2^t without an instruction for exponents: t + 1.5·2²³ + 127 has round(t) + 127 in its lowest bits. Shifted
+/// left by 23, these bits are the float 2^round(t). `exponent` shifts the bits of each lane left by 23.
 #[inline(always)]
 fn exp2_by_shift<S: Simd>(s: S, t: S::V, exponent: impl FnOnce(S::V) -> S::V) -> S::V {
     const MAGIC: f32 = 12_582_912.0 + 127.0;
     let shifted = s.add(t, s.splat(MAGIC));
     let r = s.sub(t, s.sub(shifted, s.splat(MAGIC)));
     let p = exp2_polynomial(s, r, &EXP2_NEAREST);
-    // A product, not a sum of exponents, so that a NaN stays one. Below −126 the shifted bits mean nothing.
+    // The factors are multiplied, instead of adding exponents, so that NaN gives NaN. Below −126 the shifted
+    // bits are meaningless.
     let power = s.mul(p, exponent(shifted));
     s.select_lt(t, s.splat(-126.0), s.splat(0.0), power)
 }
 
-/// Widens `from` into `to`, which has the same length.
+/// Widens `from` into `to`, which has the same length as `from`.
 pub(crate) fn widen<S: Simd>(s: S, from: Elements<'_>, to: &mut [f32]) {
     match from {
         Elements::F32(from) => to.copy_from_slice(from),
@@ -293,8 +301,8 @@ pub(crate) fn widen<S: Simd>(s: S, from: Elements<'_>, to: &mut [f32]) {
     }
 }
 
-/// A bfloat16 is the upper half of an f32. Written out because this loop vectorises and `bf16::to_f32`, which
-/// quiets signalling NaNs, does not; arithmetic quiets them anyway.
+/// A bfloat16 is the upper half of an f32. This loop vectorises. A loop with `bf16::to_f32`, which quiets
+/// signalling NaNs, does not; later arithmetic quiets them anyway.
 #[inline(always)]
 fn widen_bf16_plain(from: &[bf16], to: &mut [f32]) {
     for (wide, narrow) in to.iter_mut().zip(from) {
@@ -317,7 +325,8 @@ fn transpose_plain(from: &[f32], from_ld: usize, to: &mut [f32], to_ld: usize, r
 mod tests {
     use super::*;
 
-    /// Largest relative error of `exp2` over [−126, 127], in units of 2⁻²³, and its special values.
+    /// The largest relative error of `exp2` over [−126, 127] in units of 2⁻²³. Also checks the special
+    /// values.
     fn exp2_error<S: Simd>(s: S) -> f64 {
         let mut buffer = vec![0.0f32; S::LANES];
         let mut exp2 = |t: f32| {
@@ -419,7 +428,7 @@ mod tests {
         Neon::detect().into_iter().for_each(check);
     }
 
-    /// What a file of this folder asks the compiler for, and what its proof looks for in the processor.
+    /// The features that a file of this folder is compiled for, and the features that its `detect` checks.
     fn features_of(file: &str) -> [Vec<String>; 2] {
         let path = format!("{}/src/simd/{file}.rs", env!("CARGO_MANIFEST_DIR"));
         let text = std::fs::read_to_string(&path).unwrap_or_else(|e| panic!("{path}: {e}"));
@@ -429,11 +438,12 @@ mod tests {
         })
     }
 
-    /// Functions compiled for an instruction set are called on proof of that set: the proofs that each file's functions
-    /// are called with must look for all that the functions are compiled for.
+    /// Functions compiled for an instruction set are called with a token of that set. The `detect` functions
+    /// behind a token must check all features that the functions are compiled for.
     #[test]
     fn proofs_cover_what_functions_are_compiled_for() {
-        // Each file, and those whose `detect` has found its features: a file's own, and those that `detect` calls.
+        // Each file, with the files whose `detect` has checked its features: its own, and those that its
+        // `detect` calls.
         let proofs = [
             ("avx2", vec!["avx2"]),
             ("avx512", vec!["avx512", "avx2"]),
@@ -451,7 +461,8 @@ mod tests {
                 assert!(found.contains(feature), "{file}.rs is compiled for {feature}, which no proof finds");
             }
         }
-        // Functions that two sets share are compiled for what both have; those of AVX2 are called with AVX-512, too.
+        // Functions that two sets share are compiled for the features that both have. Those of AVX2 are also
+        // called with AVX-512.
         for proofs in [&proofs[2].1, &proofs[3].1] {
             let found = found(proofs);
             assert!(features_of("avx512bw")[0].iter().all(|feature| found.contains(feature)), "{proofs:?}");
@@ -460,7 +471,7 @@ mod tests {
         for entry in std::fs::read_dir(format!("{}/src/simd", env!("CARGO_MANIFEST_DIR"))).unwrap() {
             let name = entry.unwrap().file_name().into_string().unwrap();
             let file = name.trim_end_matches(".rs");
-            // This file has the words that are looked for.
+            // This file contains the strings that are searched for.
             let plain = file == "mod" || features_of(file)[0].is_empty();
             assert!(plain || known.contains(&file), "{file}.rs has no proof in this test");
         }

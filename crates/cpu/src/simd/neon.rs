@@ -8,7 +8,7 @@ use crate::dims;
 use crate::peak;
 use crate::tile::{self, Step};
 
-/// Proof that the processor has NEON.
+/// A token: it exists only if the processor has NEON.
 #[derive(Clone, Copy)]
 pub(crate) struct Neon(());
 
@@ -18,7 +18,7 @@ impl Neon {
     }
 }
 
-// SAFETY of every block below: `self` is proof of the instructions; loads and stores are bounds-checked slices.
+// SAFETY of every block below: `self` implies the instructions; loads and stores are bounds-checked slices.
 impl Simd for Neon {
     const LANES: usize = 4;
     const MAX_VECTORS: usize = 4;

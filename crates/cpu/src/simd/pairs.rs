@@ -1,7 +1,8 @@
-//! The online softmax on 16-bit integers, for any vectors that multiply pairs of them.
+//! The online softmax on 16-bit integers, for any vectors that multiply pairs of 16-bit integers.
 //!
-//! A word is 32 bits, carried as an f32 that no f32 operation touches: a pair of 16-bit integers. The code is generic
-//! so that plain Rust ([`super::PortablePairs`]) computes what AVX-512 VNNI computes, on any machine.
+//! A word has 32 bits: a pair of 16-bit integers. It is stored as an f32, on which no f32 operation is done.
+//! The code is generic, so that plain Rust ([`super::PortablePairs`]) computes the same as AVX-512 VNNI on
+//! any machine.
 
 use super::gemm::{Columns, Product, Rows, gemm};
 use super::{MAX_LANES, Simd};
@@ -12,33 +13,34 @@ use crate::tile::{self, Panel, Step};
 /// The vector type of `P`.
 type Vector<P> = <<P as Pairs>::Vectors as Simd>::V;
 
-/// Vectors that multiply pairs of 16-bit integers. A value is proof that the processor has the instructions.
+/// Vectors that multiply pairs of 16-bit integers. A value exists only if the processor has the instructions.
 ///
-/// Methods before [`Pairs::integers`] are fast only when they are inlined into a function that is compiled for the
-/// instruction set, as the methods from there on are.
+/// Methods before [`Pairs::integers`] are fast only when they are inlined into a function that is compiled
+/// for the instruction set. The methods from there on are compiled for it.
 pub(crate) trait Pairs: Copy + Send + Sync + 'static {
     /// The vectors of words.
     type Vectors: Simd;
 
     fn vectors(self) -> Self::Vectors;
 
-    /// `sum` plus the sums of the products of the pairs of `a` and `b`: 32-bit integers.
+    /// `sum` plus the sums of the products of the pairs of `a` and `b`, as 32-bit integers.
     fn add_products(self, a: Vector<Self>, b: Vector<Self>, sum: Vector<Self>) -> Vector<Self>;
 
     /// 32-bit integers as f32.
     fn to_f32(self, sums: Vector<Self>) -> Vector<Self>;
 
-    /// The nearest integers (ties to even) of two vectors, lane by lane as pairs. They must fit 16 bits.
+    /// Rounds two vectors to the nearest integers (ties to even) and combines them as pairs, lane by lane.
+    /// The integers must fit 16 bits.
     fn pair(self, first: Vector<Self>, second: Vector<Self>) -> Vector<Self>;
 
-    /// Elements `at..` of a row, as many as a vector has lanes, zeros after the last.
+    /// A vector of elements of a row from `at` on, with zeros after the last.
     fn load(self, from: Elements<'_>, at: usize) -> Vector<Self>;
 
-    /// Writes as many words as `to` has, at most a vector.
+    /// Writes the first words of the vector: as many as `to` has, at most a vector.
     fn store(self, words: Vector<Self>, to: &mut [f32]);
 
-    /// Rows as integers `round(factor · x)`, saturated to 16 bits, `words` a row: neighbours are pairs, the partner of
-    /// an odd last one is 0.
+    /// Rows as integers `round(factor · x)`, saturated to 16 bits, `words` words per row. Neighbours in a row
+    /// are pairs. The partner of an odd last element is 0.
     fn integers<'a>(
         self,
         rows: impl Iterator<Item = Elements<'a>>,
@@ -63,16 +65,16 @@ pub(crate) trait Pairs: Copy + Send + Sync + 'static {
     fn step(self, step: Step<'_>);
 }
 
-/// How large the elements of some rows are. `norm_squared` is NaN where an element is.
+/// The magnitude of the elements of some rows. `norm_squared` is NaN if an element is NaN.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(crate) struct Extent {
-    /// Largest magnitude.
+    /// Largest magnitude of an element.
     pub max: f32,
-    /// Squared Euclidean norm of a row, the largest one.
+    /// Largest squared Euclidean norm of a row.
     pub norm_squared: f32,
 }
 
-/// Of some rows, column by column. The sums are not finite where an element is not.
+/// Measures of some rows, column by column. A sum is not finite if an element is not finite.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Columnwise {
     /// Sums of magnitudes.
@@ -84,12 +86,12 @@ pub(crate) struct Columnwise {
 }
 
 impl Columnwise {
-    /// Of no rows of `dim` columns.
+    /// For no rows, with `dim` columns.
     pub(crate) fn new(dim: usize) -> Columnwise {
         Columnwise { sums: vec![0.0; dim], largest: vec![0.0; dim], others: vec![0.0; dim] }
     }
 
-    /// Forgets all rows.
+    /// Resets to no rows.
     pub(crate) fn clear(&mut self) {
         [&mut self.sums, &mut self.largest, &mut self.others].into_iter().for_each(|x| x.fill(0.0));
     }
@@ -98,13 +100,13 @@ impl Columnwise {
 /// Squared norms of some rows.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct RowNorms {
-    /// The least one.
+    /// The smallest squared norm.
     pub least: f32,
-    /// The sum of all.
+    /// The sum of the squared norms.
     pub sum: f32,
 }
 
-/// How large the elements of some rows are.
+/// The magnitude of the elements of some rows.
 #[inline(always)]
 pub(super) fn extent<'a, P: Pairs>(p: P, rows: impl Iterator<Item = Elements<'a>>) -> Extent {
     let s = p.vectors();
@@ -117,14 +119,14 @@ pub(super) fn extent<'a, P: Pairs>(p: P, rows: impl Iterator<Item = Elements<'a>
             max = s.max(max, magnitude(s, x));
             squares = s.fma(x, x, squares);
         }
-        // Sums of squares are ordered as their bits are, and NaN is above all of them.
+        // Sums of squares have the same order as their bits, and the bits of NaN are above all others.
         norm = norm.max(lanes(s, squares).into_iter().sum::<f32>().abs().to_bits());
     }
     let max = lanes(s, max).into_iter().fold(0.0, f32::max);
     Extent { max, norm_squared: f32::from_bits(norm) }
 }
 
-/// Adds rows to the sums of their columns.
+/// Adds rows to the measures of their columns.
 #[inline(always)]
 pub(super) fn add_columns<'a, P: Pairs>(
     p: P,
@@ -167,7 +169,7 @@ pub(super) fn row_norms<'a, P: Pairs>(
     norms
 }
 
-/// Rows as integers `round(factor · x)`, a factor for each column: those of one row and the next are pairs, the
+/// Rows as integers `round(factor · x)`, with one factor per column. Each row and the next are pairs. The
 /// partners of an odd last row are 0.
 #[inline(always)]
 pub(super) fn row_pairs<'a, P: Pairs>(
@@ -194,7 +196,7 @@ fn magnitude<S: Simd>(s: S, x: S::V) -> S::V {
     s.max(x, s.sub(s.splat(0.0), x))
 }
 
-/// The lanes of a vector, and zeros.
+/// The lanes of a vector, followed by zeros.
 #[inline(always)]
 fn lanes<S: Simd>(s: S, v: S::V) -> [f32; MAX_LANES] {
     let mut lanes = [0.0; MAX_LANES];
@@ -202,12 +204,12 @@ fn lanes<S: Simd>(s: S, v: S::V) -> [f32; MAX_LANES] {
     lanes
 }
 
-/// Elements are pairs of 16-bit integers; the sum of their products, a 32-bit integer, becomes an f32. (Sums start
-/// at zero: the bits of 0.0 are those of the integer.)
+/// Elements are pairs of 16-bit integers. The sum of their products, a 32-bit integer, is converted to f32.
+/// (Sums start at zero: the bits of 0.0 are the integer 0.)
 #[derive(Clone, Copy)]
 struct Logits<P>(P);
 
-/// As [`Logits`], the sums multiplied by a factor for each lane and added to C.
+/// Like [`Logits`], but the sums are multiplied by a factor per lane and added to C.
 #[derive(Clone, Copy)]
 struct Weighted<P: Pairs, const VECTORS: usize>(P, [Vector<P>; VECTORS]);
 
@@ -233,7 +235,7 @@ impl<P: Pairs, const VECTORS: usize> Product<P::Vectors> for Weighted<P, VECTORS
     }
 }
 
-/// [`tile::run_step`] on integers: pairs along the head dimension in Q and K, along the keys in V.
+/// [`tile::run_step`] on integers. Pairs are along the head dim in Q and K, along the keys in V.
 #[inline(always)]
 pub(super) fn run_step<P: Pairs, const VECTORS: usize>(p: P, step: Step<'_>) {
     let s = p.vectors();
@@ -256,8 +258,9 @@ pub(super) fn run_step<P: Pairs, const VECTORS: usize>(p: P, step: Step<'_>) {
     }
 }
 
-/// The logits of a window's keys to pairs of integers, in place, the largest of a lane to 2^[`WEIGHT_BITS`]; adds the
-/// weights to the panel's sum. `max` are the largest logits. Returns the factors that turn integers into weights.
+/// Turns the logits of a window's keys into weights as pairs of integers, in place. The largest weight of a
+/// lane becomes 2^[`WEIGHT_BITS`]. Adds the weights to the panel's sum. `max` holds the largest logits.
+/// Returns the factors that turn integers into weights.
 #[inline(always)]
 fn weigh<P: Pairs, const VECTORS: usize>(
     p: P,
@@ -273,7 +276,7 @@ fn weigh<P: Pairs, const VECTORS: usize>(
     let mut factor = [bits; VECTORS];
     for v in 0..VECTORS {
         let shift = s.load(&panel.shift[v * lanes..]);
-        // A lane without a key here has weights of 0, whatever their factor.
+        // A lane that sees no key here has integer weights of 0, for any factor.
         let top = s.select_lt(max[v], s.splat(f32::MIN), shift, s.mul(max[v], scale));
         raise[v] = s.sub(bits, top);
         factor[v] = s.exp2(s.sub(s.sub(top, shift), bits));
@@ -288,7 +291,7 @@ fn weigh<P: Pairs, const VECTORS: usize>(
                 second = s.exp2(s.fma(s.load(&logits[at + VECTORS * lanes..]), scale, raise[v]));
             }
             sum[v] = s.add(sum[v], s.add(first, second));
-            // Over logits that have been read: pair ≤ 2 · pair.
+            // This overwrites logits that have been read: pair ≤ 2 · pair.
             s.store(p.pair(first, second), &mut logits[(pair * VECTORS + v) * lanes..]);
         }
     }

@@ -1,12 +1,12 @@
-//! Plain Rust, for processors without a module of their own and as a second opinion in tests.
+//! Plain Rust, for processors without a module of their own and as an independent implementation in tests.
 
 use super::{Simd, exp2_by_shift, transpose_plain};
 use crate::dims;
 use crate::peak;
 use crate::tile::{self, Step};
 
-/// Lanes of plain Rust. Four are what every 64-bit processor's compiler can vectorise; sixteen are laid out as those of
-/// AVX-512.
+/// Vectors of plain Rust. Compilers for every 64-bit processor can vectorise 4 lanes. 16 lanes have the
+/// layout of AVX-512.
 #[derive(Clone, Copy)]
 pub(crate) struct Portable<const LANES: usize = 4>;
 
@@ -53,7 +53,7 @@ impl<const LANES: usize> Simd for Portable<LANES> {
     }
     #[inline(always)]
     fn fma(self, a: V<LANES>, b: V<LANES>, c: V<LANES>) -> V<LANES> {
-        // Not `mul_add`: without the instruction that is a library call.
+        // `mul_add` is not used: without an FMA instruction it is a library call.
         std::array::from_fn(|i| a[i] * b[i] + c[i])
     }
     #[inline(always)]

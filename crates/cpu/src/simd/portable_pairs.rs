@@ -1,4 +1,4 @@
-//! Pairs of 16-bit integers in plain Rust: the arithmetic of AVX-512 VNNI where the processor lacks it, for tests.
+//! Pairs of 16-bit integers in plain Rust: the arithmetic of AVX-512 VNNI for tests on processors without it.
 
 use super::Portable;
 use super::pairs::{self, Columnwise, Extent, Pairs, RowNorms};
@@ -6,7 +6,7 @@ use super::portable::map2;
 use crate::element::{Element, Elements};
 use crate::tile::Step;
 
-/// Lanes of its vectors: as many as those of AVX-512.
+/// Lanes of the vectors, as many as AVX-512 has.
 pub(super) const LANES: usize = 16;
 
 type V = [f32; LANES];
@@ -21,7 +21,7 @@ fn integers_of(word: f32) -> [i32; 2] {
     [bits as u16, (bits >> 16) as u16].map(|half| i32::from(half.cast_signed()))
 }
 
-/// A word of two integers, of each the lower 16 bits.
+/// A word of two integers, with the lower 16 bits of each.
 fn word([first, second]: [i32; 2]) -> f32 {
     f32::from_bits(first.cast_unsigned() & 0xffff | second.cast_unsigned() << 16)
 }
@@ -47,7 +47,7 @@ impl Pairs for PortablePairs {
     fn add_products(self, a: V, b: V, sum: V) -> V {
         std::array::from_fn(|i| {
             let ([a0, a1], [b0, b1]) = (integers_of(a[i]), integers_of(b[i]));
-            // In debug builds an overflow, which the factors exclude, panics.
+            // The factors exclude an overflow. In a debug build, an overflow would panic.
             let products = a0 * b0 + a1 * b1;
             f32::from_bits((sum[i].to_bits().cast_signed() + products).cast_unsigned())
         })

@@ -1,4 +1,4 @@
-//! Tiles of bf16 terms in plain Rust: the arithmetic of AMX where the processor lacks it, for tests.
+//! Tiles of bf16 terms in plain Rust: the arithmetic of AMX for tests on processors without it.
 
 use super::Portable;
 use super::portable_pairs::{LANES, element};
@@ -11,7 +11,7 @@ use crate::tile::{MAX_WIDTH, Step};
 #[derive(Clone, Copy)]
 pub(crate) struct PortableTiles;
 
-/// The nearest bf16 number, ties away from zero, as 16 bits; what remains of the number replaces it.
+/// The nearest bf16 number, ties away from zero, as 16 bits. The remainder replaces the number.
 fn split(rest: &mut f32) -> u32 {
     let rounded = rest.to_bits().wrapping_add(0x8000) & 0xffff_0000;
     *rest -= f32::from_bits(rounded);
@@ -24,7 +24,7 @@ fn split_word(rest: &mut [f32; 2]) -> f32 {
     f32::from_bits(first | second << 16)
 }
 
-/// As the product of tiles takes and gives numbers: 0 for a subnormal one.
+/// The number as the product of tiles reads and writes it: 0 if subnormal.
 fn flushed(x: f32) -> f32 {
     if x.abs() < f32::MIN_POSITIVE { 0.0 } else { x }
 }
@@ -110,7 +110,7 @@ impl Tiles for PortableTiles {
         })
     }
 
-    /// Tile by tile as TDPBF16PS: first and second elements of pairs have sums of their own, in f32.
+    /// Computes tile by tile as TDPBF16PS does: first and second elements of pairs have separate sums in f32.
     fn multiply<const VECTORS: usize>(
         self,
         a: Tall<'_>,
@@ -137,7 +137,7 @@ impl Tiles for PortableTiles {
                 let mut sums = [[0.0; MAX_WIDTH]; 2];
                 for (word, &pair) in a.data[at_a + row * a.ld..][..WORDS].iter().enumerate() {
                     for ((sums, terms), x) in sums.iter_mut().zip(&terms).zip(terms_of(pair)) {
-                        // Products of bf16 numbers are exact, as in a fused multiplication.
+                        // Products of bf16 numbers are exact, so this equals a fused multiply-add.
                         for (sum, y) in sums[..width].iter_mut().zip(&terms[word]) {
                             *sum = flushed(x * y + *sum);
                         }

@@ -1,7 +1,7 @@
 //! The online softmax on tiles of bf16 terms, for any vectors and tiles.
 //!
-//! A word is 32 bits, carried as an f32 that no f32 operation touches: a pair of bf16 numbers. The code is generic so
-//! that plain Rust ([`super::PortableTiles`]) computes what AMX computes, on any machine.
+//! A word has 32 bits: a pair of bf16 numbers. It is stored as an f32, on which no f32 operation is done. The
+//! code is generic, so that plain Rust ([`super::PortableTiles`]) computes the same as AMX on any machine.
 
 use super::Simd;
 use crate::element::Elements;
@@ -11,40 +11,40 @@ use crate::tile::{self, Panel, Step};
 /// Words of a row of a tile.
 pub(super) const WORDS: usize = DEPTH / 2;
 
-/// Keys whose logits and weights stay in the first cache until they are used. A multiple of [`DEPTH`].
+/// Number of keys whose logits and weights stay in the L1 cache until they are used. A multiple of [`DEPTH`].
 pub(crate) const CHUNK: usize = 64;
 
 /// The vector type of `T`.
 type Vector<T> = <<T as Tiles>::Vectors as Simd>::V;
 
-/// Proof that the processor has tiles.
+/// A token: it exists only if the processor has tiles.
 pub(crate) trait HasTiles: Copy + Send + Sync + 'static {
-    /// Tiles that are ready.
+    /// Configured tiles.
     type Tiles<'a>: Tiles<Vectors = Self::Vectors>;
-    /// The vectors that go with them.
+    /// The vectors used together with the tiles.
     type Vectors: Simd;
 
     fn vectors(self) -> Self::Vectors;
 
-    /// How large the elements of some rows are.
+    /// The magnitudes of the elements of some rows.
     fn magnitudes<'a>(self, rows: impl Iterator<Item = Elements<'a>>) -> Magnitudes;
 
-    /// Does something with tiles, which are ready for as long as it takes.
+    /// Calls `work` with tiles that are configured for the duration of the call.
     fn within<R>(self, work: impl for<'a> FnOnce(Self::Tiles<'a>) -> R) -> R;
 }
 
-/// How large the elements of some rows are.
+/// The magnitudes of the elements of some rows.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Magnitudes {
-    /// The least magnitude but 0; infinite if there is none.
+    /// The smallest magnitude except 0; infinite if there is none.
     pub least: f32,
-    /// The largest magnitude; NaN if an element is.
+    /// The largest magnitude; NaN if an element is NaN.
     pub largest: f32,
 }
 
 impl Magnitudes {
-    /// From bits without the sign: those of magnitudes have the order of the magnitudes, and NaN is above all.
-    /// `least` are those of the least one minus 1, by which 0 is above all.
+    /// Converts from bits without the sign. These bits have the order of the magnitudes, with NaN above all.
+    /// `least` is the smallest of the bits minus 1; with that offset, 0 is above all others.
     pub(super) fn of_bits(least: u32, largest: u32) -> Magnitudes {
         let infinity = f32::INFINITY.to_bits();
         let least = least.saturating_add(1).min(infinity);
@@ -52,14 +52,15 @@ impl Magnitudes {
     }
 }
 
-/// Tiles that are ready for products, and the vectors that go with them.
+/// Tiles that are configured for products, and the vectors used together with them.
 pub(crate) trait Tiles: Copy {
     /// The vectors of words.
     type Vectors: Simd;
 
     fn vectors(self) -> Self::Vectors;
 
-    /// Rows as `terms` terms, of the opposite sign if `negate`, `words` a row, each term of a row filled up with zeros.
+    /// Rows as `terms` terms, negated if `negate`, `words` words per row. Each term of a row is padded with
+    /// zeros.
     fn terms<'a>(
         self,
         rows: impl Iterator<Item = Elements<'a>>,
@@ -69,8 +70,8 @@ pub(crate) trait Tiles: Copy {
         words: usize,
     );
 
-    /// Rows as `terms` matrices of terms, `dim` words a row: those of one row and the next are pairs, and zeros fill up
-    /// what has no elements.
+    /// Rows as `terms` matrices of terms, `dim` words per row. Each row and the next are pairs. Words without
+    /// elements are zero.
     fn row_pairs<'a>(
         self,
         rows: impl Iterator<Item = Elements<'a>>,
@@ -79,12 +80,12 @@ pub(crate) trait Tiles: Copy {
         dim: usize,
     );
 
-    /// The nearest bf16 numbers of two vectors, ties away from zero, as pairs; what remains of the vectors replaces
-    /// them.
+    /// The nearest bf16 numbers of two vectors, ties away from zero, as pairs. The remainders replace the
+    /// vectors.
     fn split_pair(self, rest: &mut [Vector<Self>; 2]) -> Vector<Self>;
 
-    /// C = Σ A · B, or C += Σ A · B, over the tiles at `steps`; B and C are dense and `VECTORS` vectors wide. `tall`
-    /// tiles of A are multiplied at a time, at most two, with two of B.
+    /// C = Σ A · B, or C += Σ A · B, over the tiles at `steps`. B and C are dense and `VECTORS` vectors wide.
+    /// `tall` tiles of A, at most two, are multiplied at a time with two of B.
     fn multiply<const VECTORS: usize>(
         self,
         a: Tall<'_>,
@@ -95,7 +96,8 @@ pub(crate) trait Tiles: Copy {
         steps: impl Iterator<Item = Place>,
     );
 
-    /// [`run_step`] on words that are pairs of so many terms, compiled for the instruction set.
+    /// [`run_step`] on words that are pairs of terms, with `terms` terms per number, compiled for the
+    /// instruction set.
     fn step(self, step: Step<'_>, terms: usize);
 }
 
@@ -114,7 +116,7 @@ pub(crate) enum Sums {
     Added,
 }
 
-/// Tiles of A and B whose product is summed: where those of A's first rows and of B's first columns begin, in words.
+/// A pair of tiles of A and B whose product is summed: the offsets, in words, of their first elements.
 pub(crate) type Place = [usize; 2];
 
 /// [`tile::run_step`] on terms.
@@ -130,7 +132,7 @@ pub(super) fn run_step<T: Tiles, const TERMS: usize, const VECTORS: usize>(t: T,
         let keys = (block.keys.len() - first).min(CHUNK);
         let k =
             Tall { data: &block.k.data[first * block.k.ld..], ld: block.k.ld, tiles: keys.div_ceil(TILE) };
-        // All of them: logits are exact products, as in f32.
+        // All products are included: logits are as exact as in f32.
         let steps = products::<TERMS>(2 * (TERMS - 1)).flat_map(|(key, query)| {
             (0..depth).step_by(WORDS).map(move |at| [key * depth + at, (query * depth + at) * width])
         });
@@ -146,7 +148,7 @@ pub(super) fn run_step<T: Tiles, const TERMS: usize, const VECTORS: usize>(t: T,
         let weights = &mut weights[..TERMS * pairs * width];
         weigh::<T, TERMS, VECTORS>(t, panel, scale, logits, weights);
         let v = Tall { data: &block.v.data[first / 2..], ld: block.v.ld, tiles: dim / TILE };
-        // But for the low terms of both.
+        // All products except those of the low terms of both.
         let steps = products::<TERMS>(TERMS - 1).flat_map(|(value, weight)| {
             (0..pairs).step_by(WORDS).map(move |at| [value * of_values + at, (weight * pairs + at) * width])
         });
@@ -154,15 +156,15 @@ pub(super) fn run_step<T: Tiles, const TERMS: usize, const VECTORS: usize>(t: T,
     }
 }
 
-/// Pairs of terms (i, j) with i + j ≤ `most`, small products first.
+/// Pairs of terms (i, j) with i + j ≤ `most`. Small products come first.
 #[inline(always)]
 fn products<const TERMS: usize>(most: usize) -> impl Iterator<Item = (usize, usize)> + Clone {
     let of_order = |order: usize| (0..=order).map(move |i| (i, order - i));
     (0..=most).rev().flat_map(of_order).filter(|&(i, j)| i < TERMS && j < TERMS)
 }
 
-/// The logits of a panel's keys to weights, `TERMS` matrices of pairs along the keys, zeros after the last; adds the
-/// weights to the panel's sum.
+/// Turns the logits of a panel's keys into weights: `TERMS` matrices of pairs along the keys, with zeros
+/// after the last key. Adds the weights to the panel's sum.
 #[inline(always)]
 fn weigh<T: Tiles, const TERMS: usize, const VECTORS: usize>(
     t: T,
@@ -198,7 +200,7 @@ fn weigh<T: Tiles, const TERMS: usize, const VECTORS: usize>(
     }
 }
 
-/// What weights of a panel's lanes are made with, and their sums.
+/// Scale and shifts of a panel's lanes, and the sums of their weights.
 struct Lanes<T: Tiles, const VECTORS: usize> {
     scale: Vector<T>,
     minus_shift: [Vector<T>; VECTORS],
@@ -206,8 +208,8 @@ struct Lanes<T: Tiles, const VECTORS: usize> {
 }
 
 impl<T: Tiles, const VECTORS: usize> Lanes<T, VECTORS> {
-    /// The logits of a key and the next, if there is one, to pairs of each of the terms, `at` words from their
-    /// beginning.
+    /// Turns the logits of a key and the next, if there is one, into pairs of each of the terms, written `at`
+    /// words from the beginning of each term's matrix.
     #[inline(always)]
     fn weigh_pair<const TERMS: usize>(
         &mut self,

@@ -5,7 +5,7 @@ use half::{bf16, f16};
 use problem::{DType, Problem, Tensor};
 use rand::{Rng, SeedableRng, rngs::SmallRng};
 
-/// Inputs of a problem, as long as its spans.
+/// Inputs of a problem. Each buffer has the length of its tensor's span.
 #[derive(Clone)]
 pub struct Inputs<T> {
     pub q: Vec<T>,
@@ -14,7 +14,7 @@ pub struct Inputs<T> {
 }
 
 impl<T: Element> Inputs<T> {
-    /// Independent draws, Q and K uniform in ±`logits`, V in ±1.
+    /// Independent uniform draws, Q and K in ±`logits`, V in ±1.
     pub fn random(problem: &Problem, seed: u64, logits: f32) -> Inputs<T> {
         let mut rng = SmallRng::seed_from_u64(seed);
         let mut draw = |tensor, size: f32| {
@@ -25,13 +25,13 @@ impl<T: Element> Inputs<T> {
     }
 }
 
-/// A plan with small blocks, so that small problems have many.
+/// A plan with small blocks, so that small problems have many blocks.
 pub fn small_plan(isa: Isa) -> CpuPlan {
     CpuPlan { rows: Rows::Group, ..CpuPlan::widest(isa, 2, 40, 24) }
 }
 
-/// Runs a kernel into poisoned buffers; returns O as `[batch, head, row, dim]` and the LSE. Elements of the buffer
-/// that belong to no row must keep their poison.
+/// Runs a kernel into poisoned buffers. Returns O as `[batch, head, row, dim]` and the LSE. Elements of the
+/// buffer that belong to no row must keep their poison.
 pub fn run<T: Element>(problem: &Problem, inputs: &Inputs<T>, plan: &CpuPlan) -> (Vec<f64>, Vec<f32>) {
     let [batch, heads, rows, _] = problem.extents(Tensor::Out);
     let mut lse = vec![POISON; batch * heads * rows];
@@ -40,12 +40,12 @@ pub fn run<T: Element>(problem: &Problem, inputs: &Inputs<T>, plan: &CpuPlan) ->
     (out, lse)
 }
 
-/// The same without an LSE.
+/// Like [`run`], without an LSE.
 pub fn run_out<T: Element>(problem: &Problem, inputs: &Inputs<T>, plan: &CpuPlan) -> Vec<f64> {
     run_into(problem, inputs, None, plan)
 }
 
-/// A number of all types that no test's inputs average to.
+/// A number that every type represents and that no test's output equals.
 const POISON: f32 = -61440.0;
 
 fn run_into<T: Element>(
@@ -73,7 +73,7 @@ fn run_into<T: Element>(
     dense
 }
 
-/// Whether `got` is within `tolerance` of `want`, NaN and infinities matching.
+/// Whether `got` is within `tolerance` of `want`. NaN and infinities must match.
 fn close(got: f64, want: f64, tolerance: f64) -> bool {
     if want.is_finite() {
         (got - want).abs() <= tolerance
@@ -86,14 +86,14 @@ fn worst(a: &[f64], b: &[f64]) -> f64 {
     a.iter().zip(b).map(|(a, b)| (a - b).abs()).filter(|x| x.is_finite()).fold(0.0, f64::max)
 }
 
-/// Compares one kernel run with the oracle: at most twice the error of standard attention in the input precision,
-/// plus what f32 sums of that length and the rounding of O cost at least.
+/// Compares one kernel run with the oracle. The tolerance is twice the error of standard attention in the
+/// input precision, plus the minimum error of f32 sums of that length and of rounding O.
 pub fn check<T: Element>(problem: &Problem, inputs: &Inputs<T>, plan: &CpuPlan) {
     let want = oracle(problem, &inputs.q, &inputs.k, &inputs.v).unwrap();
     let naive = reference_in_precision(problem, &inputs.q, &inputs.k, &inputs.v).unwrap();
     let (out, lse) = run(problem, inputs, plan);
     compare(problem, plan, (&out, &lse), &want, &naive);
-    // 16-bit factors are for calls that ask for no LSE.
+    // 16-bit integers are only used for calls without an LSE.
     compare(problem, plan, (&run_out(problem, inputs, plan), &lse), &want, &naive);
 }
 
@@ -105,7 +105,7 @@ fn compare(
     naive: &Reference,
 ) {
     let finite = |x: &[f64]| x.iter().filter(|x| x.is_finite()).fold(0.0f64, |m, x| m.max(x.abs()));
-    // Logits are f32 sums: their error, in ulps of the largest, goes into O whole.
+    // Logits are f32 sums. Their error, in ulps of the largest logit, adds to the error of O in full.
     let logit = finite(&want.lse) * 8.0 * f64::from(f32::EPSILON);
     let floor =
         finite(&want.out) * (problem.dtype.unit_roundoff() * 1.01 + logit + 16.0 * f64::from(f32::EPSILON));

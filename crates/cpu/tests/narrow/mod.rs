@@ -1,5 +1,5 @@
-//! 16-bit factors: as accurate as f32 sums of weights rounded to the input type, and f32 itself beyond the bounds. On
-//! [`Isa::Avx512Vnni`] where the processor has it, and on its twin in plain Rust.
+//! 16-bit integers: as accurate as f32 sums of weights rounded to the input type. Beyond the bounds, f32
+//! itself is used. Tested on [`Isa::Avx512Vnni`] if the processor has it, and on its twin in plain Rust.
 
 use flashcore_cpu::{CpuPlan, Element, Isa, oracle};
 use half::{bf16, f16};
@@ -9,7 +9,7 @@ use rand::{Rng, SeedableRng, rngs::SmallRng};
 
 use crate::common::{Inputs, check, run, run_out};
 
-/// The instruction sets that have integers.
+/// The instruction sets that use integers.
 fn integers() -> impl Iterator<Item = Isa> {
     [Isa::Avx512Vnni, Isa::PortableIntegers].into_iter().filter(|isa| isa.is_available())
 }
@@ -18,7 +18,7 @@ fn plan(isa: Isa) -> CpuPlan {
     CpuPlan::widest(isa, 2, 100, 72)
 }
 
-/// Normal draws: Q and V with these standard deviations, V around a mean.
+/// Normal draws: Q and V with these standard deviations, V with this mean.
 pub fn normal<T: Element>(p: &Problem, seed: u64, [size_q, size_v, mean_v]: [f64; 3]) -> Inputs<T> {
     let mut rng = SmallRng::seed_from_u64(seed);
     let mut draw = |elements: &mut [T], size: f64, mean: f64| {
@@ -34,8 +34,8 @@ pub fn normal<T: Element>(p: &Problem, seed: u64, [size_q, size_v, mean_v]: [f64
     inputs
 }
 
-/// Root of the summed squared errors over one head (dense, without a mask): of `out`, and of an ideal 16-bit kernel,
-/// which rounds the weights and O to the input type and nothing else.
+/// Root of the summed squared errors over one dense head without a mask: of `out`, and of an ideal 16-bit
+/// kernel, which rounds only the weights and O to the input type.
 fn errors<T: Element>(p: &Problem, inputs: &Inputs<T>, out: &[f64]) -> [f64; 2] {
     let round = |x: f64| f64::from(T::from_f32(x as f32).to_f32());
     let wide = |x: &[T]| -> Vec<f64> { x.iter().map(|x| f64::from(x.to_f32())).collect() };
@@ -64,7 +64,7 @@ fn bits<T: Element>(p: &Problem, inputs: &Inputs<T>, isa: Isa) -> Vec<u64> {
     run_out(p, inputs, &plan(isa)).into_iter().map(f64::to_bits).collect()
 }
 
-/// Whether 16-bit factors were used: then some output has other bits than with f32.
+/// Whether 16-bit integers were used. Some output then differs from the f32 result in its bits.
 fn is_narrow<T: Element>(p: &Problem, inputs: &Inputs<T>) -> bool {
     let is = |isa: Isa| bits(p, inputs, isa) != bits(p, inputs, isa.wide());
     let all: Vec<bool> = integers().map(is).collect();
@@ -81,7 +81,8 @@ fn accurate<T: Element>(plan: &CpuPlan, most: f64, [seq, keys, dim]: [usize; 3],
     check(&p, &inputs, plan);
 }
 
-/// Asserts that a plan errs at most `most` times as much as the ideal 16-bit kernel, on inputs of many kinds.
+/// Asserts that the error of a plan is at most `most` times the error of the ideal 16-bit kernel, on inputs
+/// of many kinds.
 pub fn as_accurate_as_rounding_the_weights_with(plan: &CpuPlan, most: f64) {
     for (seq, keys) in [(64, 512), (100, 300), (128, 33)] {
         for dim in [16, 64, 100, 128] {
@@ -177,7 +178,7 @@ fn an_lse_is_computed_in_f32() {
 
 #[test]
 fn sums_at_the_limit_do_not_overflow() {
-    // Rows that are all alike, of equal numbers: every product of a window is as large as it can be.
+    // All rows are equal and consist of equal numbers, so every product of a window is as large as it can be.
     for (dim, keys) in [(64, 96), (1, 64), (33, 71)] {
         let p = Problem::new(1, 1, 64, dim, DType::Bf16).with_seq_kv(keys, Layout::Bhsd);
         for (q, v) in [(1.0, 1.0), (-3.0, 1.5), (4.0, -1e4)] {
@@ -191,7 +192,7 @@ fn sums_at_the_limit_do_not_overflow() {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(96))]
 
-    /// Any sizes, among them those beyond the bounds, with a number here and there replaced.
+    /// Inputs of any size, including those beyond the bounds, with some numbers replaced.
     #[test]
     fn any_inputs(
         heads_kv in 1usize..3, group in 1usize..3, seq_q in 64usize..140, seq_kv in 0usize..200, dim in 1usize..80,
@@ -215,11 +216,11 @@ proptest! {
     }
 }
 
-/// Numbers that `with` puts into tensors.
+/// Numbers that [`with`] puts into tensors.
 pub const SPECIAL: [f32; 8] = [f32::NAN, f32::INFINITY, f32::NEG_INFINITY, 0.0, 1e-7, 100.0, -3000.0, 6e4];
 
-/// Puts special numbers into Q, K and V. Large ones only where all are finite: they make weights that f32 takes for 0, and
-/// that times infinity is NaN.
+/// Puts special numbers into Q, K and V. Large numbers are used only if all are finite: they make weights
+/// that f32 rounds to 0, and 0 times infinity is NaN.
 pub fn with<T: Element>(
     mut inputs: Inputs<T>,
     replaced: &[(usize, prop::sample::Index, usize)],
@@ -236,7 +237,7 @@ pub fn with<T: Element>(
     inputs
 }
 
-/// The references used above are about the same problem.
+/// The oracle that is built into [`errors`] agrees with [`oracle`].
 #[test]
 fn the_exact_half_of_errors_is_the_oracle() {
     let p = Problem::new(1, 1, 20, 8, DType::F16);

@@ -1,5 +1,5 @@
-//! Sums of bf16 terms: as accurate as f32 sums of weights rounded to the input type, and f32 itself beyond the bounds. On
-//! [`Isa::Amx`] where the processor has it, and on its twin in plain Rust.
+//! Sums of bf16 terms: as accurate as f32 sums of weights rounded to the input type. Beyond the bounds, f32
+//! itself is used. Tested on [`Isa::Amx`] if the processor has it, and on its twin in plain Rust.
 
 use flashcore_cpu::{CpuPlan, Element, Isa, Rows};
 use half::{bf16, f16};
@@ -9,7 +9,7 @@ use proptest::prelude::*;
 use crate::common::{Inputs, check, run, run_out};
 use crate::narrow::{SPECIAL, as_accurate_as_rounding_the_weights_with, normal, with};
 
-/// The instruction sets that have tiles.
+/// The instruction sets that use tiles.
 fn tiles() -> impl Iterator<Item = Isa> {
     [Isa::Amx, Isa::PortableTerms].into_iter().filter(|isa| isa.is_available())
 }
@@ -27,7 +27,7 @@ fn bits<T: Element>(p: &Problem, inputs: &Inputs<T>, isa: Isa) -> Vec<u64> {
     run_out(p, inputs, &plan(isa)).into_iter().map(f64::to_bits).collect()
 }
 
-/// Whether tiles were used: then some output has other bits than with f32.
+/// Whether tiles were used. Some output then differs from the f32 result in its bits.
 fn has_tiles<T: Element>(p: &Problem, inputs: &Inputs<T>) -> bool {
     let has = |isa: Isa| bits(p, inputs, isa) != bits(p, inputs, isa.wide());
     let all: Vec<bool> = tiles().map(has).collect();
@@ -37,13 +37,14 @@ fn has_tiles<T: Element>(p: &Problem, inputs: &Inputs<T>) -> bool {
 
 #[test]
 fn as_accurate_as_rounding_the_weights() {
-    // The ideal kernel knows a row's maximum, whose weight is 1 and not rounded; ours is the maximum of what it has seen.
+    // The ideal kernel knows a row's final maximum, whose weight is 1 and is not rounded. The kernel under
+    // test uses the maximum so far.
     tiles().for_each(|isa| as_accurate_as_rounding_the_weights_with(&plan(isa), 1.2));
 }
 
 #[test]
 fn ordinary_inputs_use_tiles_and_others_f32() {
-    // Q's size, V's size, and whether they are ordinary; K's is 1.
+    // Q's size, V's size, and whether the inputs are ordinary. K's size is 1.
     let sizes = [
         (1.0, 1.0, true),
         (30.0, 1.0, true),
@@ -57,7 +58,7 @@ fn ordinary_inputs_use_tiles_and_others_f32() {
         let p = problem::<bf16>(2).with_band(Band::CAUSAL);
         let inputs = normal::<bf16>(&p, 1, [size_q, size_v, 0.0]);
         assert_eq!(has_tiles(&p, &inputs), ordinary, "{size_q} {size_v}");
-        // Logits of 10²⁰ are beyond what f32 can take differences of.
+        // f32 cannot represent the differences of logits of 10²⁰.
         if size_q < 1e9 {
             tiles().for_each(|isa| check(&p, &inputs, &plan(isa)));
         }
@@ -123,7 +124,8 @@ fn genes_change_no_bits_but_by_the_blocks() {
     }
 }
 
-/// V's elements below 2⁻⁸⁰, which tiles might lose, are computed in f32 also beside ordinary ones that a mask hides.
+/// Elements of V below 2⁻⁸⁰, which tiles might flush, are computed in f32, even if other elements of V, which
+/// a mask hides from some rows, are ordinary.
 #[test]
 fn tiny_values_are_computed_in_f32() {
     let p = problem::<bf16>(1).with_band(Band::CAUSAL);
@@ -132,7 +134,7 @@ fn tiny_values_are_computed_in_f32() {
     inputs.v[99 * 64..].fill(bf16::ONE);
     assert!(!has_tiles(&p, &inputs));
     tiles().for_each(|isa| check(&p, &inputs, &plan(isa)));
-    // Zeros are lost by nothing.
+    // Zeros are not affected by flushing.
     let mut zeros = normal::<bf16>(&p, 1, [1.0, 1.0, 0.0]);
     zeros.v[..64].fill(bf16::ZERO);
     assert!(has_tiles(&p, &zeros));
@@ -141,7 +143,7 @@ fn tiny_values_are_computed_in_f32() {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(96))]
 
-    /// Any sizes, among them those beyond the bounds, with a number here and there replaced.
+    /// Inputs of any size, including those beyond the bounds, with some numbers replaced.
     #[test]
     fn any_inputs(
         heads_kv in 1usize..3, group in 1usize..3, seq_q in 32usize..140, seq_kv in 0usize..300, dim in 1usize..140,

@@ -10,20 +10,20 @@ use sha2::{Digest, Sha256};
 
 const MAGIC: [u8; 8] = *b"FLASHCBN";
 const VERSION: u32 = 1;
-/// Magic, version, key, length of the cubin, checksum of the cubin.
+/// Size of the header: magic, version, key, length of the cubin, checksum of the cubin.
 const HEADER: usize = 8 + 4 + 32 + 8 + 32;
-/// No cubin of ours comes near this; a file that is longer is none.
+/// Maximum size of a file in bytes. No cubin of this project comes near it, so a longer file is not a cubin.
 const LARGEST: u64 = 64 << 20;
-/// A draft this old was left behind by a process that died.
+/// A draft of this age was left behind by a process that died.
 const STALE: Duration = Duration::from_secs(3600);
 const SUFFIX: &str = "cubin";
 
-/// What a cubin depends on: the PTX text, the device's architecture, and the compiler.
+/// A hash of everything that a cubin depends on: the PTX text, the device's architecture and the compiler.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Key([u8; 32]);
 
 impl Key {
-    /// The key of PTX text compiled for `sm` by the driver that `compiler` names.
+    /// The key of the PTX text `ptx`, compiled for `sm` by the driver that `compiler` names.
     pub fn new(ptx: &str, sm: u32, compiler: &str) -> Key {
         let mut hash = Sha256::new();
         hash.update(Sha256::digest(ptx));
@@ -38,16 +38,16 @@ impl Key {
     }
 }
 
-/// Why a file gives no cubin.
+/// Why a file yields no cubin.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Damage {
-    /// It is not there, or cannot be read.
+    /// The file does not exist or cannot be read.
     Missing,
-    /// It is not what was written under this key.
+    /// The file does not contain what was written under this key.
     Damaged,
 }
 
-/// A file of the folder.
+/// A file in the folder.
 #[derive(Debug)]
 pub(super) struct Entry {
     pub path: PathBuf,
@@ -59,7 +59,7 @@ pub(super) struct Entry {
 pub(super) fn read(folder: &Path, key: &Key) -> Result<Vec<u8>, Damage> {
     let path = folder.join(key.name());
     let file = File::open(&path).map_err(|_| Damage::Missing)?;
-    // The length first: what is no file of ours is not read into memory.
+    // The length is checked first, so that a large foreign file is not read into memory.
     let length = file.metadata().map_err(|_| Damage::Missing)?.len();
     if !(HEADER as u64..=LARGEST).contains(&length) {
         return Err(Damage::Damaged);
@@ -67,13 +67,14 @@ pub(super) fn read(folder: &Path, key: &Key) -> Result<Vec<u8>, Damage> {
     let mut bytes = Vec::with_capacity(length as usize);
     (&file).take(LARGEST).read_to_end(&mut bytes).map_err(|_| Damage::Damaged)?;
     decode(key, &bytes).ok_or(Damage::Damaged)?;
-    // The time of its last use decides who goes first; where it cannot be set, the time of writing does.
+    // The modification time records the last use, for the removal of old files. If it cannot be set, the time
+    // of writing is used.
     let _ = file.set_modified(SystemTime::now());
     bytes.drain(..HEADER);
     Ok(bytes)
 }
 
-/// Writes the key's file, whole or not at all.
+/// Writes the key's file, completely or not at all.
 pub(super) fn write(folder: &Path, key: &Key, cubin: &[u8]) -> io::Result<()> {
     if cubin.len() as u64 + HEADER as u64 > LARGEST {
         return Err(io::Error::other("the cubin is larger than the cache takes"));
@@ -87,18 +88,19 @@ pub(super) fn write(folder: &Path, key: &Key, cubin: &[u8]) -> io::Result<()> {
         .and_then(|mut file| file.write_all(&encode(key, cubin)))
         .and_then(|()| fs::rename(&draft, folder.join(key.name())));
     if written.is_err() {
-        // The first error is the one that counts; a draft that never came to be cannot be removed.
+        // The first error is returned. A draft that was never created cannot be removed.
         let _ = fs::remove_file(&draft);
     }
     written
 }
 
 pub(super) fn remove(folder: &Path, key: &Key) {
-    // Where it cannot be removed, its checksum or the driver will refuse it again.
+    // A file that cannot be removed is rejected again by its checksum or by the driver.
     let _ = fs::remove_file(folder.join(key.name()));
 }
 
-/// Makes the folder, for this user alone: who can write to it chooses what the GPU runs.
+/// Creates the folder with access for this user alone: a user who can write to it determines what the GPU
+/// runs.
 fn make(folder: &Path) -> io::Result<()> {
     let mut builder = fs::DirBuilder::new();
     builder.recursive(true);
@@ -112,14 +114,14 @@ pub(super) fn is_writable(folder: &Path) -> bool {
     make(folder).and_then(|()| File::create_new(&draft)).and_then(|_| fs::remove_file(&draft)).is_ok()
 }
 
-/// A name that no other thread or process writes under.
+/// A file name that no other thread or process uses.
 fn draft_name() -> String {
     static COUNTER: AtomicU64 = AtomicU64::new(0);
     let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_nanos();
     format!(".{}-{}-{now}.draft", std::process::id(), COUNTER.fetch_add(1, Ordering::Relaxed))
 }
 
-/// The kernels of a folder.
+/// The kernels in a folder.
 pub(super) fn list(folder: &Path) -> Vec<Entry> {
     entries(folder).filter(|entry| entry.path.extension().is_some_and(|e| e == SUFFIX)).collect()
 }
@@ -131,8 +133,9 @@ fn entries(folder: &Path) -> impl Iterator<Item = Entry> {
     })
 }
 
-/// Removes the kernels that were not used longest until `limit` bytes are left, but not `keep`; also drafts of processes
-/// that died. Another process may have removed a file before; that is as good.
+/// Removes the least recently used kernels until at most `limit` bytes are left, but never `keep`. Also
+/// removes drafts of processes that died. Another process may have removed a file first, which is not an
+/// error.
 pub(super) fn trim(folder: &Path, limit: u64, keep: &Key) {
     let now = SystemTime::now();
     for entry in entries(folder).filter(|entry| entry.path.extension().is_some_and(|e| e == "draft")) {
@@ -164,7 +167,7 @@ fn encode(key: &Key, cubin: &[u8]) -> Vec<u8> {
     bytes
 }
 
-/// The cubin in a file's bytes, if they are what [`encode`] made for this key.
+/// The cubin in a file's bytes, if the bytes are what [`encode`] makes for this key.
 fn decode<'a>(key: &Key, bytes: &'a [u8]) -> Option<&'a [u8]> {
     let (magic, rest) = bytes.split_at_checked(8)?;
     let (version, rest) = rest.split_at_checked(4)?;

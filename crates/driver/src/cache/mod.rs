@@ -1,8 +1,9 @@
-//! Compiled kernels on disk, so that a second process need not compile them again.
+//! Compiled kernels on disk, so that later processes need not compile them again.
 //!
-//! A file is named after its key and holds magic, version, key, length and checksum before the cubin. It is written under
-//! another name in the same folder and renamed, so that any number of processes may use a folder at once. Whatever is wrong
-//! with a file or the folder costs a compilation and is counted; it is never an error and never a wrong kernel.
+//! A file is named after its key and holds magic, version, key, length and checksum before the cubin. The
+//! file is written under another name in the same folder and then renamed, so that any number of processes
+//! may use a folder at once. A damaged file or an unusable folder causes a compilation and is counted. It
+//! never causes an error or a wrong kernel.
 
 mod file;
 #[cfg(test)]
@@ -14,13 +15,13 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use file::Damage;
 pub use file::Key;
 
-/// Bytes of files that a folder keeps; beyond that those go that were not used longest.
+/// Maximum size of all files in a folder, in bytes. Beyond that, the least recently used files are removed.
 const LIMIT: u64 = 256 << 20;
 
-/// The cache in one folder, or none.
+/// The cache in one folder, or a cache without a folder, which stores nothing.
 #[derive(Debug)]
 pub struct CubinCache {
-    /// `None` where the system names no place for caches.
+    /// `None` if the environment names no folder for caches.
     folder: Option<PathBuf>,
     limit: u64,
     hits: AtomicU64,
@@ -30,56 +31,57 @@ pub struct CubinCache {
     unwritable: AtomicU64,
 }
 
-/// What a cache did since the process began.
+/// Counters of a cache since the process began.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct CacheStats {
-    /// Kernels taken from the folder.
+    /// Number of kernels taken from the folder.
     pub hits: u64,
-    /// Kernels that were not there.
+    /// Number of kernels that were not in the folder.
     pub misses: u64,
-    /// Kernels put there.
+    /// Number of kernels written to the folder.
     pub stored: u64,
-    /// Files that were torn, corrupt, foreign or refused by the driver: compiled anew.
+    /// Number of files that were truncated, corrupt, written for another key or rejected by the driver. Their
+    /// kernels are compiled again.
     pub damaged: u64,
-    /// Kernels that could not be put there: read-only, full or missing folder.
+    /// Number of kernels that could not be written: the folder is read-only, full or missing.
     pub unwritable: u64,
 }
 
-/// What a cache's folder holds.
+/// The contents of a cache's folder.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CacheUsage {
-    /// The folder; `None` where the system names no place for caches.
+    /// The folder; `None` if the environment names no folder for caches.
     pub folder: Option<PathBuf>,
-    /// Whether a file can be put there.
+    /// Whether files can be written to the folder.
     pub writable: bool,
-    /// Kernels there.
+    /// Number of kernels in the folder.
     pub entries: usize,
-    /// Their bytes.
+    /// Size of these kernels in bytes.
     pub bytes: u64,
 }
 
 impl CubinCache {
-    /// The cache in `folder`, which is made when it is first needed.
+    /// The cache in `folder`, which is created when first needed, with at most `limit` bytes of files.
     pub fn new(folder: Option<PathBuf>, limit: u64) -> CubinCache {
         let zero = || AtomicU64::new(0);
         let (hits, misses, stored, damaged, unwritable) = (zero(), zero(), zero(), zero(), zero());
         CubinCache { folder, limit, hits, misses, stored, damaged, unwritable }
     }
 
-    /// The cache of this user: in `FLASHCORE_CACHE_DIR`, else in `flashcore` under `XDG_CACHE_HOME`, else under `.cache` of
-    /// the home folder (`LOCALAPPDATA` on Windows).
+    /// The user's cache: in `FLASHCORE_CACHE_DIR`, else in `flashcore` under `XDG_CACHE_HOME`, else in
+    /// `flashcore` under `.cache` of the home folder (`LOCALAPPDATA` on Windows).
     pub fn of_environment() -> CubinCache {
         let variable =
             |name: &str| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
         CubinCache::new(folder_of(variable), LIMIT)
     }
 
-    /// The folder; `None` where the system names no place for caches.
+    /// The folder; `None` if the environment names no folder for caches.
     pub fn folder(&self) -> Option<&Path> {
         self.folder.as_deref()
     }
 
-    /// What it did since the process began.
+    /// The counters since the process began.
     pub fn stats(&self) -> CacheStats {
         let read = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         CacheStats {
@@ -91,7 +93,7 @@ impl CubinCache {
         }
     }
 
-    /// What the folder holds, and whether a file can be put there.
+    /// The contents of the folder, and whether files can be written to it.
     pub fn usage(&self) -> CacheUsage {
         let Some(folder) = &self.folder else {
             return CacheUsage { folder: None, writable: false, entries: 0, bytes: 0 };
@@ -105,7 +107,7 @@ impl CubinCache {
         }
     }
 
-    /// The cubin of that key, if a sound file holds it.
+    /// The cubin with this key, if an undamaged file holds it.
     pub fn get(&self, key: &Key) -> Option<Vec<u8>> {
         let found = self.folder.as_ref().map(|folder| file::read(folder, key));
         match found {
@@ -119,7 +121,8 @@ impl CubinCache {
         None
     }
 
-    /// Keeps a cubin, in the place of what was there, and lets the oldest go where that is too much.
+    /// Stores a cubin, replacing an earlier one with the same key. Removes the least recently used files
+    /// beyond the limit.
     pub fn put(&self, key: &Key, cubin: &[u8]) {
         let Some(folder) = &self.folder else { return count(&self.unwritable) };
         match file::write(folder, key, cubin) {
@@ -131,7 +134,7 @@ impl CubinCache {
         }
     }
 
-    /// Forgets a cubin that the driver refused.
+    /// Removes a cubin that the driver rejected, and counts it as damaged.
     pub fn reject(&self, key: &Key) {
         count(&self.damaged);
         if let Some(folder) = &self.folder {
@@ -144,7 +147,7 @@ fn count(counter: &AtomicU64) {
     counter.fetch_add(1, Ordering::Relaxed);
 }
 
-/// The folder that the environment names.
+/// The folder that the environment variables name.
 fn folder_of(variable: impl Fn(&str) -> Option<PathBuf>) -> Option<PathBuf> {
     variable("FLASHCORE_CACHE_DIR")
         .or_else(|| Some(variable("XDG_CACHE_HOME").filter(|path| path.is_absolute())?.join("flashcore")))

@@ -4,7 +4,7 @@ use std::time::{Duration, SystemTime};
 
 use super::{CacheStats, CubinCache, Key, file, folder_of};
 
-/// A folder of our own, removed when dropped.
+/// A temporary folder, removed when dropped.
 struct Folder(PathBuf);
 
 impl Folder {
@@ -18,7 +18,7 @@ impl Folder {
         CubinCache::new(Some(self.0.clone()), 1 << 20)
     }
 
-    /// The only file.
+    /// The only file in the folder.
     fn file(&self) -> PathBuf {
         let files = file::list(&self.0);
         assert_eq!(files.len(), 1, "{files:?}");
@@ -113,7 +113,7 @@ fn a_huge_file_is_not_read() {
     let folder = Folder::new("huge");
     let cache = folder.cache();
     cache.put(&key("a"), &cubin(7, 100));
-    // Sparse: a tebibyte of nothing.
+    // A sparse file of 1 TiB.
     std::fs::OpenOptions::new().write(true).open(folder.file()).unwrap().set_len(1 << 40).unwrap();
     assert_eq!((cache.get(&key("a")), cache.stats().damaged), (None, 1));
 }
@@ -124,8 +124,9 @@ fn a_folder_that_cannot_be_written_is_counted_and_no_error() {
     std::fs::create_dir_all(&folder.0).unwrap();
     let occupied = folder.0.join("a-file");
     std::fs::write(&occupied, b"").unwrap();
-    // A file in the folder's place, a folder that no one may make, a device that is always full, and no place at all. (Root
-    // writes to folders whose mode forbids it, so a mode is no test.)
+    // The place of the folder is taken by a file, the parent is a file, the parent is not writable for
+    // anyone, or there is no place. (Root can write to folders whose mode forbids it, so a mode is not tested
+    // here.)
     for place in [Some(occupied.clone()), Some(occupied.join("below")), Some("/proc/flashcore".into()), None]
     {
         let cache = CubinCache::new(place.clone(), 1 << 20);
@@ -139,7 +140,8 @@ fn a_folder_that_cannot_be_written_is_counted_and_no_error() {
 
 const LIMITED: &str = "FLASHCORE_TEST_CACHE_LIMITED";
 
-/// Run by the next test where no file may grow beyond 512 bytes or a kilobyte; alone it does nothing.
+/// Run by the next test in a process in which no file may grow beyond 512 bytes or 1 KiB. Does nothing
+/// otherwise.
 #[test]
 fn limited_child() {
     let Some(folder) = std::env::var_os(LIMITED) else { return };
@@ -151,8 +153,8 @@ fn limited_child() {
     assert_eq!(cache.stats(), expected);
 }
 
-/// A disk that is full in the middle of a write gives the same as a limit on the size of files: a part is written, then
-/// there is an error. Nothing of the part stays, and what was there before does.
+/// A disk that becomes full during a write behaves like a limit on the file size: a part is written, then an
+/// error is returned. The part is removed, and the previous file stays.
 #[cfg(unix)]
 #[test]
 fn a_write_that_runs_out_of_room_leaves_nothing() {
@@ -166,8 +168,8 @@ fn a_write_that_runs_out_of_room_leaves_nothing() {
     assert_eq!(folder.cache().get(&key("before")), Some(cubin(7, 3000)));
 }
 
-/// What is in a folder that may be read and not written is used; what is not there is compiled each time. (Root may write
-/// there all the same.)
+/// Files in a read-only folder are used, and kernels that are not there are compiled each time. (Root can
+/// write to the folder all the same.)
 #[cfg(unix)]
 #[test]
 fn a_read_only_folder_still_gives() {
@@ -180,13 +182,13 @@ fn a_read_only_folder_still_gives() {
     let writable = cache.usage().writable;
     cache.put(&key("b"), &cubin(2, 100));
     let (a, b, stats) = (cache.get(&key("a")), cache.get(&key("b")), cache.stats());
-    // Before anything is asserted, so that the folder can be removed.
+    // The mode is restored before the assertions, so that the folder can be removed in any case.
     mode(0o755);
     assert_eq!((a, b.is_some()), (Some(cubin(1, 100)), writable));
     assert_eq!((stats.stored, stats.unwritable), if writable { (2, 0) } else { (1, 1) });
 }
 
-/// The file's name taken by a folder: the rename fails after the draft was written, and the draft goes.
+/// A folder has the file's name, so the rename fails after the draft was written. The draft is removed.
 #[test]
 fn a_failed_rename_leaves_no_draft() {
     let folder = Folder::new("rename");
@@ -210,12 +212,12 @@ fn the_oldest_go_when_there_is_too_much() {
         let newest = file::list(&folder.0).into_iter().max_by_key(|f| f.used).unwrap();
         std::fs::File::options().write(true).open(newest.path).unwrap().set_modified(used).unwrap();
     }
-    // Used now, so it is "b" that has rested longest.
+    // "a" was used now, so "b" is the least recently used.
     assert!(cache.get(&key("a")).is_some());
     cache.put(&key("d"), &cubin(9, 1000));
     let there = ["a", "b", "c", "d"].map(|name| cache.get(&key(name)).is_some());
     assert_eq!(there, [true, false, true, true]);
-    // One that alone is too much stays, or every start would compile it.
+    // A single kernel over the limit stays. Otherwise every start would compile it.
     cache.put(&key("e"), &cubin(9, 9000));
     assert!(cache.get(&key("e")).is_some());
     assert_eq!(cache.usage().entries, 1);
@@ -235,9 +237,10 @@ fn drafts_of_dead_processes_go_and_young_ones_stay() {
     assert_eq!(there, [false, true]);
 }
 
-/// Writes and reads one folder for a while; whatever is read must be whole. Each key has one right content.
+/// Writes and reads in one folder repeatedly. Whatever is read must be complete. Each key has exactly one
+/// content.
 fn hammer(folder: &std::path::Path, rounds: usize) {
-    // Small enough that files are removed all the time.
+    // A small limit, so that files are removed all the time.
     let cache = CubinCache::new(Some(folder.to_path_buf()), 100_000);
     for round in 0..rounds {
         let n = (round % 7) as u8;
@@ -253,7 +256,7 @@ fn hammer(folder: &std::path::Path, rounds: usize) {
 
 const CHILD: &str = "FLASHCORE_TEST_CACHE_HAMMER";
 
-/// Run by the next test in processes of their own; alone it does nothing.
+/// Run by the next test in processes of their own. Does nothing otherwise.
 #[test]
 fn hammer_in_a_child() {
     if let Some(folder) = std::env::var_os(CHILD) {
@@ -293,7 +296,7 @@ fn the_environment_names_the_folder() {
     let home = ("HOME", "/home/u");
     assert_eq!(folder(&[("FLASHCORE_CACHE_DIR", "/c"), home]), Some("/c".into()));
     assert_eq!(folder(&[("XDG_CACHE_HOME", "/x"), home]), Some("/x/flashcore".into()));
-    // The XDG specification has relative paths ignored.
+    // The XDG specification says to ignore relative paths.
     assert_eq!(folder(&[("XDG_CACHE_HOME", "x"), home]), Some("/home/u/.cache/flashcore".into()));
     assert_eq!(folder(&[]), None);
 }

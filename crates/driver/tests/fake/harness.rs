@@ -1,14 +1,15 @@
-//! Runs scenarios of a test program in processes whose CUDA driver is the fake one: a process loads its driver once. Each test
-//! program that uses this has a test named `scenario`, which runs what [`SCENARIO`] names.
+//! Runs scenarios of a test program in processes that use the fake CUDA driver, because a process loads its
+//! driver once. Each test program that uses this harness has a test named `scenario`, which runs the scenario
+//! that [`SCENARIO`] names.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::OnceLock;
 
-/// The variable that names the scenario.
+/// The environment variable that names the scenario.
 pub const SCENARIO: &str = "FLASHCORE_TEST_SCENARIO";
 
-/// A folder of our own, removed when dropped.
+/// A temporary folder, removed when dropped.
 pub struct Folder(pub PathBuf);
 
 impl Folder {
@@ -26,7 +27,7 @@ impl Drop for Folder {
     }
 }
 
-/// The folder of the library, which is compiled once; `lacking` leaves one function out.
+/// The folder of the fake driver's library, which is compiled once. `lacking` leaves one function out.
 fn library(lacking: bool) -> PathBuf {
     static BUILT: OnceLock<[PathBuf; 2]> = OnceLock::new();
     let built = BUILT.get_or_init(|| {
@@ -56,7 +57,7 @@ pub fn run(scenario: &str, lacking: bool, cache: &Path, variables: &[(&str, &str
     assert!(output.status.success(), "{scenario}: {text}{}", String::from_utf8_lossy(&output.stdout));
 }
 
-/// Runs a scenario with a cache of its own.
+/// Runs a scenario with its own cache.
 pub fn passes(scenario: &str, variables: &[(&str, &str)]) {
     let folder = Folder::new(scenario);
     run(scenario, false, &folder.0, variables);

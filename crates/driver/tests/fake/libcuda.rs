@@ -1,14 +1,14 @@
-//! A CUDA driver without a GPU: device memory is host memory, and a kernel is run by the program that `FAKE_RUNNER` names, or
-//! by no one. It is strict where the real one is: calls without a current context, destroyed handles and unknown addresses are
-//! errors.
+//! A CUDA driver without a GPU. Device memory is host memory. A kernel is run by the program that
+//! `FAKE_RUNNER` names, or not at all. The fake is as strict as the real driver: calls without a current
+//! context, destroyed handles and unknown addresses are errors.
 //!
-//! The runner is given a file in `FAKE_LAUNCH`: a line each for the entry, for grid, block, shared memory and
-//! cluster, for the parameters (8 bytes each, 128 of a tensor map), for the bytes of the PTX, and for address
-//! and bytes of each allocation; then an empty line, the PTX and the contents. It leaves the new contents
-//! there. `FAKE_VERSION`, `FAKE_STUB`, `FAKE_INIT` (for the first `FAKE_INIT_TIMES` calls), `FAKE_DEVICES`,
-//! `FAKE_SM`, `FAKE_THREADS`, `FAKE_LOCAL` and `FAKE_MEMORY` say what it claims to be. While the file
-//! `FAKE_HOLD` is there, no event is reached. Kernels named `fail` break the context, kernels named `hang`
-//! never end.
+//! The runner gets a file in `FAKE_LAUNCH`. The file has one line each for the entry, for grid, block, shared
+//! memory and cluster, for the parameters (8 bytes each, 128 for a tensor map), for the size of the PTX, and
+//! for address and size of each allocation. Then follow an empty line, the PTX and the contents. The runner
+//! writes the new contents to the file. `FAKE_VERSION`, `FAKE_STUB`, `FAKE_INIT` (for the first
+//! `FAKE_INIT_TIMES` calls), `FAKE_DEVICES`, `FAKE_SM`, `FAKE_THREADS`, `FAKE_LOCAL` and `FAKE_MEMORY` set
+//! the properties and errors that the driver reports. While the file `FAKE_HOLD` exists, no event completes.
+//! Kernels named `fail` break the context; kernels named `hang` never end.
 #![allow(non_snake_case, unused_unsafe)]
 
 use std::cell::Cell;
@@ -36,7 +36,7 @@ const CONTEXT: usize = 0x1000;
 
 #[derive(Default)]
 struct State {
-    /// Streams, events, modules, graphs, pools, link states: handles that must be destroyed.
+    /// Handles that must be destroyed: streams, events, modules, graphs, pools, link states.
     live: BTreeSet<usize>,
     next: usize,
     memory: BTreeMap<u64, Vec<u8>>,
@@ -44,32 +44,32 @@ struct State {
     /// PTX by module.
     modules: BTreeMap<usize, String>,
     functions: BTreeMap<usize, (usize, String)>,
-    /// Streams under capture, with the capture's number.
+    /// Streams under capture, with the number of the capture.
     capturing: BTreeMap<usize, u64>,
-    /// Events that were recorded under capture.
+    /// Events that were recorded under capture, with the number of the capture.
     captured: BTreeMap<usize, u64>,
-    /// By number, the stream that each capture began on and its graph.
+    /// The stream on which each capture began and its graph, by the number of the capture.
     captures: BTreeMap<u64, (usize, usize)>,
-    /// Captures begun.
+    /// Number of captures begun.
     begun: u64,
     graphs: BTreeMap<usize, Graph>,
-    /// User objects, with the references to each.
+    /// User objects with their destructor and reference count.
     objects: BTreeMap<usize, (usize, Destroy, usize)>,
-    /// Synchronisations of streams.
+    /// Number of synchronisations of streams.
     synchronised: u64,
     launches: u64,
     linked: u64,
-    /// Tensor maps encoded.
+    /// Number of tensor maps encoded.
     maps: u64,
     cubin: Vec<u8>,
     poison: Result,
-    /// A kernel named `hang` was launched.
+    /// Whether a kernel named `hang` was launched.
     hangs: bool,
 }
 
 type Destroy = unsafe extern "C" fn(*mut c_void);
 
-/// A graph, executable or not: launches, and user objects that it refers to.
+/// A graph, executable or not: launches, and the user objects that it refers to.
 #[derive(Clone, Default)]
 struct Graph {
     work: Vec<Work>,
@@ -86,7 +86,7 @@ struct Work {
     params: Vec<u64>,
 }
 
-/// Calls of `cuInit`.
+/// Number of calls of `cuInit`.
 static STARTS: AtomicU64 = AtomicU64::new(0);
 static STATE: Mutex<Option<State>> = Mutex::new(None);
 
@@ -101,7 +101,7 @@ fn with(f: impl FnOnce(&mut State) -> Result) -> Result {
     f(state)
 }
 
-/// A call that needs a context of ours to be current, and not broken.
+/// Runs `f` for a call that needs one of our contexts to be current and not broken.
 fn inside(f: impl FnOnce(&mut State) -> Result) -> Result {
     if !(CONTEXT..CONTEXT + devices()).contains(&CURRENT.get()) {
         return INVALID_CONTEXT;
@@ -109,12 +109,12 @@ fn inside(f: impl FnOnce(&mut State) -> Result) -> Result {
     with(|state| if state.poison != 0 { state.poison } else { f(state) })
 }
 
-/// Each has a context; memory and all else they share.
+/// Number of devices. Each device has a context; memory and all other state is shared.
 fn devices() -> usize {
     variable("FAKE_DEVICES", 1) as usize
 }
 
-/// Destroys user objects as the driver does: on a thread of its own, which has no context.
+/// Destroys user objects as the driver does, on a separate thread that has no context.
 fn destroy(gone: Vec<(usize, Destroy)>) {
     let all = move || gone.into_iter().for_each(|(data, destroy)| unsafe { destroy(data as *mut c_void) });
     std::thread::spawn(all).join().unwrap();
@@ -131,7 +131,7 @@ fn destroy_graph(graph: usize) -> Result {
     result
 }
 
-/// What a test wants to happen within each copy between host and device.
+/// A function that a test wants to run within each copy between host and device.
 static WITHIN_COPY: Mutex<Option<extern "C" fn()>> = Mutex::new(None);
 
 #[unsafe(no_mangle)]
@@ -146,7 +146,7 @@ fn within_copy() {
     }
 }
 
-/// Synchronisations of streams, and user objects that are alive.
+/// Synchronisations of streams, and user objects alive.
 #[unsafe(no_mangle)]
 pub extern "C" fn fake_waits(synchronised: *mut u64, objects: *mut u64) {
     with(|s| {
@@ -171,13 +171,13 @@ impl State {
         if self.live.remove(&handle) { 0 } else { INVALID_HANDLE }
     }
 
-    /// The graph that is captured from a stream.
+    /// The graph that a stream is being captured into.
     fn under_capture(&mut self, stream: usize) -> Option<&mut Graph> {
         let (_, graph) = self.captures[self.capturing.get(&stream)?];
         self.graphs.get_mut(&graph)
     }
 
-    /// Gives back a reference to each user object; those that no reference is left to.
+    /// Releases one reference to each user object. Returns the objects without a remaining reference.
     fn release(&mut self, objects: &[usize]) -> Vec<(usize, Destroy)> {
         let mut gone = Vec::new();
         for object in objects {
@@ -195,7 +195,7 @@ impl State {
         if stream == 0 || stream == PER_THREAD || self.live.contains(&stream) { 0 } else { INVALID_HANDLE }
     }
 
-    /// Memory that holds the range.
+    /// The memory of this address range.
     fn range(&mut self, address: u64, bytes: usize) -> Option<&mut [u8]> {
         let (&start, memory) = self.memory.range_mut(..=address).next_back()?;
         memory.get_mut((address - start) as usize..)?.get_mut(..bytes)
@@ -206,7 +206,7 @@ impl State {
         match work.entry.as_str() {
             "fail" => self.poison = ILLEGAL_ADDRESS,
             "hang" => self.hangs = true,
-            // The second parameter, a word, goes where the first points.
+            // The second parameter, a word, is stored at the address in the first.
             "store" => match self.range(work.params[0], 4) {
                 Some(to) => to.copy_from_slice(&(*work.params.last().unwrap() as u32).to_le_bytes()),
                 None => self.poison = ILLEGAL_ADDRESS,
@@ -289,7 +289,7 @@ fake! {
         if again { variable("FAKE_INIT", 0) as Result } else { 0 }
     }
     cuGetErrorName(error: Result, text: *mut *const c_char) {
-        // Newer than this driver.
+        // An error code that is newer than this driver.
         if error == 919 { *text = std::ptr::null(); return INVALID_VALUE; }
         *text = match error { 34 => c"CUDA_ERROR_STUB_LIBRARY", 2 => c"CUDA_ERROR_OUT_OF_MEMORY", 700 => c"CUDA_ERROR_ILLEGAL_ADDRESS", 800 => c"CUDA_ERROR_NOT_PERMITTED", _ => c"CUDA_ERROR" }.as_ptr(); 0
     }
@@ -307,7 +307,8 @@ fake! {
     cuDeviceGetUuid_v2(uuid: *mut [u8; 16], _device: i32) { *uuid = [0xab; 16]; 0 }
     cuDeviceTotalMem_v2(bytes: *mut usize, _device: i32) { *bytes = 1 << 30; 0 }
     cuDeviceGetAttribute(value: *mut i32, which: u32, _device: i32) {
-        // CUdevice_attribute: multiprocessors, L2, threads per SM, capability, shared per SM, shared opt-in, pools.
+        // CUdevice_attribute: multiprocessors, L2, threads per SM, capability, shared per SM, shared opt-in,
+        // pools.
         *value = match which { 16 => 132, 38 => 50 << 20, 39 => 2048, 75 => variable("FAKE_SM", 90) as i32 / 10, 76 => variable("FAKE_SM", 90) as i32 % 10, 81 => 228 << 10, 97 => 227 << 10, 115 => 1, _ => return INVALID_VALUE };
         0
     }
@@ -340,7 +341,7 @@ fake! {
     cuStreamIsCapturing(stream: usize, status: *mut u32) {
         inside(|s| { *status = s.capturing.contains_key(&stream).into(); s.stream(stream) })
     }
-    // Refused while the stream is captured, as some drivers do.
+    // The query fails while the stream is captured, as with some drivers.
     cuStreamGetId(stream: usize, id: *mut u64) {
         inside(|s| if s.capturing.contains_key(&stream) { CAPTURE_UNSUPPORTED } else { *id = stream as u64; s.stream(stream) })
     }
@@ -439,7 +440,7 @@ fake! {
     }
     cuEventQuery(event: usize) {
         inside(|s| {
-            // Asked while some stream is captured, it takes the relaxed mode.
+            // A query while any stream is captured needs the relaxed mode.
             if !s.capturing.is_empty() && RELAXED.get() != 2 { return CAPTURE_UNSUPPORTED; }
             if s.captured.contains_key(&event) { return CAPTURED_EVENT; }
             if std::env::var_os("FAKE_HOLD").is_some_and(|file| std::path::Path::new(&file).exists()) { return NOT_READY; }
@@ -540,9 +541,9 @@ fake! {
     cuLinkDestroy(state: usize) { with(|s| s.destroy(state)) }
     cuModuleLoadDataEx(module: *mut usize, image: *const u8, _n: u32, _options: *mut c_void, _values: *mut c_void) {
         inside(|s| {
-            // Loading while some stream is captured asks for the relaxed mode.
+            // Loading while any stream is captured needs the relaxed mode.
             if !s.capturing.is_empty() && RELAXED.get() != 2 { return CAPTURE_UNSUPPORTED; }
-            // A cubin of ours, or the text of a whole program.
+            // A cubin made by this fake, or the text of a whole program.
             let cubin = std::slice::from_raw_parts(image, 4) == b"ELF ";
             let text = CStr::from_ptr(image.add(if cubin { 4 } else { 0 }).cast()).to_string_lossy().into_owned();
             if !text.contains(".version") { return if cubin { INVALID_IMAGE } else { INVALID_PTX }; }
@@ -583,7 +584,7 @@ fake! {
             let Some((module, name)) = s.functions.get(&function).cloned() else { return INVALID_HANDLE };
             if !s.live.contains(&module) { return INVALID_HANDLE; }
             let stream = (*config).stream;
-            // One `.param` for each parameter stands before the body.
+            // The text before the body has one `.param` per parameter.
             let head = s.modules[&module].split('{').next().unwrap_or("");
             let words = |param: &str| if param.contains("[128]") { 16 } else { 1 };
             let sizes: Vec<usize> = head.split(".param").skip(1).map(words).collect();
@@ -608,7 +609,8 @@ fake! {
 #[cfg(not(lacking))]
 fake! {
     cuTensorMapEncodeTiled(map: *mut [u64; 16], element: u32, rank: u32, address: u64, extents: *const u64, strides: *const u64, boxes: *const u32, _steps: *const u32, _interleave: u32, swizzle: u32) {
-        // Ours, in place of the hardware's secret one: address; rank, element and swizzle; extents; strides; box.
+        // Our own encoding in place of the hardware's: address; rank, element and swizzle; extents; strides;
+        // box.
         (*map) = [0; 16];
         (*map)[0] = address;
         (*map)[1] = u64::from(rank) | u64::from(element) << 8 | u64::from(swizzle) << 16;
@@ -633,7 +635,7 @@ pub struct Config {
     /// Grid, block and shared memory.
     shape: [u32; 7],
     stream: usize,
-    /// `CUlaunchAttribute`: the identity, and from byte 8 on the value.
+    /// `CUlaunchAttribute`: the identity, and the value from byte 8 on.
     attributes: *const [u32; 18],
     count: u32,
 }

@@ -1,11 +1,11 @@
-//! A launch that the fake driver wrote to a file, run on the emulator: whoever is `FAKE_RUNNER` has a test named `runner` that
-//! calls this.
+//! Runs a launch that the fake driver wrote to a file in the emulator. A program that `FAKE_RUNNER` names has
+//! a test named `runner` that calls [`emulate`].
 
 use std::path::Path;
 
 use ptx::{Access, Arg, BufferSpec, Dim3, Kernel, L2Promotion, Launch, Machine, Swizzle, TensorMapSpec};
 
-/// Runs the launch in the file and leaves the memory there as the kernel would.
+/// Runs the launch in the file and writes the resulting memory to the file.
 pub fn emulate(path: &Path) {
     let bytes = std::fs::read(path).unwrap();
     let head_ends = bytes.windows(2).position(|pair| pair == b"\n\n").unwrap();
@@ -77,7 +77,7 @@ pub fn emulate(path: &Path) {
     std::fs::write(path, after).unwrap();
 }
 
-/// A map from the fake's encoding of it.
+/// Decodes a tensor map of the fake driver.
 fn tensor_map(words: &[u64], (buffer, offset): (usize, u64)) -> TensorMapSpec {
     let rank = (words[1] & 0xff) as usize;
     TensorMapSpec {

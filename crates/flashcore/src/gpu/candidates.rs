@@ -1,4 +1,4 @@
-//! Which plans are tried, in which order.
+//! Which plans are tried, and in which order.
 
 use kernels::forward::mma::{MmaPlan, QueryHome};
 use kernels::forward::small::SmallPlan;
@@ -11,15 +11,15 @@ use tile::{CopyMode, Order};
 /// Where a plan came from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum PlanSource {
-    /// The caller gave it. It is tried alone: who names a plan wants that plan or the reason why not.
+    /// The caller gave the plan. It is tried alone, and its failure is returned.
     Given,
-    /// A row of the tuned table, measured on a device: this problem's or the nearest.
+    /// A row of the tuned table, measured on a device: for this problem or the nearest one.
     Tuned,
-    /// A row of the time model's.
+    /// A row of the tuned table that the time model predicted.
     Predicted,
-    /// The default of a family for the problem and the device.
+    /// The default plan of a family for the problem and the device.
     Default,
-    /// A small one that any driver compiles without spilling.
+    /// A small `mma` plan that every driver compiles without spilling.
     Safe,
 }
 
@@ -30,10 +30,10 @@ pub(super) struct Candidate {
     pub source: PlanSource,
 }
 
-/// The plans for a problem, the best first, and in words why the first.
+/// The plans for a problem, best first, and the reasons in words for the first plan.
 ///
 /// # Errors
-/// When the problem cannot be stated or no family computes it.
+/// When the problem is not valid or no family supports it.
 pub(super) fn candidates(
     problem: &Problem,
     lse: bool,
@@ -41,7 +41,7 @@ pub(super) fn candidates(
     given: Option<&Plan>,
 ) -> Result<(Vec<Candidate>, Vec<String>), KernelError> {
     problem.check()?;
-    // Defaults are those of the keys that rows see.
+    // The default plans depend on the keys that rows see, which the canonical problem has.
     let problem = &*problem.canonical();
     let of = |plan: &Plan, source| Candidate { plan: plan.with_lse(lse), source };
     if let Some(plan) = given {
@@ -70,7 +70,8 @@ pub(super) fn candidates(
     Ok((all, choice.why))
 }
 
-/// 16 rows a warp, few keys, one stage: half of the registers and a fraction of the shared memory of the default.
+/// 16 rows per warp, few keys per block, one stage: about half of the registers and a fraction of the shared
+/// memory of the default.
 fn safe(default: &MmaPlan) -> MmaPlan {
     MmaPlan {
         block_m: 64,
@@ -85,19 +86,20 @@ fn safe(default: &MmaPlan) -> MmaPlan {
     }
 }
 
-/// Whether the plan needs all four tensors at multiples of 16 bytes.
+/// Whether the plan needs the addresses of all four tensors to be multiples of 16 bytes.
 pub(super) fn needs_alignment(plan: &Plan) -> bool {
     match plan {
         Plan::Mma(plan) => plan.copy == CopyMode::Async16,
-        // Tensor maps begin at such multiples.
+        // Tensor maps need such addresses.
         Plan::Wgmma(_) | Plan::Small(_) => true,
-        // They load single elements, or 16 bytes of rows that the caller's plan vouches for.
+        // These kernels load single elements, or 16 bytes at a time. Only a caller chooses a ladder plan, and
+        // then answers for the rows' alignment.
         Plan::Ladder { .. } => true,
     }
 }
 
-/// A plan for tensors at any address: the same where the family has one, else that of the family for every GPU; `None` for the
-/// ladder, whose plans are the caller's.
+/// A plan for tensors at any address: an `mma` plan with element copies, else the default `mma` plan with
+/// element copies. `None` for the ladder, whose plans are chosen by the caller.
 pub(super) fn unaligned(plan: &Plan, problem: &Problem, arch: &Arch) -> Option<Plan> {
     let copy = CopyMode::Elements;
     match plan {

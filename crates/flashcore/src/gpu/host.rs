@@ -1,4 +1,4 @@
-//! Attention on tensors in host memory: up, compute, down.
+//! Attention on tensors in host memory: upload, compute, download.
 
 use cpu::{Element, Elements, ElementsMut};
 use driver::{PoolBuffer, Stream, bytes_of, bytes_of_mut};
@@ -7,7 +7,7 @@ use problem::{Problem, ProblemError, Tensor};
 use super::{Gpu, Prepared};
 use crate::AttentionError;
 
-/// Computes on slices that hold what the problem's strides reach. `lse` has an element for each row.
+/// Computes on slices that cover the span of the problem's strides. `lse` has one element per output row.
 pub(crate) fn attend<T: Element>(
     gpu: &Gpu,
     problem: &Problem,
@@ -38,7 +38,7 @@ fn attend_on<T: Element>(
     let (q, k, v) = (upload(Tensor::Q, q)?, upload(Tensor::K, k)?, upload(Tensor::V, v)?);
     let elements = span(problem, Tensor::Out)?;
     let out = &mut out[..elements];
-    // What lies between the rows must come back as it was.
+    // The elements between the output rows must keep their values, so they are uploaded first.
     let dense = problem.extents(Tensor::Out).iter().product::<usize>() == elements;
     let device_out = if dense { pool.allocate(stream, size_of_val(out))? } else { upload(Tensor::Out, out)? };
     let device_lse = match &lse {

@@ -1,4 +1,4 @@
-//! Kernels that are on the device. None is ever unloaded: a graph that someone captured may name it.
+//! Kernels loaded on the device. No kernel is ever unloaded: a captured graph may refer to it.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -9,26 +9,27 @@ use ptx::{Dim3, Kernel};
 use super::scratch::{OwnMemory, Purpose, Scratch};
 use crate::AttentionError;
 
-/// A function that was admitted, and its own memory.
+/// A function that passed admission, with its counter and scratch memory.
 #[derive(Debug)]
 pub(super) struct Loaded {
     pub function: Function,
-    /// In the order of the kernel's buffers.
+    /// In the order of the kernel's buffers after the caller's.
     pub own: Vec<Arc<OwnMemory>>,
 }
 
-/// What decides about loading and admission. Problems of many lengths give the same text and differ in what is passed to it.
+/// What loading and admission depend on. Problems of different lengths often give the same text and differ
+/// only in the launch arguments.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 struct Key {
     text: String,
     entry: String,
     expect: Expect,
     cluster: Dim3,
-    /// What it has memory for, and bytes of that.
+    /// Purpose and size in bytes of each counter and scratch buffer.
     own: Vec<(Purpose, usize)>,
 }
 
-/// The kernels of a device, each loaded once, and those that it does not admit.
+/// The loaded kernels of a device, and the kernels whose loading failed for good.
 #[derive(Debug, Default)]
 pub(super) struct Kernels {
     all: Mutex<HashMap<Key, Result<Arc<Loaded>, DriverError>>>,
@@ -36,7 +37,8 @@ pub(super) struct Kernels {
 }
 
 impl Kernels {
-    /// The kernel on the device, loaded unless that is done already. `own` is what it has memory for, and bytes of that.
+    /// The loaded kernel; loads it on the first call. `own` lists purpose and size in bytes of its counter
+    /// and scratch buffers.
     pub(super) fn load(
         &self,
         context: &Arc<Context>,
@@ -58,13 +60,13 @@ impl Kernels {
         if made.as_ref().is_err_and(may_pass) {
             return Ok(made?);
         }
-        // Two threads may both load; the first result stays.
+        // Two threads may load the same kernel at once; the first result stays.
         let mut all = self.all.lock().unwrap_or_else(PoisonError::into_inner);
         Ok(all.entry(key).or_insert(made).clone()?)
     }
 }
 
-/// Whether the same kernel may be taken another time.
+/// Whether loading the same kernel again may succeed.
 fn may_pass(error: &DriverError) -> bool {
     !matches!(error, DriverError::Admission { .. } | DriverError::Compile { .. })
 }

@@ -1,8 +1,8 @@
-//! Attention on a GPU.
+//! Attention on an NVIDIA GPU.
 //!
-//! A [`Gpu`] turns a problem into a [`Prepared`] kernel once: it picks a plan, emits PTX, compiles it or takes it from the cache
-//! on disk, and holds the result against the plan. [`Prepared::enqueue`] then only launches: it waits for nothing, allocates
-//! nothing and may be captured in a graph.
+//! A [`Gpu`] turns a problem into a [`Prepared`] kernel once: it picks a plan, emits PTX, compiles the PTX or
+//! takes the machine code from the disk cache, and compares the compiled kernel's resources with the plan.
+//! [`Prepared::enqueue`] then only launches: it does not wait or allocate, and it may be captured in a graph.
 
 mod candidates;
 mod host;
@@ -26,34 +26,34 @@ pub use driver::{
 pub(crate) use host::attend;
 pub use prepared::{Fallback, Prepared};
 
-/// Freed device memory that is kept for the next call on host slices.
+/// Bytes of freed device memory that the pool keeps for the next call on host slices.
 const KEEP: u64 = 1 << 30;
 
-/// Problems that are kept prepared; when there are more, all are forgotten. What they loaded stays.
+/// Maximum number of prepared problems in the map. At this number the map is cleared; loaded kernels stay.
 const MOST: usize = 1024;
 
 /// The oldest architecture that the kernels run on.
 pub(crate) const OLDEST_SM: u32 = 80;
 
-/// A device that computes attention. One per process and ordinal; any thread may use it.
+/// A device that computes attention. There is one [`Gpu`] per process and ordinal; any thread may use it.
 pub struct Gpu {
     context: Arc<Context>,
     arch: Arch,
     pool: OnceLock<Pool>,
-    /// Streams of calls on host slices, while no one uses them.
+    /// Idle streams of calls on host slices.
     streams: Mutex<Vec<Stream>>,
     kernels: Arc<loaded::Kernels>,
     prepared: RwLock<HashMap<Key, Arc<Prepared>>>,
 }
 
 impl Gpu {
-    /// The device of that ordinal; 0 is the first. The same one each time.
+    /// The device with this ordinal of the CUDA driver; 0 is the first. Each call returns the same [`Gpu`].
     ///
     /// # Errors
-    /// Where there is no such device or driver, or where it is older than sm_80.
+    /// When the driver or the device does not exist, or when the device is older than sm_80.
     pub fn open(ordinal: i32) -> Result<Arc<Gpu>, AttentionError> {
         static OPEN: Mutex<BTreeMap<i32, Arc<Gpu>>> = Mutex::new(BTreeMap::new());
-        // Before the lock, which another thread of a forked process may have held.
+        // This check precedes the lock: in a forked process, a thread that no longer exists may hold it.
         driver::process::check()?;
         let mut open = OPEN.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(gpu) = open.get(&ordinal) {
@@ -74,32 +74,36 @@ impl Gpu {
         Ok(gpu)
     }
 
-    /// What the device is.
+    /// Properties of the device.
     pub fn info(&self) -> &DeviceInfo {
         self.context.info()
     }
 
-    /// The device's context, for streams, graphs and memory.
+    /// The device's CUDA context, for streams, graphs and memory.
     pub fn context(&self) -> &Arc<Context> {
         &self.context
     }
 
-    /// What generators know of the device.
+    /// The architecture that kernels are generated for, with the device's sizes.
     pub fn arch(&self) -> &Arch {
         &self.arch
     }
 
-    /// A kernel for the problem, ready to launch: by `plan` where one is given, else by the best plan known that passes its
-    /// admission test here ([`Prepared::fallbacks`] tells which did not). It may be called while a stream is captured.
+    /// A kernel for the problem, ready to launch. A `plan` that is given is used alone. Otherwise the best
+    /// known plan is used that passes its admission test on this device; [`Prepared::fallbacks`] lists those
+    /// that did not. With `lse`, the kernel returns the log-sum-exp. The call is allowed while a stream is
+    /// captured.
     ///
-    /// Only the first call for a problem is slow: it emits a kernel, and compiles and loads it unless the same text was loaded for
-    /// another problem, of another length, say. A thousand problems are remembered; what was loaded stays until the process ends.
+    /// Only the first call for a problem is slow: it emits a kernel, compiles it and loads it. A kernel with
+    /// the same text that was loaded for another problem (another sequence length, for example) is reused. At
+    /// most 1024 problems stay prepared. Loaded kernels stay until the process ends.
     ///
-    /// A problem without rows (an empty batch) is taken and does nothing; one without keys gives O = 0 and LSE = −∞.
+    /// A problem without rows (for example an empty batch) is accepted and does nothing. A problem without
+    /// keys gives O = 0 and LSE = −∞.
     ///
     /// # Errors
-    /// When the problem cannot be stated, when no kernel family computes it (the message names what is accepted), or when the
-    /// driver fails.
+    /// When the problem is not valid, when no kernel family supports it (the message names what is accepted),
+    /// or when the driver fails.
     pub fn prepare(
         &self,
         problem: &Problem,
@@ -111,7 +115,7 @@ impl Gpu {
         if let Some(prepared) = known {
             return Ok(prepared);
         }
-        // Two threads may both prepare; the first result stays.
+        // Two threads may prepare the same problem at once; the first result stays.
         let prepared = Arc::new(Prepared::new(&self.context, &self.kernels, &self.arch, problem, lse, plan)?);
         let mut all = self.prepared.write().unwrap_or_else(PoisonError::into_inner);
         if all.len() >= MOST {
@@ -120,7 +124,7 @@ impl Gpu {
         Ok(all.entry(key).or_insert(prepared).clone())
     }
 
-    /// Gives memory back to the device that earlier calls used and no call, stream or graph holds any more.
+    /// Returns device memory of earlier calls that no call, stream or graph holds any more.
     ///
     /// # Errors
     /// When the driver fails.
@@ -140,7 +144,8 @@ impl Gpu {
         Ok(self.pool.get_or_init(|| pool))
     }
 
-    /// Does something on a stream of our own, which a later call uses again: what kernels keep for each stream stays bounded.
+    /// Runs `work` on an idle stream of this [`Gpu`] and makes the stream idle again. Reusing streams bounds
+    /// the scratch memory, which is kept per stream.
     fn on_stream<T>(
         &self,
         work: impl FnOnce(&Stream) -> Result<T, AttentionError>,
@@ -160,8 +165,9 @@ impl fmt::Debug for Gpu {
     }
 }
 
-/// The architecture that kernels are emitted for: the device's own, or the newest before it that runs on it too, with the
-/// device's own sizes. Kernels for 9.0 may use what that has alone (`sm_90a`), so no other device is given it.
+/// The architecture that kernels are emitted for, with the device's own sizes: the device's own version if it
+/// is known, else the newest known version that is older. 9.0 is left out for other devices, because its
+/// kernels are compiled for `sm_90a`, which runs on 9.0 alone.
 fn arch_of(info: &DeviceInfo) -> Result<Arch, AttentionError> {
     let runs = |sm: &u32| *sm == info.sm() || *sm < info.sm() && *sm != Arch::SM_90.sm;
     let sm = Arch::ALL.iter().map(|arch| arch.sm).filter(runs).max();
@@ -177,14 +183,14 @@ fn arch_of(info: &DeviceInfo) -> Result<Arch, AttentionError> {
     })
 }
 
-/// What a prepared kernel depends on.
+/// What a prepared kernel depends on; the key of the map of prepared problems.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 struct Key {
     extents: [usize; 7],
     strides: [Strides; 4],
     dtype: DType,
     band: Band,
-    /// Bits of the factor on Q Kᵀ and of the cap on logits.
+    /// Bits of the softmax scale and of the softcap.
     score: (u32, Option<u32>),
     lse: bool,
     plan: Option<Plan>,

@@ -1,4 +1,4 @@
-//! A kernel ready to launch.
+//! Kernels that are ready to launch.
 
 use std::sync::{Arc, OnceLock};
 
@@ -12,26 +12,27 @@ use super::loaded::{Kernels, Loaded};
 use super::scratch::{Lease, Purpose};
 use crate::AttentionError;
 
-/// Spills per thread that a plan may have, in bytes: a few registers saved outside the loop cost nothing that can be
-/// measured; more than these are in the loop.
+/// Maximum spilled bytes per thread of an unmeasured plan. A few registers saved outside the main loop have
+/// no measurable cost. More spills than these are inside the loop.
 const SPILLS: u32 = 64;
-/// The same of a plan that was measured: what it spilled then is in its time, and only another compiler makes it more.
+/// Maximum spilled bytes per thread of a measured plan. The measured time includes the spills of that time,
+/// so only another compiler version can exceed them.
 const MEASURED_SPILLS: u32 = 256;
-/// What `cp.async` of 16 bytes and tensor maps ask of every address (PTX ISA, "cp.async"; CUDA Driver API,
+/// Alignment in bytes that 16-byte `cp.async` and tensor maps need (PTX ISA, "cp.async"; CUDA Driver API,
 /// `cuTensorMapEncodeTiled`).
 const ALIGNED: u64 = 16;
 const NAMES: [&str; 5] = ["q", "k", "v", "out", "lse"];
-/// Buffers after these that a kernel may have for itself.
+/// Maximum number of counter and scratch buffers after the caller's buffers.
 const MOST_OWN: usize = 2;
 
-/// A plan that was tried and not taken.
+/// A plan that was tried and rejected.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Fallback {
     /// The plan.
     pub plan: Plan,
     /// Where it came from.
     pub source: PlanSource,
-    /// Why not.
+    /// Why the plan was rejected.
     pub reason: AttentionError,
 }
 
@@ -41,27 +42,27 @@ pub struct Prepared {
     context: Arc<Context>,
     kernels: Arc<Kernels>,
     arch: Arch,
-    /// Why the first plan that was tried was the first.
+    /// Why the first candidate came first.
     why: Vec<String>,
-    /// The problem, with one row where it has none: what was compiled.
+    /// The problem that was compiled. A problem without rows is compiled with one row.
     problem: Problem,
-    /// Whether there is nothing to compute.
+    /// Whether the problem has no rows, so that there is nothing to compute.
     empty: bool,
     lse: bool,
     source: PlanSource,
     main: Ready,
-    /// The variant for tensors at addresses that 16-byte copies cannot take; made when it is first needed.
+    /// The variant for tensors whose addresses are not multiples of 16 bytes; compiled when first needed.
     unaligned: OnceLock<Ready>,
     fallbacks: Vec<Fallback>,
 }
 
-/// A plan's kernel on the device, and how it is called for the problem.
+/// A plan's loaded kernel and its launch arguments for the problem.
 #[derive(Debug)]
 struct Ready {
     plan: Plan,
     loaded: Arc<Loaded>,
     call: Call,
-    /// Bytes that each of the caller's buffers must have.
+    /// Minimum bytes of each of the caller's buffers.
     needed: Vec<usize>,
 }
 
@@ -104,61 +105,64 @@ impl Prepared {
                 Err(reason) => return Err(reason),
             }
         }
-        // `candidates` gives at least one plan or an error.
+        // Unreachable: `candidates` returns at least one plan or an error.
         Err(AttentionError::Unsupported {
             what: "a problem without a plan".to_owned(),
             accepted: "any other".to_owned(),
         })
     }
 
-    /// The plan that was taken.
+    /// The plan in use.
     pub fn plan(&self) -> &Plan {
         &self.main.plan
     }
 
-    /// Where the plan came from.
+    /// Where the plan in use came from.
     pub fn choice(&self) -> PlanSource {
         self.source
     }
 
-    /// Why the first plan that was tried was the first: what was looked at, in order, in words.
+    /// Why the first candidate plan came first: the sources that were consulted, in order, in words.
     pub fn why(&self) -> &[String] {
         &self.why
     }
 
-    /// Plans that were tried before and not taken, with the reasons.
+    /// The plans that were tried before and rejected, with the reasons.
     pub fn fallbacks(&self) -> &[Fallback] {
         &self.fallbacks
     }
 
-    /// What the driver's compiler made of the kernel.
+    /// Registers, shared memory and spills of the compiled kernel, as the driver reports them.
     pub fn resources(&self) -> Resources {
         self.main.loaded.function.resources()
     }
 
-    /// The function and its call, for measuring what [`Prepared::enqueue`] adds.
+    /// The function and its launch arguments, to measure the overhead of [`Prepared::enqueue`].
     pub fn parts(&self) -> (&Function, &Call) {
         (&self.main.loaded.function, &self.main.call)
     }
 
-    /// Puts the computation on the stream and returns: it waits for nothing and may be captured in a graph.
+    /// Enqueues the computation on the stream and returns. The call does not wait, and it may be captured in
+    /// a graph.
     ///
-    /// Each slice begins at the lowest element of its tensor in memory and holds all that the problem's strides reach. `lse`
-    /// is `[batch, heads_q, seq_q]` in f32 and is given where [`Gpu::prepare`](super::Gpu::prepare) was asked for it. Tensors
-    /// whose addresses are no multiples of 16 bytes are taken by a slower kernel, which the first such call compiles.
+    /// Each slice begins at the lowest element of its tensor in memory and covers the span of the problem's
+    /// strides. `lse` is `[batch, heads_q, seq_q]` in f32. It is required if
+    /// [`Gpu::prepare`](super::Gpu::prepare) was called with `lse`, else it must be `None`. For tensors whose
+    /// addresses are not multiples of 16 bytes, a slower kernel may be needed; the first such call compiles
+    /// that kernel.
     ///
-    /// Any number of streams and threads may run it at once. A plan that hands out its tiles by a counter has
-    /// a counter for each stream and each graph, and a plan whose CTAs share tiles has scratch besides, of
-    /// tens of megabytes. Both are used again when a graph is destroyed or a stream's launches are done; only
-    /// the first four streams keep theirs.
+    /// Any number of streams and threads may enqueue at once. A plan that hands out tiles from a counter has
+    /// one counter per stream and per graph. A plan whose CTAs share tiles also has scratch memory, tens of
+    /// megabytes per stream and per graph. Both are reused when a graph is destroyed or the launches of a
+    /// stream are done; only the first four streams keep theirs.
     ///
-    /// One executable graph never runs beside itself. But executable graphs that were instantiated from one
-    /// captured graph, its clones, and graphs that have it as a part share that counter and scratch: do not
-    /// run two of them at once.
+    /// One executable graph never runs concurrently with itself. But executable graphs that were instantiated
+    /// from the same captured graph, its clones, and graphs that contain it share one counter and scratch. Do
+    /// not run two of these at once.
     ///
     /// # Errors
-    /// When a slice is too short or not aligned to its elements, when `lse` is missing or not expected, when the stream is
-    /// another device's, or when the driver fails.
+    /// When a slice is too short or not aligned to its element size, when `lse` is missing or not expected,
+    /// when the stream belongs to another device, or when the driver fails.
     pub fn enqueue(
         &self,
         stream: &Stream,
@@ -181,7 +185,7 @@ impl Prepared {
         ready.enqueue(stream, slices)
     }
 
-    /// The kernel for the slices' addresses.
+    /// The kernel that supports the slices' addresses.
     fn variant(&self, slices: &[DeviceSlice<'_>]) -> Result<&Ready, AttentionError> {
         let aligned = slices[..4].iter().all(|slice| slice.address().is_multiple_of(ALIGNED));
         if aligned || !needs_alignment(&self.main.plan) {
@@ -193,12 +197,12 @@ impl Prepared {
         let plan = unaligned(&self.main.plan, &self.problem, &self.arch).ok_or_else(|| {
             AttentionError::Unsupported {
                 what: format!(
-                    "tensors at addresses that are no multiples of {ALIGNED} bytes, with the plan given"
+                    "tensors at addresses that are not multiples of {ALIGNED} bytes, with the given plan"
                 ),
                 accepted: "aligned tensors, or another plan".to_owned(),
             }
         })?;
-        // Only what was made is kept: memory that is missing now may be there at the next call.
+        // Only a success is kept: memory that is exhausted now may be free at the next call.
         let ready =
             Ready::new(&self.context, &self.kernels, &self.arch, &self.problem, self.lse, plan, None)?;
         Ok(self.unaligned.get_or_init(|| ready))
@@ -248,7 +252,8 @@ impl Ready {
     }
 }
 
-/// What the kernel has memory of its own for, and bytes of that; an error when its other buffers are not those of the caller.
+/// Purpose and size in bytes of the kernel's counter and scratch buffers. An error when its other buffers are
+/// not `wanted`.
 fn own(kernel: &Kernel, wanted: &[&str]) -> Result<Vec<(Purpose, usize)>, AttentionError> {
     let names: Vec<&str> = kernel.buffers.iter().map(|buffer| buffer.name.as_str()).collect();
     let own = kernel.buffers.iter().skip(wanted.len());
@@ -256,12 +261,14 @@ fn own(kernel: &Kernel, wanted: &[&str]) -> Result<Vec<(Purpose, usize)>, Attent
     own.filter(|own| names.starts_with(wanted) && own.len() <= MOST_OWN).ok_or_else(|| {
         AttentionError::Unsupported {
             what: format!("a plan whose kernel takes the buffers {names:?}"),
-            accepted: format!("one that takes {wanted:?}, and a counter and scratch after them or not"),
+            accepted: format!(
+                "a plan whose kernel takes {wanted:?}, optionally followed by a counter and scratch"
+            ),
         }
     })
 }
 
-/// Holds the slices against the bytes and alignments that their tensors need.
+/// Checks the slices against the sizes and alignments of their tensors.
 fn check_slices(needed: &[usize], slices: &[DeviceSlice<'_>]) -> Result<(), AttentionError> {
     for ((&needed, slice), tensor) in needed.iter().zip(slices).zip(NAMES) {
         let bytes = slice.bytes();
@@ -277,7 +284,7 @@ fn check_slices(needed: &[usize], slices: &[DeviceSlice<'_>]) -> Result<(), Atte
     Ok(())
 }
 
-/// What the plan says of its kernel.
+/// The resources and the launch that the plan promises for its kernel.
 fn expect(plan: &Plan, launch: &Launch) -> Expect {
     let expect = Expect::of(launch);
     match plan {
@@ -285,12 +292,13 @@ fn expect(plan: &Plan, launch: &Launch) -> Expect {
             let share = Arch::REGISTERS_PER_SM / (plan.threads() * plan.resident_ctas.unwrap_or(1)).max(1);
             Expect { max_registers: Arch::REGISTERS_PER_THREAD.min(share), ..expect }
         }
-        // Registers move between the warpgroups at run time.
+        // `setmaxnreg` moves registers between warpgroups at run time, so registers per thread have no simple
+        // bound.
         Plan::Wgmma(_) | Plan::Small(_) | Plan::Ladder { .. } => expect,
     }
 }
 
-/// Spills per thread that a plan may have while another one waits.
+/// Maximum spilled bytes per thread while a further candidate remains.
 fn spills(source: PlanSource) -> u32 {
     match source {
         PlanSource::Tuned => MEASURED_SPILLS,
@@ -298,7 +306,7 @@ fn spills(source: PlanSource) -> u32 {
     }
 }
 
-/// Whether another plan may do better.
+/// Whether the failure is specific to the plan, so that the next candidate may succeed.
 fn is_the_plans_fault(reason: &AttentionError) -> bool {
     matches!(
         reason,
@@ -313,7 +321,8 @@ fn is_the_plans_fault(reason: &AttentionError) -> bool {
     )
 }
 
-/// The problem, with extents of 1 where a missing batch, head or row leaves nothing to compute; and whether that is so.
+/// The problem with an extent of 1 in place of an empty batch, head or row dimension, and whether one was
+/// empty.
 fn stand_in(problem: &Problem) -> (Problem, bool) {
     let empty = problem.batch == 0 || problem.heads_q == 0 || problem.seq_q == 0;
     let heads = |heads: usize| if problem.heads_q == 0 { heads.max(1) } else { heads };
@@ -355,7 +364,7 @@ mod tests {
         let none = DeviceSlice::EMPTY;
         assert_eq!(check_slices(&[0, 0, 0, 0], &[none; 4]), Ok(()));
         let error = check_slices(&[0, 64, 0, 0, 4], &[none; 5]).unwrap_err().to_string();
-        assert_eq!(error, "k has 0 bytes of device memory; its shape and strides reach over 64");
+        assert_eq!(error, "k has 0 bytes of device memory; its shape and strides need 64");
     }
 
     #[test]

@@ -1,43 +1,43 @@
-//! Memory that kernels have for themselves beside the caller's tensors.
+//! Device memory that kernels need besides the caller's tensors: counters and scratch.
 //!
-//! Launches that may run at the same time must not share any. Launches of one [`Queue`] never do: those of
-//! one stream, or those that one stream puts into one graph. So each queue has a place of its own, which all
-//! kernels of that size use in turn.
-//! - A **graph** holds its place by a user object (`cuGraphRetainUserObject`), and the driver tells when the
-//!   graph, everything that was instantiated or cloned from it, and their launches are gone. The alternative
-//!   is memory that the graph allocates itself, by allocation nodes. The driver would then refuse a second
-//!   executable graph of one capture, which shares the place today. But such graphs also cannot be cloned or
-//!   be a part of others, PyTorch and other frameworks do both, and each captured call would cost two more
-//!   nodes at each launch, and another that zeroes the counter.
+//! Launches that may run concurrently must not share this memory. The launches of one [`Queue`] never run
+//! concurrently. A queue is a stream, or a graph that one stream captures. So each queue has its own place
+//! (one allocation), which all kernels of the same size use in turn.
+//! - A **graph** holds its place through a user object (`cuGraphRetainUserObject`). The driver releases the
+//!   user object when the graph, everything instantiated or cloned from it, and their launches are gone. The
+//!   alternative is memory that the graph allocates itself, with allocation nodes. The driver would then
+//!   reject a second executable graph of one capture, which shares the place today. Such graphs also cannot
+//!   be cloned or be a part of other graphs, and PyTorch and other frameworks do both. Each captured call
+//!   would also cost two more nodes per launch, and a third that zeroes the counter.
 //! - The first [`STEADY`] **streams** keep their places. A launch on a further stream is followed by an
-//!   event, and when the event is reached, another stream may take the place. So a process with a stream for
-//!   each request has as many places as requests at once, and launches on few streams pay nothing.
+//!   event. When that event has completed, another stream may take the place. So a process with one stream
+//!   per request has as many places as concurrent requests, and launches on few streams have no overhead.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use driver::{Buffer, Context, DeviceSlice, DriverError, Event, Pool, PoolBuffer, Queue, Stream};
 
-/// A sector of L2: what two queues' memory never shares.
+/// A sector of L2 in bytes. The memory of two queues never shares a sector.
 const SECTOR: usize = 32;
-/// To what sizes of scratch are rounded up, so that kernels share it.
+/// Scratch sizes are rounded up to this, so that more kernels share places.
 const MIB: usize = 1 << 20;
-/// Counters that are allocated at once.
+/// Number of counters that are allocated together.
 const COUNTERS: usize = 64;
-/// Streams whose places are theirs for good.
+/// Number of streams that keep their places for good.
 const STEADY: usize = 4;
 
-/// What a kernel has memory for.
+/// Use of a kernel's own memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) enum Purpose {
-    /// To hand out tiles and to count what is done: zero before each launch, and after it.
+    /// Tile counter and completion counts: zero before each launch and after it.
     Counter,
-    /// For what CTAs leave each other within a launch: it begins with anything.
+    /// Data that CTAs exchange within a launch; its content before the launch is arbitrary.
     Scratch,
 }
 
 impl Purpose {
-    /// Of a kernel's buffer of that name.
+    /// The purpose of a kernel's buffer with this name.
     pub(super) fn of(name: &str) -> Option<Purpose> {
         match name {
             "counter" => Some(Purpose::Counter),
@@ -46,7 +46,7 @@ impl Purpose {
         }
     }
 
-    /// Bytes of a place for so many.
+    /// Size of a place for `bytes` bytes.
     fn place(self, bytes: usize) -> usize {
         match self {
             Purpose::Counter => bytes.max(SECTOR).next_power_of_two(),
@@ -55,7 +55,7 @@ impl Purpose {
     }
 }
 
-/// The memory of all kernels of a device.
+/// The counters and scratch of all kernels of a device.
 #[derive(Debug, Default)]
 pub(super) struct Scratch {
     sizes: Mutex<HashMap<(Purpose, usize), Arc<OwnMemory>>>,
@@ -63,8 +63,8 @@ pub(super) struct Scratch {
 }
 
 impl Scratch {
-    /// Places of at least so many bytes, one of which is there when this returns. It may be called while a
-    /// stream is captured.
+    /// Places of at least `bytes` bytes. One place is allocated when this returns. The call is allowed while
+    /// a stream is captured.
     pub(super) fn of_size(
         &self,
         context: &Arc<Context>,
@@ -78,7 +78,7 @@ impl Scratch {
         let source = match self.source.get() {
             Some(source) => source,
             None => {
-                // What is freed goes back to the device.
+                // A threshold of 0: freed memory goes back to the device at once.
                 let source = Source { pool: Pool::new(context, 0)?, stream: Stream::new(context)? };
                 self.source.get_or_init(|| Arc::new(source))
             }
@@ -99,8 +99,8 @@ impl Scratch {
     }
 }
 
-/// Where scratch is allocated: in the order of a stream of its own, so that freeing it does not wait for the
-/// device.
+/// Where scratch is allocated: from a pool, in the order of a stream of its own, so that freeing does not
+/// wait for the device.
 #[derive(Debug)]
 struct Source {
     pool: Pool,
@@ -110,7 +110,7 @@ struct Source {
 /// The memory of one queue.
 #[derive(Debug)]
 enum Place {
-    /// All of a slab's counters from an offset on.
+    /// The counters of a slab from `offset` on.
     Counter {
         slab: Arc<Buffer>,
         offset: usize,
@@ -122,7 +122,7 @@ enum Place {
 impl Place {
     fn slice(&self) -> DeviceSlice<'_> {
         match self {
-            // `grow` has cut the slab into places.
+            // `grow` has divided the slab into places, so the part exists.
             Place::Counter { slab, offset, bytes } => {
                 slab.slice().part(*offset, *bytes).unwrap_or(DeviceSlice::EMPTY)
             }
@@ -131,8 +131,8 @@ impl Place {
     }
 }
 
-/// Places of one size for one purpose. Counters are zeroed once, and every launch leaves its own at zero for
-/// the next.
+/// The places of one size for one purpose. Counters are zeroed once. Every launch leaves its counter at zero
+/// for the next launch.
 #[derive(Debug)]
 pub(super) struct OwnMemory {
     context: Arc<Context>,
@@ -140,8 +140,8 @@ pub(super) struct OwnMemory {
     purpose: Purpose,
     bytes: usize,
     state: Mutex<State>,
-    /// Places of graphs that are gone. A thread of the driver locks it, so no function of CUDA is called
-    /// meanwhile.
+    /// Queues of destroyed graphs, whose places are free. A thread of the driver locks this list, so no CUDA
+    /// function may be called while it is locked.
     returned: Arc<Mutex<Vec<Queue>>>,
 }
 
@@ -152,13 +152,13 @@ struct State {
     graphs: HashMap<Queue, Arc<Place>>,
 }
 
-/// A stream's place.
+/// The place of a stream.
 #[derive(Debug)]
 struct Held {
     place: Arc<Place>,
-    /// Recorded after each launch; `None` where the place is the stream's for good.
+    /// Recorded after each launch; `None` if the stream keeps the place for good.
     last: Option<Arc<Event>>,
-    /// Launches whose event is not recorded yet.
+    /// Number of launches whose event is not recorded yet.
     launching: usize,
 }
 
@@ -181,7 +181,7 @@ impl OwnMemory {
         Ok(own)
     }
 
-    /// The place for a launch on the stream, which joins the queue.
+    /// The place for a launch on `stream`, which belongs to `queue`.
     pub(super) fn lease(&self, stream: &Stream, queue: Queue) -> Result<Lease<'_>, DriverError> {
         let mut state = locked(&self.state);
         if queue.is_captured() {
@@ -189,7 +189,7 @@ impl OwnMemory {
                 return Ok(Lease { own: self, queue, place: place.clone(), last: None });
             }
             let place = self.take(&mut state)?;
-            // Where this fails, the place is free again.
+            // When this call fails, it drops the `Returned`, and the place is free again.
             state.graphs.insert(queue, place.clone());
             stream.keep_with_graph(Returned { queue, to: self.returned.clone() })?;
             return Ok(Lease { own: self, queue, place, last: None });
@@ -205,11 +205,11 @@ impl OwnMemory {
         Ok(Lease { own: self, queue, place, last })
     }
 
-    /// A place that no queue has.
+    /// Takes a place that no queue has.
     fn take(&self, state: &mut State) -> Result<Arc<Place>, DriverError> {
         self.collect(state);
         if self.purpose == Purpose::Scratch {
-            // One for the next queue is enough.
+            // One spare place is enough for the next queue.
             state.free.truncate(1);
         }
         if state.free.is_empty()
@@ -225,7 +225,7 @@ impl OwnMemory {
         state.free.pop().ok_or(DriverError::OutOfMemory { what: "memory of a kernel's own".to_owned() })
     }
 
-    /// Takes back the places of graphs that are gone.
+    /// Frees the places of destroyed graphs.
     fn collect(&self, state: &mut State) {
         let returned = std::mem::take(&mut *locked(&self.returned));
         state.free.extend(returned.iter().filter_map(|queue| state.graphs.remove(queue)));
@@ -259,14 +259,14 @@ impl OwnMemory {
 }
 
 impl Held {
-    /// Whether all launches that were given the place are done, as far as can be told.
+    /// Whether all launches that were given the place are known to be done.
     fn is_done(&self) -> bool {
         let done = |event: &Arc<Event>| event.is_done().unwrap_or(false);
         self.launching == 0 && self.last.as_ref().is_some_and(done)
     }
 }
 
-/// Gives a graph's place back when dropped. It calls no CUDA.
+/// Returns a graph's place when dropped. Calls no CUDA function.
 struct Returned {
     queue: Queue,
     to: Arc<Mutex<Vec<Queue>>>,
@@ -278,28 +278,28 @@ impl Drop for Returned {
     }
 }
 
-/// A place while a launch that uses it is enqueued.
+/// A place while a launch that uses it is being enqueued.
 pub(super) struct Lease<'a> {
     own: &'a OwnMemory,
     queue: Queue,
     place: Arc<Place>,
-    /// The event to record, where the place is not the stream's for good.
+    /// The event to record; `None` if the stream keeps the place for good.
     last: Option<Arc<Event>>,
 }
 
 impl Lease<'_> {
-    /// The memory.
     pub(super) fn slice(&self) -> DeviceSlice<'_> {
         self.place.slice()
     }
 
-    /// The launch is on the stream.
+    /// To be called after the launch was enqueued: records the event.
     pub(super) fn launched(self, stream: &Stream) {
         if let Some(last) = &self.last
             && last.record(stream).is_err()
             && let Some(held) = locked(&self.own.state).streams.get_mut(&self.queue)
         {
-            // Nothing tells when the launch is done.
+            // Without the event, nothing shows when the launch is done, so the stream keeps the place for
+            // good.
             held.last = None;
         }
     }

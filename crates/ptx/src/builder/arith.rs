@@ -6,7 +6,7 @@ use crate::{
     PrmtMode, Rounding, ShfMode, ShiftDirection, TernaryOp, Type, UnaryOp,
 };
 
-/// What `add`, `sub` and `mul` work on, with the operation PTX has for it.
+/// A register type with `add`, `sub` and `mul`, and the PTX operations for them.
 pub trait Number: Value {
     #[doc(hidden)]
     const ARITH: Type;
@@ -14,8 +14,8 @@ pub trait Number: Value {
     const MUL: BinaryOp;
     #[doc(hidden)]
     const MULTIPLY_ADD: TernaryOp;
-    /// Floats say how they round: a product and a sum that do not may be fused by ptxas, and differ by a bit
-    /// from what the emulator computes.
+    /// Float instructions name their rounding. ptxas may fuse a product and a sum without a rounding, and the
+    /// fused result can differ by a bit from the emulator's result.
     #[doc(hidden)]
     const MODS: FloatMods;
 }
@@ -41,8 +41,8 @@ numbers! {
 
 const OR_NAN: FloatMods = FloatMods { nan: true, ..FloatMods::NONE };
 
-/// One table row an instruction: the method with a fresh result and its `_to` twin. The first source is a
-/// register, so that it fixes the kind of the others.
+/// One table row per instruction: the method that returns a fresh register, and its `_to` twin. The first
+/// source is a register, so that its type determines the type of the others.
 macro_rules! instructions {
     ($($(#[$doc:meta])* $name:ident / $to:ident <$v:ident: $bound:ident> ($a:ident $(, $arg:ident)*) = $op:expr;)*) => {$(
         $(#[$doc])*
@@ -53,7 +53,7 @@ macro_rules! instructions {
         }
 
         $(#[$doc])*
-        /// Written to `d`.
+        /// The result is written to `d`.
         pub fn $to<$v: $bound>(&mut self, d: $v, $a: $v $(, $arg: impl Into<Src<$v>>)*) {
             self.compute(d, $op, [Operand::Reg($a.reg()) $(, $arg.into().into())*]);
         }
@@ -66,9 +66,9 @@ impl Builder {
         add / add_to <V: Number>(a, b) = Op::Binary(BinaryOp::Add, V::ARITH, V::MODS);
         /// `a − b`.
         sub / sub_to <V: Number>(a, b) = Op::Binary(BinaryOp::Sub, V::ARITH, V::MODS);
-        /// `a · b` (the low half, for integers).
+        /// `a · b`; the low half for integers.
         mul / mul_to <V: Number>(a, b) = Op::Binary(V::MUL, V::ARITH, V::MODS);
-        /// `a · b + c`, fused for floats (the low half, for integers).
+        /// `a · b + c`; fused for floats, the low half of the product for integers.
         mad / mad_to <V: Number>(a, b, c) = Op::Ternary(V::MULTIPLY_ADD, V::ARITH, V::MODS);
         /// The high half of `a · b`, unsigned.
         mul_hi_u / mul_hi_u_to <V: Int>(a, b) = Op::Binary(BinaryOp::MulHi, V::UNSIGNED, FloatMods::NONE);
@@ -78,13 +78,13 @@ impl Builder {
         rem_u / rem_u_to <V: Int>(a, b) = Op::Binary(BinaryOp::Rem, V::UNSIGNED, FloatMods::NONE);
         /// `a / b`, signed, toward zero.
         div_s / div_s_to <V: Int>(a, b) = Op::Binary(BinaryOp::Div, V::SIGNED, FloatMods::NONE);
-        /// The smaller, unsigned.
+        /// The minimum, unsigned.
         min_u / min_u_to <V: Int>(a, b) = Op::Binary(BinaryOp::Min, V::UNSIGNED, FloatMods::NONE);
-        /// The larger, unsigned.
+        /// The maximum, unsigned.
         max_u / max_u_to <V: Int>(a, b) = Op::Binary(BinaryOp::Max, V::UNSIGNED, FloatMods::NONE);
-        /// The smaller, signed.
+        /// The minimum, signed.
         min_s / min_s_to <V: Int>(a, b) = Op::Binary(BinaryOp::Min, V::SIGNED, FloatMods::NONE);
-        /// The larger, signed.
+        /// The maximum, signed.
         max_s / max_s_to <V: Int>(a, b) = Op::Binary(BinaryOp::Max, V::SIGNED, FloatMods::NONE);
         /// Bitwise and.
         and / and_to <V: Int>(a, b) = Op::Binary(BinaryOp::And, V::TYPE, FloatMods::NONE);
@@ -94,9 +94,9 @@ impl Builder {
         xor / xor_to <V: Int>(a, b) = Op::Binary(BinaryOp::Xor, V::TYPE, FloatMods::NONE);
         /// Bitwise not.
         not / not_to <V: Int>(a) = Op::Unary(UnaryOp::Not, V::TYPE, FloatMods::NONE);
-        /// The smaller; of a number and a NaN, the number.
+        /// The minimum; if one operand is NaN, the other operand.
         min / min_to <V: Float>(a, b) = Op::Binary(BinaryOp::Min, V::TYPE, FloatMods::NONE);
-        /// The larger; of a number and a NaN, the number.
+        /// The maximum; if one operand is NaN, the other operand.
         max / max_to <V: Float>(a, b) = Op::Binary(BinaryOp::Max, V::TYPE, FloatMods::NONE);
         /// −a.
         neg / neg_to <V: Float>(a) = Op::Unary(UnaryOp::Neg, V::TYPE, FloatMods::NONE);
@@ -106,14 +106,14 @@ impl Builder {
         div / div_to <V: Float>(a, b) = Op::Binary(BinaryOp::Div, V::TYPE, FloatMods::RN);
     }
 
-    /// `a`, moved to a fresh register.
+    /// A fresh register with the value of `a`.
     pub fn mov<V: Value>(&mut self, a: impl Into<Src<V>>) -> V {
         let d = self.reg();
         self.mov_to(d, a);
         d
     }
 
-    /// `a`, moved to `d`.
+    /// Moves `a` to `d`.
     pub fn mov_to<V: Value>(&mut self, d: V, a: impl Into<Src<V>>) {
         self.compute(d, Op::Mov(V::TYPE), [a.into().into()]);
     }
@@ -126,12 +126,12 @@ impl Builder {
         self.shift(BinaryOp::Shl, V::TYPE, a, bits)
     }
 
-    /// `a >> bits`, zeros shifted in.
+    /// `a >> bits`, filled with zeros.
     pub fn shr_u<V: Int>(&mut self, a: V, bits: impl Into<Src<R32>>) -> V {
         self.shift(BinaryOp::Shr, V::UNSIGNED, a, bits)
     }
 
-    /// `a >> bits`, the sign shifted in.
+    /// `a >> bits`, filled with the sign bit.
     pub fn shr_s<V: Int>(&mut self, a: V, bits: impl Into<Src<R32>>) -> V {
         self.shift(BinaryOp::Shr, V::SIGNED, a, bits)
     }
@@ -142,7 +142,8 @@ impl Builder {
         d
     }
 
-    /// `lop3` with the truth table `lut` (PTX ISA, "lop3"): 0xF0 stands for `a`, 0xCC for `b`, 0xAA for `c`.
+    /// `lop3` with the truth table `lut` (PTX ISA, "lop3"), computed from 0xF0 for `a`, 0xCC for `b` and 0xAA
+    /// for `c`.
     pub fn lop3(
         &mut self,
         a: impl Into<Src<R32>>,
@@ -156,8 +157,8 @@ impl Builder {
         d
     }
 
-    /// Bytes of the pair (`a`, `b`) picked by the four nibbles of `selector`; 0–3 name the bytes of `a`, 4–7
-    /// of `b`.
+    /// Four bytes of the pair (`a`, `b`), selected by the four nibbles of `selector`. 0–3 name the bytes of
+    /// `a`, 4–7 those of `b`.
     pub fn prmt(
         &mut self,
         a: impl Into<Src<R32>>,
@@ -184,12 +185,12 @@ impl Builder {
     // ---- floating point
     // ----------------------------------------------------------------------------------------
 
-    /// `2^a`, approximate, subnormals flushed: −∞ gives 0 exactly.
+    /// `2^a`, approximate. Subnormals are flushed to zero. −∞ gives exactly 0.
     pub fn ex2(&mut self, a: F32) -> F32 {
         self.approx(UnaryOp::Ex2, a)
     }
 
-    /// The larger, or NaN if one is, written to `d`.
+    /// Writes the maximum to `d`, or NaN if an operand is NaN.
     pub fn max_nan_to(&mut self, d: F32, a: F32, b: impl Into<Src<F32>>) {
         self.compute(
             d,
@@ -198,7 +199,7 @@ impl Builder {
         );
     }
 
-    /// The smaller, or NaN if one is, written to `d`.
+    /// Writes the minimum to `d`, or NaN if an operand is NaN.
     pub fn min_nan_to(&mut self, d: F32, a: F32, b: impl Into<Src<F32>>) {
         self.compute(
             d,
@@ -207,17 +208,17 @@ impl Builder {
         );
     }
 
-    /// `2^a`, approximate, subnormals flushed, written to `d`.
+    /// Writes `2^a` to `d`, approximate, with subnormals flushed to zero.
     pub fn ex2_to(&mut self, d: F32, a: F32) {
         self.compute(d, Op::Unary(UnaryOp::Ex2, Type::F32, FloatMods::APPROX_FTZ), [Operand::Reg(a.reg())]);
     }
 
-    /// `log2 a`, approximate, subnormals flushed.
+    /// `log2 a`, approximate, with subnormals flushed to zero.
     pub fn lg2(&mut self, a: F32) -> F32 {
         self.approx(UnaryOp::Lg2, a)
     }
 
-    /// `1 / a`, approximate, subnormals flushed.
+    /// `1 / a`, approximate, with subnormals flushed to zero.
     pub fn rcp(&mut self, a: F32) -> F32 {
         self.approx(UnaryOp::Rcp, a)
     }
@@ -231,22 +232,22 @@ impl Builder {
     // ---- comparison
     // --------------------------------------------------------------------------------------------
 
-    /// `a ∘ b`, unsigned.
+    /// The comparison `a cmp b`, unsigned.
     pub fn setp_u<V: Int>(&mut self, cmp: CmpOp, a: V, b: impl Into<Src<V>>) -> Pred {
         self.setp(cmp, V::UNSIGNED, a, b, None)
     }
 
-    /// `a ∘ b`, signed.
+    /// The comparison `a cmp b`, signed.
     pub fn setp_s<V: Int>(&mut self, cmp: CmpOp, a: V, b: impl Into<Src<V>>) -> Pred {
         self.setp(cmp, V::SIGNED, a, b, None)
     }
 
-    /// `a ∘ b` of floats.
+    /// The comparison `a cmp b` of floats.
     pub fn setp_f<V: Float>(&mut self, cmp: CmpOp, a: V, b: impl Into<Src<V>>) -> Pred {
         self.setp(cmp, V::TYPE, a, b, None)
     }
 
-    /// `(a ∘ b) and c`, unsigned.
+    /// `(a cmp b) and c`, unsigned.
     pub fn setp_u_and<V: Int>(
         &mut self,
         cmp: CmpOp,
@@ -257,7 +258,7 @@ impl Builder {
         self.setp(cmp, V::UNSIGNED, a, b, Some((BoolOp::And, c.into())))
     }
 
-    /// `(a ∘ b) and c`, signed.
+    /// `(a cmp b) and c`, signed.
     pub fn setp_s_and<V: Int>(
         &mut self,
         cmp: CmpOp,
@@ -268,7 +269,7 @@ impl Builder {
         self.setp(cmp, V::SIGNED, a, b, Some((BoolOp::And, c.into())))
     }
 
-    /// `(a ∘ b) or c`, floats.
+    /// `(a cmp b) or c`, floats.
     pub fn setp_f_or<V: Float>(
         &mut self,
         cmp: CmpOp,
@@ -302,14 +303,14 @@ impl Builder {
         d
     }
 
-    /// `a` where `pred`, else `b`.
+    /// `a` if `pred` is true, else `b`.
     pub fn selp<V: Value>(&mut self, a: impl Into<Src<V>>, b: impl Into<Src<V>>, pred: Pred) -> V {
         let d = self.reg();
         self.selp_to(d, a, b, pred);
         d
     }
 
-    /// `a` where `pred`, else `b`, written to `d`.
+    /// Writes `a` to `d` if `pred` is true, else `b`.
     pub fn selp_to<V: Value>(&mut self, d: V, a: impl Into<Src<V>>, b: impl Into<Src<V>>, pred: Pred) {
         self.compute(d, Op::Selp(V::TYPE), [a.into().into(), b.into().into(), Operand::Reg(pred.reg())]);
     }
@@ -317,12 +318,12 @@ impl Builder {
     // ---- conversion
     // --------------------------------------------------------------------------------------------
 
-    /// `a` as 64 bits, zeros added.
+    /// `a` zero-extended to 64 bits.
     pub fn zext(&mut self, a: R32) -> R64 {
         self.cvt(Type::U64, Type::U32, None, a)
     }
 
-    /// The low 32 bits.
+    /// The low 32 bits of `a`.
     pub fn trunc(&mut self, a: R64) -> R32 {
         self.cvt(Type::U32, Type::U64, None, a)
     }
@@ -337,7 +338,7 @@ impl Builder {
         self.cvt(Type::F32, Type::S32, Some(CvtRounding::Float(Rounding::Rn)), a)
     }
 
-    /// An f32 as a signed integer, rounded as said; out of range clamps, NaN gives 0.
+    /// An f32 as a signed integer with the given rounding. Values out of range are clamped; NaN gives 0.
     pub fn f32_to_s32(&mut self, rounding: Rounding, a: F32) -> R32 {
         self.cvt(Type::S32, Type::F32, Some(CvtRounding::Integer(rounding)), a)
     }
@@ -369,7 +370,7 @@ impl Builder {
         d
     }
 
-    /// `{low, high}` packed.
+    /// Packs two 16-bit registers into one, `low` in the lower half.
     pub fn join16(&mut self, low: R16, high: R16) -> R32 {
         let d = self.reg();
         let halves = Operand::Vector(vec![Operand::Reg(low.reg()), Operand::Reg(high.reg())]);
@@ -377,7 +378,7 @@ impl Builder {
         d
     }
 
-    /// `{low, high}` unpacked.
+    /// The lower and the upper half of `a`.
     pub fn split16(&mut self, a: R32) -> [R16; 2] {
         let d: [R16; 2] = self.regs();
         let halves = Operand::Vector(d.iter().map(|r| Operand::Reg(r.reg())).collect());

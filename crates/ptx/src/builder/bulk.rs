@@ -1,4 +1,4 @@
-//! Bulk asynchronous copies, with tensor maps (TMA) and without.
+//! Bulk asynchronous copies, with and without tensor maps (TMA).
 
 use super::{
     Builder, ClusterShared, Global, Pointer, R16, R32, R64, Shared, SharedPointer, Src, TensorMapPtr, Value,
@@ -13,8 +13,8 @@ use super::memory::vector;
 /// Options of a bulk copy.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct BulkOptions {
-    /// The CTAs of the cluster, one bit each, that get the bytes at the same place, and whose mbarrier counts
-    /// them.
+    /// Mask of CTAs of the cluster, one bit each. Each CTA in the mask receives the bytes at the same shared
+    /// address, and its own mbarrier counts them.
     pub multicast: Option<R16>,
     /// An L2 cache policy.
     pub policy: Option<R64>,
@@ -35,8 +35,8 @@ fn boxed(map: TensorMapPtr, coords: &[Src<R32>]) -> [Operand; 2] {
 }
 
 impl Builder {
-    /// Copies the box at `coords` (innermost first, one per dimension) to shared memory; `bar` counts its
-    /// bytes. With `multicast`, place and `bar` are meant in every CTA of the mask.
+    /// Copies the box at `coords` (innermost first, one per dimension) to shared memory. `bar` counts the
+    /// bytes. With `multicast`, the destination and `bar` are addresses in every CTA of the mask.
     pub fn tma_load<P: SharedPointer>(
         &mut self,
         to: P,
@@ -56,7 +56,7 @@ impl Builder {
         self.op(op, operands.into_iter().chain(options.operands()));
     }
 
-    /// Copies shared memory to the box at `coords`, in the current bulk group.
+    /// Copies shared memory to the box at `coords`. The copy joins the current bulk group.
     pub fn tma_store(&mut self, map: TensorMapPtr, coords: &[Src<R32>], from: Shared) {
         let op = Op::CpAsyncBulkTensor(BulkTensor {
             route: BulkRoute::CtaToGlobal,
@@ -68,7 +68,7 @@ impl Builder {
         self.op(op, [map, coords, Operand::Address(from.address())]);
     }
 
-    /// Combines shared memory with the box at `coords`, in the current bulk group.
+    /// Combines shared memory with the box at `coords` by `op`. The reduction joins the current bulk group.
     pub fn tma_reduce(&mut self, op: AtomicOp, map: TensorMapPtr, coords: &[Src<R32>], from: Shared) {
         let dims = coords.len() as u8;
         let op = Op::CpReduceAsyncBulkTensor(BulkTensorReduce { dims, op, cache_hint: false });
@@ -76,13 +76,13 @@ impl Builder {
         self.op(op, [map, coords, Operand::Address(from.address())]);
     }
 
-    /// Prefetches a tensor map to the cache that bulk copies read it from.
+    /// Prefetches a tensor map into the cache that bulk copies read tensor maps from.
     pub fn prefetch_tensor_map(&mut self, map: TensorMapPtr) {
         let address = Address { base: Base::Reg(map.base.reg()), offset: 0 };
         self.op(Op::Prefetch(Space::Generic, PrefetchLevel::TensorMap), [Operand::Address(address)]);
     }
 
-    /// Copies `bytes` bytes, a multiple of 16, from global to shared memory; `bar` counts them.
+    /// Copies `bytes` bytes, a multiple of 16, from global to shared memory. `bar` counts the bytes.
     pub fn bulk_load<P: SharedPointer>(
         &mut self,
         to: P,
@@ -101,7 +101,8 @@ impl Builder {
         self.op(op, operands.into_iter().chain(options.operands()));
     }
 
-    /// Copies `bytes` bytes, a multiple of 16, from shared to global memory, in the current bulk group.
+    /// Copies `bytes` bytes, a multiple of 16, from shared to global memory. The copy joins the current bulk
+    /// group.
     pub fn bulk_store(&mut self, to: Global, from: Shared, bytes: impl Into<Src<R32>>) {
         let op =
             Op::CpAsyncBulk(BulkCopy { route: BulkRoute::CtaToGlobal, multicast: false, cache_hint: false });
@@ -110,7 +111,8 @@ impl Builder {
         self.op(op, operands);
     }
 
-    /// Copies `bytes` bytes, a multiple of 16, to another CTA of the cluster; `bar` of that CTA counts them.
+    /// Copies `bytes` bytes, a multiple of 16, to another CTA of the cluster. `bar`, in that CTA, counts the
+    /// bytes.
     pub fn bulk_send(
         &mut self,
         to: ClusterShared,
@@ -129,22 +131,22 @@ impl Builder {
         self.op(Op::CpAsyncBulkCommitGroup, []);
     }
 
-    /// Waits until at most the latest `left` bulk groups of the thread are pending.
+    /// Waits until at most the `left` latest bulk groups of the thread are pending.
     pub fn bulk_wait(&mut self, left: u32) {
         self.op(Op::CpAsyncBulkWaitGroup { read: false }, [Src::<R32>::from(left).into()]);
     }
 
-    /// Waits until all but the latest `left` bulk groups of the thread have read their sources.
+    /// Waits until all but the `left` latest bulk groups of the thread have read their sources.
     pub fn bulk_wait_read(&mut self, left: u32) {
         self.op(Op::CpAsyncBulkWaitGroup { read: true }, [Src::<R32>::from(left).into()]);
     }
 
-    /// Stores a value to another CTA of the cluster; `bar` of that CTA counts its bytes.
+    /// Stores a value to another CTA of the cluster. `bar`, in that CTA, counts the bytes.
     pub fn st_async<V: Value>(&mut self, to: ClusterShared, value: V, bar: ClusterShared) {
         self.store_async(V::TYPE, 1, to, Operand::Reg(value.reg()), bar);
     }
 
-    /// Stores `N` = 2 or 4 values to another CTA of the cluster; `bar` of that CTA counts their bytes.
+    /// Stores `N` = 2 or 4 values to another CTA of the cluster. `bar`, in that CTA, counts the bytes.
     pub fn st_async_vec<V: Value, const N: usize>(
         &mut self,
         to: ClusterShared,
@@ -160,13 +162,13 @@ impl Builder {
         self.op(op, [Operand::Address(to.address()), value, Operand::Address(bar.address())]);
     }
 
-    /// Orders the thread's own accesses to all memory before later ones of the asynchronous proxy (TMA,
-    /// `wgmma`), and the reverse.
+    /// Orders the thread's earlier accesses to all memory before later accesses of the asynchronous proxy
+    /// (TMA, `wgmma`), and the reverse.
     pub fn fence_proxy_async(&mut self) {
         self.op(Op::FenceProxy(ProxyFence::Async), []);
     }
 
-    /// Like [`Builder::fence_proxy_async`], for the own CTA's shared memory only.
+    /// Like [`Builder::fence_proxy_async`], but only for the own CTA's shared memory.
     pub fn fence_proxy_async_shared(&mut self) {
         self.op(Op::FenceProxy(ProxyFence::AsyncSharedCta), []);
     }

@@ -4,8 +4,8 @@ use super::{Builder, ClusterShared, Pred, R32, Shared, Src};
 use crate::{ClusterBarrier, GridDependency, Op, Operand, RegisterChange, Space, SpecialReg, Type};
 
 impl Builder {
-    /// Arrives at the cluster's barrier, all lanes of the warp together; releases the earlier memory
-    /// accesses.
+    /// Arrives at the cluster's barrier and releases the earlier memory accesses. All lanes of the warp
+    /// execute it together.
     pub fn cluster_arrive(&mut self) {
         self.op(Op::BarrierCluster(ClusterBarrier::Arrive { aligned: true, relaxed: false }), []);
     }
@@ -15,12 +15,12 @@ impl Builder {
         self.op(Op::BarrierCluster(ClusterBarrier::Arrive { aligned: true, relaxed: true }), []);
     }
 
-    /// Waits until all threads of the cluster have arrived; acquires what they released.
+    /// Waits until all threads of the cluster have arrived, and acquires what they released.
     pub fn cluster_wait(&mut self) {
         self.op(Op::BarrierCluster(ClusterBarrier::Wait { aligned: true }), []);
     }
 
-    /// The address `at` in the shared memory of the CTA of that rank in the cluster.
+    /// The address of `at` in the shared memory of the CTA with this rank in the cluster.
     pub fn mapa(&mut self, at: Shared, rank: impl Into<Src<R32>>) -> ClusterShared {
         let base: R32 = self.reg();
         let op = Op::Mapa { space: Space::SharedCluster, ty: Type::U32 };
@@ -28,19 +28,19 @@ impl Builder {
         ClusterShared { base, offset: at.offset }
     }
 
-    /// Takes registers up to `registers` a thread (a multiple of 8, 24 to 256), all warps of the warpgroup
-    /// together.
+    /// Raises the register limit to `registers` per thread (a multiple of 8, 24 to 256). All warps of the
+    /// warpgroup execute it together.
     pub fn setmaxnreg_inc(&mut self, registers: u32) {
         self.op(Op::Setmaxnreg(RegisterChange::Inc), [Src::<R32>::from(registers).into()]);
     }
 
-    /// Gives registers back down to `registers` a thread (a multiple of 8, 24 to 256), all warps of the
-    /// warpgroup together.
+    /// Lowers the register limit to `registers` per thread (a multiple of 8, 24 to 256). All warps of the
+    /// warpgroup execute it together.
     pub fn setmaxnreg_dec(&mut self, registers: u32) {
         self.op(Op::Setmaxnreg(RegisterChange::Dec), [Src::<R32>::from(registers).into()]);
     }
 
-    /// True in one lane of the warp, the elected lane.
+    /// True in exactly one lane of the warp, the elected lane.
     pub fn elect(&mut self) -> Pred {
         let pred: Pred = self.reg();
         let mask: Src<R32> = u32::MAX.into();
@@ -48,8 +48,8 @@ impl Builder {
         pred
     }
 
-    /// The index of the warp in its CTA (of one dimension), in a form that ptxas knows to be the same in all
-    /// lanes.
+    /// The index of the warp in its one-dimensional CTA, computed so that ptxas knows that the value is
+    /// uniform in the warp.
     pub fn warp_index_uniform(&mut self) -> R32 {
         let thread = self.special(SpecialReg::TidX);
         let warp = self.shr_u(thread, 5);
@@ -61,7 +61,8 @@ impl Builder {
         self.op(Op::Griddepcontrol(GridDependency::Wait), []);
     }
 
-    /// Lets dependent launches start once all CTAs of this launch have executed this instruction or exited.
+    /// Allows dependent launches to start once all CTAs of this launch have executed this instruction or
+    /// exited.
     pub fn griddep_launch_dependents(&mut self) {
         self.op(Op::Griddepcontrol(GridDependency::LaunchDependents), []);
     }

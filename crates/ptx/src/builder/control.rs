@@ -10,8 +10,8 @@ impl Builder {
         self.guard = outer;
     }
 
-    /// Emits `body` with `guard` on every instruction, without a branch. An instruction has one guard, so an inner
-    /// `guarded` replaces the outer guard.
+    /// Emits `body` with `guard` on every instruction, without a branch. An instruction has one guard, so an
+    /// inner `guarded` replaces the outer guard.
     pub fn guarded<R>(&mut self, guard: impl Into<Guard>, body: impl FnOnce(&mut Builder) -> R) -> R {
         let outer = self.guard.replace(guard.into());
         let result = body(self);
@@ -62,8 +62,8 @@ impl Builder {
         self.branch(Some(go), top);
     }
 
-    /// `for i in (start..end).step_by(step) { body }`, signed. The test is at the end of the loop, with another
-    /// before the first iteration.
+    /// `for i in (start..end).step_by(step) { body }`, signed. The condition is tested before the first
+    /// iteration and at the end of each iteration.
     pub fn for_range(
         &mut self,
         start: impl Into<Src<R32>>,
@@ -89,7 +89,7 @@ impl Builder {
         self.body.statements.push(Statement::Pragma("nounroll".into()));
     }
 
-    /// Exits the thread where `guard` holds.
+    /// Exits the thread if `guard` is true.
     pub fn exit_if(&mut self, guard: impl Into<Guard>) {
         self.guarded(guard, |k| k.op(Op::Exit, []));
     }

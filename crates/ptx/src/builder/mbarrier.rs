@@ -25,18 +25,18 @@ impl Builder {
         self.op(Op::FenceMbarrierInit, []);
     }
 
-    /// Adds `bytes` to the bytes that the phase expects, without arriving.
+    /// Adds `bytes` to the bytes that the current phase expects, without arriving.
     pub fn mbarrier_expect_tx<P: SharedPointer>(&mut self, bar: P, bytes: impl Into<Src<R32>>) {
         let op = Op::Mbarrier(on::<P>(MbarrierOp::ExpectTx));
         self.op(op, [Operand::Address(bar.address()), bytes.into().into()]);
     }
 
-    /// Arrives; releases the earlier memory accesses of the thread to the own CTA.
+    /// Arrives, and releases the thread's earlier memory accesses to the own CTA.
     pub fn mbarrier_arrive<P: SharedPointer>(&mut self, bar: P) {
         self.arrive(on::<P>(MbarrierOp::Arrive), bar, None);
     }
 
-    /// Adds `bytes` to the bytes that the phase expects, and arrives.
+    /// Adds `bytes` to the bytes that the current phase expects, and arrives.
     pub fn mbarrier_arrive_expect_tx<P: SharedPointer>(&mut self, bar: P, bytes: impl Into<Src<R32>>) {
         self.arrive(on::<P>(MbarrierOp::ArriveExpectTx), bar, Some(bytes.into()));
     }
@@ -46,17 +46,17 @@ impl Builder {
         self.op(Op::Mbarrier(mbarrier), operands.into_iter().chain(bytes.map(Operand::from)));
     }
 
-    /// Whether the phase of this parity has completed; waits for a limited time.
+    /// Whether the phase with this parity has completed. Waits for a limited time.
     pub fn mbarrier_try_wait_parity(&mut self, bar: Shared, parity: impl Into<Src<R32>>) -> Pred {
         self.try_wait(Mbarrier::new(MbarrierOp::TryWaitParity), bar, parity.into())
     }
 
-    /// Waits until the phase of this parity has completed.
+    /// Waits until the phase with this parity has completed.
     pub fn mbarrier_wait_parity(&mut self, bar: Shared, parity: impl Into<Src<R32>>) {
         self.wait_parity(Mbarrier::new(MbarrierOp::TryWaitParity), bar, parity.into());
     }
 
-    /// Like [`Builder::mbarrier_wait_parity`], and acquires what other CTAs of the cluster released.
+    /// Like [`Builder::mbarrier_wait_parity`], but also acquires what other CTAs of the cluster released.
     pub fn mbarrier_wait_parity_cluster(&mut self, bar: Shared, parity: impl Into<Src<R32>>) {
         let mbarrier = Mbarrier { scope: Scope::Cluster, ..Mbarrier::new(MbarrierOp::TryWaitParity) };
         self.wait_parity(mbarrier, bar, parity.into());

@@ -9,7 +9,7 @@ impl Builder {
         self.ld_as(V::TYPE, from)
     }
 
-    /// Loads one element of a narrower type, extended to the register.
+    /// Loads one element of a narrower type and extends it to the width of the register.
     pub fn ld_as<V: Value, P: Pointer>(&mut self, ty: Type, from: P) -> V {
         let d = self.reg();
         self.ld_as_to(d, ty, from);
@@ -25,14 +25,14 @@ impl Builder {
         self.compute(d, Op::Ld(Memory::plain(P::SPACE, ty)), [Operand::Address(from.address())]);
     }
 
-    /// Loads `N` = 2 or 4 neighbouring elements.
+    /// Loads `N` = 2 or 4 consecutive elements.
     pub fn ld_vec<V: Value, const N: usize>(&mut self, from: impl Pointer) -> [V; N] {
         let d = self.regs();
         self.ld_vec_to(d, from);
         d
     }
 
-    /// Loads `N` = 2 or 4 neighbouring elements to `d`.
+    /// Loads `N` = 2 or 4 consecutive elements to `d`.
     pub fn ld_vec_to<V: Value, P: Pointer, const N: usize>(&mut self, d: [V; N], from: P) {
         const { assert!(N == 2 || N == 4, "PTX has vectors of 2 and 4") };
         let memory = Memory::vector(P::SPACE, V::TYPE, N as u8);
@@ -50,14 +50,15 @@ impl Builder {
         self.op(Op::St(memory), [Operand::Address(to.address()), value.into().into()]);
     }
 
-    /// Stores `N` = 2 or 4 neighbouring elements.
+    /// Stores `N` = 2 or 4 consecutive elements.
     pub fn st_vec<V: Value, P: Pointer, const N: usize>(&mut self, to: P, values: [V; N]) {
         const { assert!(N == 2 || N == 4, "PTX has vectors of 2 and 4") };
         let memory = Memory::vector(P::SPACE, V::TYPE, N as u8);
         self.op(Op::St(memory), [Operand::Address(to.address()), vector(&values)]);
     }
 
-    /// Atomic with a result, relaxed, at gpu scope in global and cta scope in shared memory: the old value.
+    /// Relaxed atomic that returns the old value. The scope is gpu for global memory and cta for shared
+    /// memory.
     pub fn atom<V: Int, P: Pointer>(&mut self, op: AtomicOp, at: P, value: impl Into<Src<V>>) -> V {
         let d: V = self.reg();
         let ty = match op {
@@ -82,17 +83,17 @@ impl Builder {
     // ---- addresses
     // ---------------------------------------------------------------------------------------------
 
-    /// `pointer + bytes`, the bytes in a register or too large for an offset.
+    /// `pointer + bytes`, for an amount in a register or too large for a constant offset.
     pub fn advance(&mut self, pointer: Global, bytes: impl Into<Src<R64>>) -> Global {
         Global { base: self.add(pointer.base, bytes), offset: pointer.offset }
     }
 
-    /// Adds `bytes` to the base register of a pointer. Other pointers with that base register change too.
+    /// Adds `bytes` to the base register of `pointer`. Other pointers with the same base register change too.
     pub fn advance_to(&mut self, pointer: Global, bytes: impl Into<Src<R64>>) {
         self.add_to(pointer.base, pointer.base, bytes);
     }
 
-    /// Address of element `i` (unsigned) of an array of elements of `size` bytes.
+    /// Address of element `i` (unsigned) of an array whose elements have `size` bytes.
     pub fn index(&mut self, array: Global, i: R32, size: u32) -> Global {
         Global { base: self.mad_wide_u(i, size, array.base), offset: array.offset }
     }
@@ -102,7 +103,7 @@ impl Builder {
         Shared { base: self.add(pointer.base, bytes), offset: pointer.offset }
     }
 
-    /// Address of element `i` (unsigned) of a shared array of elements of `size` bytes.
+    /// Address of element `i` (unsigned) of a shared array whose elements have `size` bytes.
     pub fn shared_index(&mut self, array: Shared, i: R32, size: u32) -> Shared {
         Shared { base: self.mad(i, size, array.base), offset: array.offset }
     }
@@ -110,13 +111,13 @@ impl Builder {
     // ---- asynchronous copies
     // -----------------------------------------------------------------------------------
 
-    /// 16 bytes from global to shared memory past L1, asynchronously.
+    /// Copies 16 bytes from global to shared memory, bypassing L1, asynchronously.
     pub fn cp_async16(&mut self, to: Shared, from: Global) {
         self.cp_async(to, from, None);
     }
 
-    /// Like [`Builder::cp_async16`], where the first `bytes` (0 to 16) are read and the rest are zeros. With
-    /// 0, global memory is not touched.
+    /// Like [`Builder::cp_async16`], but only the first `bytes` (0 to 16) are read; the rest is filled with
+    /// zeros. With 0, global memory is not accessed.
     pub fn cp_async16_zfill(&mut self, to: Shared, from: Global, bytes: R32) {
         self.cp_async(to, from, Some(bytes));
     }
@@ -139,8 +140,8 @@ impl Builder {
         self.op(Op::CpAsyncCommitGroup, []);
     }
 
-    /// Waits until at most the latest `pending` groups of this thread are incomplete. Other threads' copies
-    /// need a barrier as well.
+    /// Waits until at most the `pending` latest groups of this thread are incomplete. To wait for other
+    /// threads' copies, a barrier is needed as well.
     pub fn cp_async_wait(&mut self, pending: u32) {
         let pending: Src<R32> = pending.into();
         self.op(Op::CpAsyncWaitGroup, [pending.into()]);

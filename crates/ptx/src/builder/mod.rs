@@ -1,15 +1,15 @@
 //! Builds kernels from Rust: registers typed by width, one method per instruction, structured control flow.
 //!
-//! A method that computes returns a fresh register; its twin with the suffix `_to` writes one that exists,
-//! which is how accumulators and loop variables are kept. Where PTX tells signed from unsigned, so does the
-//! method's name (`shr_u`, `shr_s`). Sources are registers or immediates; immediates of the wrong width do
+//! A method that computes returns a fresh register. Its twin with the suffix `_to` writes an existing
+//! register, for accumulators and loop variables. Where PTX distinguishes signed from unsigned, the method's
+//! name does too (`shr_u`, `shr_s`). Sources are registers or immediates; immediates of the wrong width do
 //! not compile:
 //!
 //! ```
 //! # use flashcore_ptx as ptx;
 //! use ptx::{Builder, CmpOp, Pointer, SpecialReg, Target};
 //!
-//! // y[i] = a · x[i] for i < n, one element a thread.
+//! // y[i] = a · x[i] for i < n, one element per thread.
 //! let mut k = Builder::kernel("scale");
 //! let (x, y) = (k.param_pointer("x"), k.param_pointer("y"));
 //! let (a, n) = (k.param_f32("a"), k.param_u32("n"));
@@ -68,18 +68,18 @@ pub struct Builder {
     params: Vec<Param>,
     bounds: LaunchBounds,
     body: Body,
-    /// Module-scope variables: dynamic shared memory.
+    /// Module-scope variables; only dynamic shared memory.
     globals: Vec<Variable>,
-    /// The guard of the instructions that are emitted now.
+    /// The guard of the instructions that are being emitted.
     guard: Option<Guard>,
-    /// The number of registers per class so far, for their names.
+    /// The number of registers per class so far; used to name registers.
     declared: [u32; 6],
-    /// The lowest `.version` asked for with [`Builder::require`].
+    /// The lowest `.version` requested with [`Builder::require`].
     version: Version,
 }
 
 impl Builder {
-    /// A kernel of that name, without parameters.
+    /// A kernel with this name, without parameters.
     pub fn kernel(name: &str) -> Builder {
         Builder {
             name: name.to_owned(),
@@ -103,8 +103,8 @@ impl Builder {
         self.bounds.min_ctas_per_sm = Some(ctas);
     }
 
-    /// The module of this one kernel, with the lowest `.version` that knows the target and all that was
-    /// emitted.
+    /// The module that contains this kernel, with the lowest `.version` that supports the target and
+    /// everything that was emitted.
     pub fn into_module(mut self, target: Target) -> Module {
         self.op(Op::Ret { uni: false }, []);
         registers::sort(&mut self.body);
@@ -156,7 +156,7 @@ impl Builder {
         std::array::from_fn(|_| self.reg())
     }
 
-    /// Emits any operation, for operations without a typed method.
+    /// Emits any operation; for operations without a typed method.
     pub fn op(&mut self, op: Op, operands: impl IntoIterator<Item = Operand>) {
         let operands: SmallVec<[Operand; 4]> = operands.into_iter().collect();
         let guard = self.guard;
@@ -216,7 +216,7 @@ impl Builder {
         self.param(name, Type::F32)
     }
 
-    /// Declares the next parameter, a tensor map by value, and takes its generic address.
+    /// Declares the next parameter, a tensor map by value, and returns its generic address.
     pub fn param_tensor_map(&mut self, name: &str) -> TensorMapPtr {
         self.params.push(Param {
             space: ParamSpace::Param,
@@ -233,7 +233,7 @@ impl Builder {
         TensorMapPtr { base }
     }
 
-    /// Declares a shared array of `bytes` bytes and takes its address.
+    /// Declares a shared array of `bytes` bytes and returns its address.
     pub fn shared_array(&mut self, name: &str, align: u32, bytes: u32) -> Shared {
         self.body.variables.push(bytes_in(
             Space::Shared,
@@ -245,7 +245,7 @@ impl Builder {
         self.address_of(name)
     }
 
-    /// Declares the dynamic shared memory of the launch and takes its address.
+    /// Declares the dynamic shared memory of the launch and returns its address.
     pub fn dynamic_shared(&mut self, align: u32) -> Shared {
         let name = format!("{}_shared", self.name);
         self.globals.push(bytes_in(Space::Shared, Linkage::Extern, &name, align, vec![0]));
@@ -258,8 +258,8 @@ impl Builder {
         base.into()
     }
 
-    /// Declares a private array of `bytes` bytes in local memory and takes its address, for indexed
-    /// accumulators.
+    /// Declares a private array of `bytes` bytes in local memory and returns its address; for accumulators
+    /// with a variable index.
     pub fn local_array(&mut self, name: &str, align: u32, bytes: u32) -> Local {
         let dims = vec![u64::from(bytes)];
         self.body.variables.push(bytes_in(Space::Local, Linkage::Private, name, align, dims));

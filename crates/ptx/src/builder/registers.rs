@@ -1,9 +1,9 @@
-//! Sorts registers by type, so that a kernel's text declares each type once.
+//! Sorts registers by type, so that the printed kernel declares each type once.
 
 use crate::{Base, Body, Operand, Reg, Statement};
 
-/// Sorts a body's registers by type, those of one type in the order of their declaration, and renames their
-/// uses.
+/// Sorts a body's registers by type and renames their uses. Registers of one type keep the order of their
+/// declaration.
 pub(super) fn sort(body: &mut Body) {
     let mut order: Vec<usize> = (0..body.registers.len()).collect();
     order.sort_by_key(|&old| body.registers[old].ty);

@@ -17,7 +17,7 @@ pub enum Half {
 }
 
 impl Half {
-    /// The PTX type of one.
+    /// The PTX type of one element.
     pub const fn ty(self) -> Type {
         match self {
             Half::F16 => Type::F16,
@@ -34,7 +34,7 @@ impl Half {
     }
 }
 
-/// A 16×16 matrix of a `wmma` of f16 with f32 sums.
+/// A 16×16 matrix of a `wmma` with f16 inputs and f32 accumulators.
 const fn tile<P: Pointer>(matrix: WmmaMatrix, order: MatrixOrder, ty: Type) -> WmmaAccess {
     WmmaAccess { matrix, order, shape: MmaShape::M16N16K16, space: P::SPACE, ty }
 }
@@ -56,12 +56,12 @@ impl Builder {
 
     fn mma(&mut self, shape: MmaShape, half: Half, c: [F32; 4], a: &[R32], b: &[R32]) {
         let op = Op::Mma(Mma::new(shape, Type::F32, half.ty(), half.ty(), Type::F32));
-        // PTX writes the B fragment of m16n8k8 as a vector of one.
+        // PTX writes the B fragment of m16n8k8 as a vector of one element.
         self.op(op, [vector(&c), vector(a), vector(b), vector(&c)]);
     }
 
-    /// Loads `N` = 1, 2 or 4 matrices of 8×8 16-bit elements; lane `i` gives the address of row `i mod 8` of
-    /// matrix `i / 8` (PTX ISA, "ldmatrix").
+    /// Loads `N` = 1, 2 or 4 matrices of 8×8 16-bit elements. Lane `i` provides the address of row `i mod 8`
+    /// of matrix `i / 8` (PTX ISA, "ldmatrix").
     pub fn ldmatrix<const N: usize>(&mut self, row: Shared) -> [R32; N] {
         self.load_matrices(row, false)
     }
@@ -103,7 +103,7 @@ impl Builder {
         d
     }
 
-    /// `c += a · b` with m16n16k16 of f16; the orders are those that A and B were loaded with.
+    /// `c += a · b` with m16n16k16 of f16. The orders must be those that A and B were loaded with.
     pub fn wmma(&mut self, c: [F32; 8], a: ([R32; 8], MatrixOrder), b: ([R32; 8], MatrixOrder)) {
         let op = Op::Wmma(Wmma {
             a_order: a.1,
@@ -120,7 +120,7 @@ impl Builder {
         self.op(op, [vector(&c), vector(&a.0), vector(&b.0), vector(&c)]);
     }
 
-    /// Stores the sums of [`Builder::wmma`]; `stride` counts elements.
+    /// Stores the accumulators of [`Builder::wmma`]; `stride` counts elements.
     pub fn wmma_store<P: Pointer>(&mut self, order: MatrixOrder, at: P, c: [F32; 8], stride: u32) {
         let access = tile::<P>(WmmaMatrix::Accumulator, order, Type::F32);
         self.op(
@@ -129,7 +129,7 @@ impl Builder {
         );
     }
 
-    /// Two f32 rounded to a pair: `low` in the lower half.
+    /// Two f32 rounded to a 16-bit format and packed, `low` in the lower half.
     pub fn pack(&mut self, half: Half, low: F32, high: F32) -> R32 {
         let d = self.reg();
         self.compute::<R32>(
@@ -140,16 +140,16 @@ impl Builder {
         d
     }
 
-    /// One f32 rounded.
+    /// An f32 rounded to a 16-bit float.
     pub fn from_f32(&mut self, half: Half, a: F32) -> R16 {
         self.cvt(half.ty(), Type::F32, Some(CvtRounding::Float(Rounding::Rn)), a)
     }
 
-    /// One 16-bit float as f32, exactly.
+    /// A 16-bit float as f32, exactly.
     pub fn to_f32(&mut self, half: Half, a: R16) -> F32 {
         match half {
             Half::F16 => self.cvt(Type::F32, Type::F16, None, a),
-            // cvt.f32.bf16 needs sm_90; a bf16 is the upper half of its f32.
+            // `cvt.f32.bf16` needs sm_90. A bf16 is the upper half of the f32 with the same value.
             Half::Bf16 => {
                 let zero = self.mov::<R16>(0);
                 let bits = self.join16(zero, a);
@@ -158,7 +158,7 @@ impl Builder {
         }
     }
 
-    /// A pair as f32s, the lower half first.
+    /// The two 16-bit floats of a pair as f32, the lower half first.
     pub fn unpack(&mut self, half: Half, a: R32) -> [F32; 2] {
         self.split16(a).map(|h| self.to_f32(half, h))
     }

@@ -116,7 +116,8 @@ fn the_version_is_the_lowest_that_knows_the_kernel() {
     assert_eq!(version(120, |_| {}), Version { major: 8, minor: 7 });
 }
 
-/// One CTA of a pair loads a tile for both, multiplies, sends a sum to the other and stores a box.
+/// One CTA of a pair loads a tile for both CTAs, multiplies, sends an accumulator to the other CTA and stores
+/// a box.
 fn hopper() -> Builder {
     let mut k = Builder::kernel("t");
     let (map, out) = (k.param_tensor_map("map"), k.param_pointer("out"));

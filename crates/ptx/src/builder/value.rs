@@ -10,17 +10,17 @@ mod sealed {
     pub trait Sealed {}
 }
 
-/// A typed virtual register. Registers are mutable, as in PTX: a handle is a name, not a value.
+/// A typed virtual register. Registers are mutable, as in PTX: a handle names a register and not a value.
 pub trait Value: Copy + sealed::Sealed + Into<Src<Self>> {
     /// The type in the declaration of the register.
     const TYPE: Type;
-    /// The register.
+    /// The index of the register.
     fn reg(self) -> Reg;
     #[doc(hidden)]
     fn from_reg(reg: Reg) -> Self;
 }
 
-/// An integer register; signedness is chosen by the operation, as in PTX.
+/// An integer register. The operation determines the signedness, as in PTX.
 pub trait Int: Value {
     /// The signed type of this width.
     const SIGNED: Type;
@@ -62,7 +62,7 @@ registers! {
     F32: F32,
     /// An f64.
     F64: F64,
-    /// A predicate. `!p` is its negation, where a guard is accepted.
+    /// A predicate. `!p` is its negation, for positions that accept a guard.
     Pred: Pred,
 }
 
@@ -131,7 +131,7 @@ macro_rules! integer_immediates {
     )*)*};
 }
 
-// A u64 above i64::MAX keeps its bits; an immediate has no sign of its own.
+// A u64 above i64::MAX keeps its bits: an immediate has no signedness.
 integer_immediates! {
     R16: i32, u16, i16;
     R32: i32, u32;
@@ -160,9 +160,9 @@ impl From<f64> for Src<F64> {
 pub trait Pointer: Copy {
     /// The state space.
     const SPACE: Space;
-    /// The operand.
+    /// The address as an operand.
     fn address(self) -> Address;
-    /// The address `bytes` bytes further on.
+    /// The address plus `bytes` bytes.
     #[must_use]
     fn at(self, bytes: i64) -> Self;
 }

@@ -1,28 +1,28 @@
-//! Exchanges of a warp, barriers and fences.
+//! Exchanges within a warp, barriers and fences.
 
 use super::{Builder, F32, Guard, Pred, R32, Src, Value};
 use crate::{BarKind, FenceSem, Op, Operand, Scope, ShflMode, Type, VoteMode};
 
-/// All 32 lanes.
+/// Member mask of all 32 lanes.
 const FULL: u32 = 0xFFFF_FFFF;
 
-/// A 32-bit register: what a shuffle moves.
+/// A 32-bit register that a shuffle can move.
 pub trait Word: Value {}
 impl Word for R32 {}
 impl Word for F32 {}
 
 impl Builder {
-    /// The value of lane `lane xor mask`.
+    /// The value of `a` in lane `i xor mask`, for lane `i`.
     pub fn shfl_xor<V: Word>(&mut self, a: V, mask: u32) -> V {
         self.shfl(ShflMode::Bfly, a, mask, 0x1F)
     }
 
-    /// The value of lane `lane`.
+    /// The value of `a` in lane `lane`.
     pub fn shfl_idx<V: Word>(&mut self, a: V, lane: impl Into<Src<R32>>) -> V {
         self.shfl(ShflMode::Idx, a, lane, 0x1F)
     }
 
-    /// The value of lane `lane + delta`; beyond the last lane, the lane's own.
+    /// The value of `a` in lane `i + delta`, for lane `i`. Beyond the last lane, the lane's own value.
     pub fn shfl_down<V: Word>(&mut self, a: V, delta: u32) -> V {
         self.shfl(ShflMode::Down, a, delta, 0x1F)
     }
@@ -38,17 +38,17 @@ impl Builder {
         d
     }
 
-    /// Whether the predicate holds in any lane.
+    /// Whether the predicate is true in any lane.
     pub fn vote_any(&mut self, a: impl Into<Guard>) -> Pred {
         self.vote(VoteMode::Any, a.into())
     }
 
-    /// Whether the predicate holds in every lane.
+    /// Whether the predicate is true in every lane.
     pub fn vote_all(&mut self, a: impl Into<Guard>) -> Pred {
         self.vote(VoteMode::All, a.into())
     }
 
-    /// The mask of lanes in which the predicate holds.
+    /// The mask of the lanes in which the predicate is true.
     pub fn ballot(&mut self, a: impl Into<Guard>) -> R32 {
         self.vote(VoteMode::Ballot, a.into())
     }
@@ -60,7 +60,7 @@ impl Builder {
         d
     }
 
-    /// Barrier of the warp: orders its lanes' memory accesses.
+    /// Barrier of the warp. Orders the memory accesses of its lanes.
     pub fn warp_sync(&mut self) {
         let mask: Src<R32> = FULL.into();
         self.op(Op::BarWarpSync, [mask.into()]);
@@ -71,12 +71,13 @@ impl Builder {
         self.barrier(BarKind::Sync, 0.into(), None);
     }
 
-    /// Waits at barrier `id` (0–15) for `threads` threads in all, a multiple of 32.
+    /// Arrives at barrier `id` (0–15) and waits until `threads` threads (a multiple of 32) have arrived.
     pub fn named_barrier_sync(&mut self, id: impl Into<Src<R32>>, threads: u32) {
         self.barrier(BarKind::Sync, id.into(), Some(threads));
     }
 
-    /// Arrives at barrier `id` (0–15) of `threads` threads in all, a multiple of 32, without waiting.
+    /// Arrives at barrier `id` (0–15) without waiting. The barrier counts `threads` threads (a multiple of
+    /// 32), including those that wait.
     pub fn named_barrier_arrive(&mut self, id: impl Into<Src<R32>>, threads: u32) {
         self.barrier(BarKind::Arrive, id.into(), Some(threads));
     }
@@ -91,7 +92,7 @@ impl Builder {
         self.op(Op::Fence(FenceSem::AcqRel, scope), []);
     }
 
-    /// The value of the first lane in all lanes. ptxas then knows that the register is uniform.
+    /// The value of lane 0 in all lanes. ptxas then knows that the register is uniform.
     pub fn uniform(&mut self, a: R32) -> R32 {
         self.shfl_idx(a, 0)
     }

@@ -4,12 +4,12 @@ use super::memory::vector;
 use super::{Builder, F32, Half, Pred, R32, R64, Src, Value};
 use crate::{Op, Operand, Type, Wgmma, WgmmaSource};
 
-/// The contiguous extent of a matrix in shared memory.
+/// The dimension along which a matrix in shared memory is contiguous.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Major {
-    /// K: A by rows, B by columns.
+    /// K: A row by row, B column by column.
     K,
-    /// M of A, N of B.
+    /// M for A, N for B.
     Mn,
 }
 
@@ -20,9 +20,9 @@ impl Major {
 }
 
 impl Builder {
-    /// `sums (+)= a · b` with m64nNk16, both from shared memory by descriptors; N is twice the number of
-    /// sums. They are added to where `accumulate` holds. Nothing may touch the sums until the group is waited
-    /// for.
+    /// `sums = a · b`, or `sums += a · b` if `accumulate` is true, with m64nNk16. A and B are in shared
+    /// memory, addressed by descriptors. N is twice the number of sums. No instruction may access the sums
+    /// until the group has been waited for.
     pub fn wgmma_ss(
         &mut self,
         half: Half,
@@ -50,9 +50,9 @@ impl Builder {
         self.wgmma(half, WgmmaSource::Shared, sums, [a, b, accumulate.into().into()], -1, majors);
     }
 
-    /// `sums (+)= a · b` with m64nNk16, A from registers (the fragment of `mma.m16n8k16`, rows of warp w from
-    /// 16·w) and B from shared memory by a descriptor. Nothing may touch sums or `a` until the group is
-    /// waited for.
+    /// `sums = a · b`, or `sums += a · b` if `accumulate` is true, with m64nNk16. A is in registers (the
+    /// fragment of `mma.m16n8k16`; warp w has the rows from 16·w on), B in shared memory, addressed by a
+    /// descriptor. No instruction may access the sums or `a` until the group has been waited for.
     pub fn wgmma_rs(
         &mut self,
         half: Half,
@@ -80,7 +80,8 @@ impl Builder {
         self.op(op, operands);
     }
 
-    /// Orders registers and shared memory of the warpgroup before the products that follow.
+    /// Orders earlier accesses of the warpgroup to registers and shared memory before the products that
+    /// follow.
     pub fn wgmma_fence(&mut self) {
         self.op(Op::WgmmaFence, []);
     }
@@ -90,7 +91,7 @@ impl Builder {
         self.op(Op::WgmmaCommitGroup, []);
     }
 
-    /// Waits until at most the latest `left` wgmma groups are pending.
+    /// Waits until at most the `left` latest wgmma groups are pending.
     pub fn wgmma_wait(&mut self, left: u32) {
         self.op(Op::WgmmaWaitGroup, [Src::<R32>::from(left).into()]);
     }

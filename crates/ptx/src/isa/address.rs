@@ -77,6 +77,6 @@ fn space_requirement(space: Space) -> Requirement {
 fn cluster_address(space: Space, ty: Type) -> Result<(), String> {
     one_of("an address conversion", ty, &[Type::U32, Type::U64])?;
     ensure(matches!(space, Space::Generic | Space::SharedCluster), || {
-        format!("an address of the cluster lies in .shared::cluster, not in {}", space.suffix())
+        format!("an address of the cluster is in .shared::cluster, not in {}", space.suffix())
     })
 }

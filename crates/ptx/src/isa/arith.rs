@@ -26,7 +26,7 @@ pub enum Rounding {
 /// Precision or rounding of an operation that has approximate forms.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Precision {
-    /// Nothing written: `add.f32` (round to nearest even, may be contracted), and all integer operations.
+    /// No modifier: `add.f32` (round to nearest even; ptxas may contract it), and all integer operations.
     #[default]
     Unspecified,
     /// `.rn`, `.rz`, `.rm`, `.rp`.
@@ -37,14 +37,15 @@ pub enum Precision {
     Full,
 }
 
-/// Modifiers of arithmetic. The verifier checks which of them an operation accepts.
+/// Modifiers of arithmetic instructions. The verifier checks which modifiers an operation accepts.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct FloatMods {
     /// Rounding or approximation.
     pub precision: Precision,
     /// `.ftz`: subnormal inputs and results become zero of the same sign.
     pub ftz: bool,
-    /// `.sat`: results clamped to [0, 1]; for integer add/sub/mad to the type's range.
+    /// `.sat`: floating-point results are clamped to [0, 1], results of integer add, sub and mad to the range
+    /// of the type.
     pub sat: bool,
     /// `.relu`: negative results and NaN become 0 (f16 and bf16; min, max, fma).
     pub relu: bool,
@@ -108,7 +109,7 @@ pub enum BinaryOp {
     MulLo,
     /// `mul.hi`.
     MulHi,
-    /// `mul.wide`: the sources have the type that is named, the result is twice as wide.
+    /// `mul.wide`: the sources have the type in the text, the result is twice as wide.
     MulWide,
     /// `mul24.lo`.
     Mul24Lo,
@@ -121,9 +122,9 @@ pub enum BinaryOp {
     And,
     Or,
     Xor,
-    /// `shl.bN`; the amount is a u32.
+    /// `shl.bN`. The shift amount is a u32.
     Shl,
-    /// `shr.{b,u,s}N`; the amount is a u32.
+    /// `shr.{b,u,s}N`. The shift amount is a u32.
     Shr,
     Copysign,
 }
@@ -140,7 +141,7 @@ pub enum TernaryOp {
     MadLo,
     /// `mad.hi`.
     MadHi,
-    /// `mad.wide`: `a` and `b` have the type that is named, `c` and the result are twice as wide.
+    /// `mad.wide`: `a` and `b` have the type in the text, `c` and the result are twice as wide.
     MadWide,
     /// `mad24.lo`.
     Mad24Lo,
@@ -247,7 +248,7 @@ fn float_mods<S: Syntax>(m: &mut S, mods: &mut FloatMods) -> Result<(), S::Stop>
 instructions! { ($) arith arith_list
 
     /// `d, a`. PTX ISA, "Integer Arithmetic Instructions", "Floating Point Instructions" and "Logic and Shift
-    /// Instructions"; the sections are named like the operations.
+    /// Instructions". The sections have the names of the operations.
     Unary(op: UnaryOp, ty: Type, mods: FloatMods) => {
         text: |m| {
             m.name(op, UnaryOp::NAMES)?;
@@ -274,7 +275,7 @@ instructions! { ($) arith arith_list
         },
     }
 
-    /// `d, a, b`. PTX ISA, the sections named like the operations.
+    /// `d, a, b`. PTX ISA, the section with the name of the operation.
     Binary(op: BinaryOp, ty: Type, mods: FloatMods) => {
         text: |m| { m.name(op, BinaryOp::NAMES)?; float_mods(m, mods)?; m.ty(ty) },
         operands: {
@@ -305,7 +306,7 @@ instructions! { ($) arith arith_list
         },
     }
 
-    /// `d, a, b, c`. PTX ISA, the sections named like the operations.
+    /// `d, a, b, c`. PTX ISA, the section with the name of the operation.
     Ternary(op: TernaryOp, ty: Type, mods: FloatMods) => {
         text: |m| { m.name(op, TernaryOp::NAMES)?; float_mods(m, mods)?; m.ty(ty) },
         operands: {
@@ -334,7 +335,7 @@ instructions! { ($) arith arith_list
     }
 }
 
-/// The type twice as wide.
+/// The type that is twice as wide.
 fn widened(ty: Type) -> Type {
     match ty {
         Type::U16 => Type::U32,
@@ -348,7 +349,7 @@ fn widened(ty: Type) -> Type {
 /// The modifiers that an operation accepts for one type.
 #[derive(Clone, Copy)]
 struct Accepts {
-    /// No rounding or precision need be written.
+    /// Rounding and precision may be left out.
     bare: bool,
     /// `.rn`.
     nearest: bool,
@@ -378,22 +379,23 @@ const NOTHING: Accepts = Accepts {
     nan: false,
     xorsign: false,
 };
-/// Operations without modifiers.
+/// Operations that accept no modifier.
 const PLAIN: Accepts = Accepts { bare: true, ..NOTHING };
 const PLAIN_FTZ: Accepts = Accepts { ftz: true, ..PLAIN };
-/// add, sub, mul.
+/// The modifiers of add, sub and mul.
 const SUM_F32: Accepts = Accepts { sat: true, ..SUM_F32X2 };
 const SUM_F32X2: Accepts = Accepts { ftz: true, ..SUM_F64 };
 const SUM_F64: Accepts = Accepts { bare: true, ..ROUNDED };
 const SUM_F16: Accepts = Accepts { ftz: true, sat: true, ..SUM_BF16 };
 const SUM_BF16: Accepts = Accepts { bare: true, nearest: true, ..NOTHING };
-/// A rounding must be written.
+/// A rounding is required.
 const ROUNDED: Accepts = Accepts { nearest: true, directed: true, ..NOTHING };
 const APPROX: Accepts = Accepts { approx: true, ..NOTHING };
 const APPROX_FTZ: Accepts = Accepts { ftz: true, ..APPROX };
 const APPROX_ALWAYS_FTZ: Accepts = Accepts { ftz_always: true, ..APPROX_FTZ };
 
-/// Compares the modifiers with the accepted ones; `None` means that the operation does not have the type.
+/// Compares the modifiers with the accepted ones. `accepts` is `None` when the operation does not support the
+/// type.
 fn allowed(name: &str, ty: Type, mods: FloatMods, accepts: Option<Accepts>) -> Result<(), String> {
     let Some(a) = accepts else { return Err(format!("{name} has no type .{ty}")) };
     let precision = match mods.precision {
@@ -404,8 +406,8 @@ fn allowed(name: &str, ty: Type, mods: FloatMods, accepts: Option<Accepts>) -> R
         Precision::Full => a.full,
     };
     ensure(precision, || match mods.precision {
-        Precision::Unspecified if a.approx && !a.nearest => format!("{name}.{ty} must say .approx"),
-        Precision::Unspecified => format!("{name}.{ty} must say how it rounds"),
+        Precision::Unspecified if a.approx && !a.nearest => format!("{name}.{ty} needs .approx"),
+        Precision::Unspecified => format!("{name}.{ty} needs a rounding such as .rn"),
         _ => format!("{name}.{ty} does not take that rounding or approximation"),
     })?;
     let refused = [
@@ -418,7 +420,7 @@ fn allowed(name: &str, ty: Type, mods: FloatMods, accepts: Option<Accepts>) -> R
     if let Some((_, modifier)) = refused.iter().find(|(refused, _)| *refused) {
         return Err(format!("{name}.{ty} does not take {modifier}"));
     }
-    ensure(mods.ftz || !a.ftz_always, || format!("{name}.{ty} must say .ftz"))?;
+    ensure(mods.ftz || !a.ftz_always, || format!("{name}.{ty} needs .ftz"))?;
     ensure(!(mods.sat && mods.relu), || format!("{name}.{ty} takes .sat or .relu, not both"))
 }
 
@@ -447,7 +449,7 @@ fn is_word(ty: Type) -> bool {
     matches!(ty, Type::U16 | Type::U32 | Type::U64 | Type::S16 | Type::S32 | Type::S64)
 }
 
-/// add, sub and mul of a floating-point type.
+/// Modifiers of add, sub and mul for a floating-point type.
 fn sum(ty: Type) -> Option<Accepts> {
     match ty {
         Type::F32 => Some(SUM_F32),

@@ -14,15 +14,15 @@ use crate::{Signature, SlotKind, Space, Type};
 /// `cp.async`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct CpAsync {
-    /// `.ca` (4, 8, 16 bytes) or `.cg` (16 bytes, past L1).
+    /// `.ca` (4, 8 or 16 bytes) or `.cg` (16 bytes, bypasses L1).
     pub cache: CacheOp,
     /// `.L2::64B`, `.L2::128B`, `.L2::256B`.
     pub l2_prefetch: Option<u16>,
     /// `.L2::cache_hint`.
     pub cache_hint: bool,
-    /// The optional operand is a predicate: zeros are written where it is true.
+    /// The optional operand is a predicate: when it is true, zeros are written.
     pub ignore_src: bool,
-    /// `.shared::cta` is written out.
+    /// Whether `.shared::cta` is written.
     pub shared_cta: bool,
 }
 
@@ -38,9 +38,10 @@ start! {
 
 instructions! { ($) async_copy async_copy_list
 
-    /// `[dst], [src], cp-size, src-size?`, then a cache policy with `cache_hint`: 4, 8 or 16 bytes from
-    /// global to shared memory; bytes beyond `src-size` are zero. With `ignore_src` the optional operand is a
-    /// predicate; its type alone shows that in the text. PTX ISA, "cp.async".
+    /// `[dst], [src], cp-size, src-size?`, then a cache policy with `cache_hint`. Copies 4, 8 or 16 bytes
+    /// from global to shared memory. Bytes beyond `src-size` are written as zero. With `ignore_src` the
+    /// optional operand is a predicate; in the text, only the type of the operand shows this. PTX ISA,
+    /// "cp.async".
     CpAsync(copy: CpAsync) => {
         text: |m| {
             m.head("cp.async")?;
@@ -109,7 +110,7 @@ instructions! { ($) async_copy async_copy_list
         needs: need(70, 80),
     }
 
-    /// `[mbar]`: arrives when all earlier `cp.async` of the thread are complete. PTX ISA,
+    /// `[mbar]`: arrives when all earlier `cp.async` of the thread have completed. PTX ISA,
     /// "cp.async.mbarrier.arrive".
     CpAsyncMbarrierArrive {
         /// `.noinc`.

@@ -30,7 +30,7 @@ pub enum AtomicOp {
 /// Modifiers of `atom` and `red`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Atomic {
-    /// What it does.
+    /// The operation.
     pub op: AtomicOp,
     /// State space.
     pub space: Space,
@@ -40,7 +40,7 @@ pub struct Atomic {
     pub vector: u8,
     /// Ordering.
     pub sem: MemSem,
-    /// Scope; none written means gpu.
+    /// Scope; `None` means gpu.
     pub scope: Option<Scope>,
     /// `.noftz` (f16, bf16).
     pub noftz: bool,
@@ -69,7 +69,7 @@ start! {
     };
 }
 
-/// What an error says of a missing operation.
+/// How an error describes a missing operation.
 pub(super) const OPERATION: &str = "an operation such as `.add`";
 
 instructions! { ($) atomic atomic_list
@@ -102,9 +102,9 @@ instructions! { ($) atomic atomic_list
         },
         accepts: {
             let returns = matches!(a.op, AtomicOp::Exch | AtomicOp::Cas);
-            ensure(!returns, || format!("red has no .{}, whose purpose is the result", a.op.name()))?;
+            ensure(!returns, || format!("red has no .{}, because it returns no result", a.op.name()))?;
             ensure(!matches!(a.sem, MemSem::Acquire | MemSem::AcqRel), || {
-                "red takes .relaxed or .release: it reads nothing that could acquire".into()
+                "red takes .relaxed or .release: it returns no value that could acquire".into()
             })?;
             atomic("red", &a)
         },
@@ -152,7 +152,7 @@ fn atomic(name: &str, a: &Atomic) -> Result<(), String> {
     ensure(global || shared, || format!("{what} works on .global and .shared, not on {}", a.space.suffix()))?;
     let half = matches!(a.ty, F16 | F16x2 | Bf16 | Bf16x2);
     ensure(a.noftz == half, || {
-        if half { format!("{what}.{} must say .noftz", a.ty) } else { ".noftz is for 16-bit floats".into() }
+        if half { format!("{what}.{} needs .noftz", a.ty) } else { ".noftz is for 16-bit floats".into() }
     })?;
     let sem = matches!(
         a.sem,
@@ -165,7 +165,7 @@ fn atomic(name: &str, a: &Atomic) -> Result<(), String> {
         _ => false,
     };
     ensure(vector, || {
-        format!("{what} has no .v{} of .{} there; vectors are for floats in .global", a.vector, a.ty)
+        format!("{what} has no .v{} of .{}; vectors are for floats in .global", a.vector, a.ty)
     })?;
     ensure(!a.cache_hint || global, || "a cache policy is for .global".into())
 }

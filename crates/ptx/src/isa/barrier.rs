@@ -99,24 +99,25 @@ const SCOPE: &str = "a scope such as `.cta`";
 
 instructions! { ($) barrier barrier_list
 
-    /// `bar`/`barrier`: `a, b?` for sync, `a, b` for arrive, `p-or-d, a, b?, c` for reductions. `a` names the
-    /// barrier, `b` counts threads, `c` is a predicate and may be negated. PTX ISA, "bar, barrier".
+    /// `bar`/`barrier`: `a, b?` for sync, `a, b` for arrive, `p-or-d, a, b?, c` for reductions. `a` is the
+    /// index of the barrier, `b` the number of threads, `c` a predicate that may be negated. PTX ISA, "bar,
+    /// barrier".
     Bar {
         /// What the barrier does.
         kind: BarKind,
-        /// Whether all threads of a warp execute it together (`bar`, `barrier….aligned`).
+        /// Whether all threads of a warp execute the instruction together (`bar`, `barrier….aligned`).
         aligned: bool,
     } => {
         text: |m| {
             m.name(aligned, &[(true, "bar"), (false, "barrier")])?;
             m.redundant("cta");
-            // `bar` is `barrier….aligned`.
+            // `bar` means `barrier….aligned`.
             *aligned |= m.redundant("aligned");
             m.one(kind, KIND, BarKind::NAMES)
         },
         operands: barrier_operands(kind),
         check: |inst| {
-            // Reductions write a result first and read a predicate last.
+            // The operands of a reduction begin with a result and end with a predicate.
             let first = usize::from(!matches!(kind, BarKind::Sync | BarKind::Arrive));
             range("a barrier", constant(inst, first), 0, 15)?;
             let threads = constant(inst, first + 1);

@@ -17,15 +17,16 @@ use crate::{Instruction, Op, Requirement, Signature, Slot, SlotKind, Space, Type
 /// Source and destination of a bulk copy. The route determines the completion mechanism.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum BulkRoute {
-    /// `.shared::cluster.global`: global memory to shared memory of a CTA of the cluster; an mbarrier counts
+    /// `.shared::cluster.global`: global memory to shared memory of a CTA of the cluster. An mbarrier counts
     /// the bytes.
     GlobalToCluster,
-    /// `.shared::cta.global`: global memory to the own CTA's shared memory (`.version` 8.6); an mbarrier
+    /// `.shared::cta.global`: global memory to the own CTA's shared memory (`.version` 8.6). An mbarrier
     /// counts the bytes.
     GlobalToCta,
-    /// `.shared::cluster.shared::cta`: the own CTA to another CTA, whose mbarrier counts the bytes.
+    /// `.shared::cluster.shared::cta`: the own CTA to another CTA. An mbarrier of the other CTA counts the
+    /// bytes.
     CtaToCluster,
-    /// `.global.shared::cta`: shared to global memory; completion through bulk groups.
+    /// `.global.shared::cta`: shared to global memory. Completion is tracked by bulk groups.
     CtaToGlobal,
 }
 
@@ -68,7 +69,7 @@ impl BulkRoute {
 pub struct BulkCopy {
     /// Source and destination.
     pub route: BulkRoute,
-    /// `.multicast::cluster`: to the same address in every CTA of a mask.
+    /// `.multicast::cluster`: the copy goes to the same address in every CTA of a mask.
     pub multicast: bool,
     /// `.L2::cache_hint`.
     pub cache_hint: bool,
@@ -102,8 +103,8 @@ pub struct BulkTensor {
     pub cache_hint: bool,
 }
 
-/// `cp.reduce.async.bulk.tensor`, tile mode, from shared to global memory; the elements' type is the tensor
-/// map's.
+/// `cp.reduce.async.bulk.tensor`, tile mode, from shared to global memory. The tensor map determines the
+/// element type.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct BulkTensorReduce {
     /// Dimensions of the tensor, 1 to 5.
@@ -144,7 +145,7 @@ pub struct RedAsync {
 }
 
 impl Op {
-    /// The position of a tensor map's address, behind which its coordinates stand.
+    /// The position of a tensor map's address. The coordinates are the next operand.
     pub const fn tensor_map_operand(&self) -> Option<usize> {
         match self {
             Op::CpAsyncBulkTensor(copy) if copy.route.has_mbarrier() => Some(1),
@@ -193,7 +194,7 @@ instructions! { ($) bulk bulk_list
         accepts: options(copy.route, copy.multicast, copy.cache_hint),
         needs: route_requirement(copy.route),
         check: |inst| bulk_bytes(inst, 2),
-        // The smallest copy is 16 bytes; the mbarrier stands behind the size.
+        // The smallest copy has 16 bytes. The mbarrier comes after the size.
         accesses: |position| Some(if position < 2 { 16 } else { 8 }),
     }
 
@@ -217,8 +218,8 @@ instructions! { ($) bulk bulk_list
     }
 
     /// To shared memory: `[dst], [map], {coords}, [mbar]`, then `mask` with `multicast` and `policy` with
-    /// `cache_hint`. To global memory: `[map], {coords}, [src]`, then `policy`. The text merges map and
-    /// coordinates: `[map, {x, y}]`; coordinates are s32, the innermost first. PTX ISA,
+    /// `cache_hint`. To global memory: `[map], {coords}, [src]`, then `policy`. In the text, map and
+    /// coordinates are one operand: `[map, {x, y}]`. Coordinates are s32, the innermost first. PTX ISA,
     /// "cp.async.bulk.tensor".
     CpAsyncBulkTensor(copy: BulkTensor) => {
         text: |m| {
@@ -247,7 +248,7 @@ instructions! { ($) bulk bulk_list
             options(copy.route, copy.multicast, copy.cache_hint)
         },
         needs: route_requirement(copy.route),
-        // A box is at least 16 bytes. A load has its mbarrier behind the box.
+        // A box has at least 16 bytes. In a load, the mbarrier comes after the box.
         accesses: |position| Some(if position == 3 { 8 } else { 16 }),
     }
 
@@ -373,7 +374,7 @@ instructions! { ($) bulk bulk_list
     }
 }
 
-/// State spaces as bulk copies write them: the own CTA's shared memory is `.shared::cta`.
+/// State spaces as bulk copies write them. The own CTA's shared memory is `.shared::cta`.
 const BULK_SPACES: &[(Space, &str)] = &[
     (Space::Global, "global"),
     (Space::Shared, "shared::cta"),
@@ -406,7 +407,7 @@ const fn completion(route: BulkRoute) -> &'static str {
     if route.has_mbarrier() { "mbarrier::complete_tx::bytes" } else { "bulk_group" }
 }
 
-/// `.1d` to `.5d`. `.tile` is the mode when none is written; there are no others.
+/// `.1d` to `.5d`. `.tile` is the default mode and the only one supported.
 fn box_dims<S: Syntax>(m: &mut S, dims: &mut u8) -> Result<(), S::Stop> {
     const DIMS: &[(u8, &str)] = &[(1, "1d"), (2, "2d"), (3, "3d"), (4, "4d"), (5, "5d")];
     m.one(dims, "the dimensions of the tensor, `.1d` to `.5d`", DIMS)?;
@@ -422,7 +423,7 @@ fn cluster_space<S: Syntax>(m: &mut S, base: &str, space: &mut Space) -> Result<
     m.refuse(format!("`{base}.async` goes to `.shared::cluster`, not to `{}`", space.suffix()))
 }
 
-/// Destination, source, size and, where one counts the bytes, the mbarrier.
+/// Destination, source, size and, for routes with one, the mbarrier.
 fn bytes(route: BulkRoute) -> Signature {
     let mut s: Signature =
         smallvec![address(route.destination()), address(route.source()), read(value(Type::U32))];
@@ -435,7 +436,7 @@ fn tensor_box(dims: u8) -> [Slot; 2] {
     [address(Space::Generic), read(SlotKind::Vector(Type::S32, dims.into()))]
 }
 
-/// The operands that the modifiers announce.
+/// Adds the operands that the modifiers announce.
 fn with_options(mut operands: Signature, multicast: bool, cache_hint: bool) -> Signature {
     operands.extend(multicast.then(|| read(value(Type::B16))));
     operands.extend(policy(cache_hint));
@@ -464,7 +465,7 @@ fn options(route: BulkRoute, multicast: bool, cache_hint: bool) -> Result<(), St
     ensure(!cache_hint || route != BulkRoute::CtaToCluster, || "a cache policy is for .global".into())
 }
 
-/// PTX ISA, "cp.reduce.async.bulk".
+/// The accepted reductions (PTX ISA, "cp.reduce.async.bulk").
 fn reduction(reduce: &BulkReduce) -> Result<(), String> {
     use Type::{B32, B64, Bf16, F16, F32, F64, S32, S64, U32, U64};
     let what = format!("cp.reduce.async.bulk.{}", reduce.op.name());
@@ -483,7 +484,7 @@ fn reduction(reduce: &BulkReduce) -> Result<(), String> {
     let half_sum = reduce.op == AtomicOp::Add && matches!(reduce.ty, F16 | Bf16);
     ensure(reduce.noftz == half_sum, || {
         if half_sum {
-            format!("{what}.{} must say .noftz", reduce.ty)
+            format!("{what}.{} needs .noftz", reduce.ty)
         } else {
             ".noftz is for sums of 16-bit floats".into()
         }

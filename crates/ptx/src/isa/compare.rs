@@ -33,7 +33,7 @@ pub enum CmpOp {
     Nan,
 }
 
-/// The combination of a comparison with a predicate.
+/// How the result of a comparison is combined with a predicate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[allow(missing_docs, reason = "the ISA's names")]
 pub enum BoolOp {
@@ -71,8 +71,8 @@ names! {
 
 instructions! { ($) compare compare_list
 
-    /// Compare to predicates: `p[|q], a, b, c?`; the predicate `c` is there exactly when `combine` is. PTX
-    /// ISA, "setp".
+    /// Compares and writes predicates: `p[|q], a, b, c?`. The predicate `c` is present exactly when `combine`
+    /// is. PTX ISA, "setp".
     Setp {
         /// The comparison.
         cmp: CmpOp,
@@ -95,7 +95,7 @@ instructions! { ($) compare compare_list
         needs: when(is_bf16(ty), need(78, 90)),
     }
 
-    /// Compare to a register, all ones or 1.0 where true: `d, a, b, c?`. PTX ISA, "set".
+    /// Compares and writes a register, all ones or 1.0 for true: `d, a, b, c?`. PTX ISA, "set".
     Set {
         /// The comparison.
         cmp: CmpOp,
@@ -126,7 +126,7 @@ instructions! { ($) compare compare_list
         needs: when(is_bf16(ty), need(78, 90)),
     }
 
-    /// `d, a, b, p`: `a` where `p`, else `b`. PTX ISA, "selp".
+    /// `d, a, b, p`: `a` if `p` is true, else `b`. PTX ISA, "selp".
     Selp(ty: Type) => {
         text: |m| { m.head("selp")?; m.ty(ty) },
         operands: {
@@ -137,7 +137,7 @@ instructions! { ($) compare compare_list
         accepts: one_of("selp", ty, &SELECTABLE),
     }
 
-    /// `d, a, b, c`: `a` where `c ≥ 0`, else `b`. PTX ISA, "slct".
+    /// `d, a, b, c`: `a` if `c ≥ 0`, else `b`. PTX ISA, "slct".
     Slct {
         /// Type of `d`, `a`, `b`.
         ty: Type,
@@ -154,7 +154,7 @@ instructions! { ($) compare compare_list
         },
         accepts: {
             one_of("slct", ty, &SELECTABLE)?;
-            ensure(matches!(cond, Type::S32 | Type::F32), || "slct decides by .s32 or .f32".into())?;
+            ensure(matches!(cond, Type::S32 | Type::F32), || "the condition of slct is .s32 or .f32".into())?;
             ensure(!ftz || cond == Type::F32, || "slct takes .ftz with an .f32 condition only".into())
         },
     }

@@ -1,5 +1,5 @@
-//! Control flow and what concerns the whole grid (PTX ISA, "Control Flow Instructions", "Miscellaneous
-//! Instructions", "griddepcontrol").
+//! Control flow and instructions about the CTA or the grid (PTX ISA, "Control Flow Instructions",
+//! "Miscellaneous Instructions", "griddepcontrol").
 
 use smallvec::smallvec;
 
@@ -87,13 +87,13 @@ instructions! { ($) control control_list
         operands: Signature::new(),
     }
 
-    /// `t`: nanoseconds. PTX ISA, "nanosleep".
+    /// `t`: a time in nanoseconds. PTX ISA, "nanosleep".
     Nanosleep => {
         text: |m| { m.head("nanosleep")?; m.word("u32") },
         operands: smallvec![read(value(Type::U32))],
     }
 
-    /// `a`: the number of the event, 0 to 15. PTX ISA, "pmevent".
+    /// `a`: the index of the event, 0 to 15. PTX ISA, "pmevent".
     Pmevent => {
         text: |m| m.head("pmevent"),
         operands: smallvec![read(SlotKind::Constant)],

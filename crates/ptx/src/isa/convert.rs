@@ -84,8 +84,8 @@ const SATURATIONS: &[(CvtSaturation, &str)] =
 
 instructions! { ($) convert convert_list
 
-    /// `d, a`; `a` may be a register, immediate, special register or symbol; `.b32`, `.b64` and `.b128` also
-    /// pack `{…} → d` and unpack `a → {…}`. PTX ISA, "mov".
+    /// `d, a`. `a` may be a register, immediate, special register or symbol. With `.b32`, `.b64` and `.b128`,
+    /// `mov` also packs `{…}` into `d` and unpacks `a` into `{…}`. PTX ISA, "mov".
     Mov(ty: Type) => {
         text: |m| { m.head("mov")?; m.ty(ty) },
         operands: if ty.is_bits() {
@@ -127,8 +127,8 @@ instructions! { ($) convert convert_list
         needs: conversion_requirement(&cvt),
     }
 
-    /// `cvt.pack.sat`: `d, a, b, c?`: `a` and `b` saturated to `to`, `b` lowest, then `a`, and with `chained`
-    /// the low bits of `c` above them. PTX ISA, "cvt.pack".
+    /// `cvt.pack.sat`: `d, a, b, c?`. `a` and `b` are saturated to `to`. `b` takes the lowest bits, `a` the
+    /// next, and with `chained` the low bits of `c` the bits above. PTX ISA, "cvt.pack".
     CvtPack {
         /// Type of the packed elements.
         to: Type,
@@ -221,7 +221,7 @@ fn convertible(cvt: &Cvt) -> Result<(), String> {
     ensure(!relu || shape.relu, || format!("cvt.{to}.{from} does not take .relu"))?;
     match saturation {
         CvtSaturation::None => {
-            ensure(!shape.satfinite_always, || format!("cvt.{to}.{from} must say .satfinite"))
+            ensure(!shape.satfinite_always, || format!("cvt.{to}.{from} needs .satfinite"))
         }
         CvtSaturation::Sat => ensure(shape.sat, || format!("cvt.{to}.{from} does not take .sat")),
         CvtSaturation::SatFinite => {
@@ -234,7 +234,7 @@ fn convertible(cvt: &Cvt) -> Result<(), String> {
 enum RoundingRule {
     Absent,
     Float,
-    /// `.rn`, and `.rz` where [`Conversion::toward_zero`].
+    /// `.rn`, and `.rz` if [`Conversion::toward_zero`].
     Nearest,
     Tf32,
     Integral,
@@ -245,11 +245,11 @@ impl RoundingRule {
     fn wanted(self) -> &'static str {
         match self {
             RoundingRule::Absent => "is exact and takes no rounding",
-            RoundingRule::Float => "must say .rn, .rz, .rm or .rp",
-            RoundingRule::Nearest => "must say .rn (or .rz, to 16-bit floats)",
-            RoundingRule::Tf32 => "must say .rna, .rn or .rz (.relu not with .rna)",
-            RoundingRule::Integral => "must say .rni, .rzi, .rmi or .rpi",
-            RoundingRule::IntegralOptional => "may say .rni, .rzi, .rmi or .rpi only",
+            RoundingRule::Float => "needs .rn, .rz, .rm or .rp",
+            RoundingRule::Nearest => "needs .rn (or .rz, to 16-bit floats)",
+            RoundingRule::Tf32 => "needs .rna, .rn or .rz (.relu not with .rna)",
+            RoundingRule::Integral => "needs .rni, .rzi, .rmi or .rpi",
+            RoundingRule::IntegralOptional => "takes .rni, .rzi, .rmi or .rpi only",
         }
     }
 }
@@ -264,7 +264,7 @@ struct Conversion {
     relu: bool,
 }
 
-/// Whether integer type `outer` has every value of `inner`. A conversion then has nothing to saturate.
+/// Whether integer type `outer` contains every value of `inner`. Such a conversion never saturates.
 fn contains(outer: Type, inner: Type) -> bool {
     match (outer.is_signed(), inner.is_signed()) {
         (true, false) => outer.bits() > inner.bits(),

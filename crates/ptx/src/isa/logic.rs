@@ -20,7 +20,7 @@ pub enum ShiftDirection {
     Right,
 }
 
-/// The treatment of shift amounts beyond the width.
+/// How a shift amount beyond the width is treated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[allow(missing_docs, reason = "the ISA's names")]
 pub enum ShfMode {
@@ -47,7 +47,7 @@ pub enum PrmtMode {
     Rc16,
 }
 
-/// The bytes of `b` that a `dp2a` takes.
+/// Which bytes of `b` a `dp2a` uses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[allow(missing_docs, reason = "the ISA's names")]
 pub enum DotHalf {
@@ -160,7 +160,7 @@ instructions! { ($) logic logic_list
         operands: uniform(Type::B32, 3),
     }
 
-    /// Four-way byte dot product: `d, a, b, c`; the types of `a` and `b`. PTX ISA, "dp4a".
+    /// Four-way byte dot product: `d, a, b, c`, with the types of `a` and `b`. PTX ISA, "dp4a".
     Dp4a(a: Type, b: Type) => {
         text: |m| { m.head("dp4a")?; m.ty(a)?; m.ty(b) },
         operands: dot_product(a, b),
@@ -175,7 +175,7 @@ instructions! { ($) logic logic_list
     }
 }
 
-/// `bfe` and `bfi`: sources of the type, then position and length.
+/// `bfe` and `bfi`: sources of type `ty`, then position and length.
 fn bit_field(ty: Type, sources: usize) -> Signature {
     let mut s = uniform(ty, sources);
     s.extend([read(value(Type::U32)), read(value(Type::U32))]);

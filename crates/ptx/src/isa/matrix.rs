@@ -107,6 +107,6 @@ fn matrix_access(name: &str, m: &MatrixAccess, shapes: &[MatrixShape]) -> Result
     })?;
     let ty = if m.shape == MatrixShape::M8N8 { Type::B16 } else { Type::B8 };
     ensure(m.ty == ty, || format!("{name}.{} is for .{ty}", m.shape.name()))?;
-    ensure(m.trans || m.shape == MatrixShape::M8N8, || format!("{name} of bytes must say .trans"))?;
+    ensure(m.trans || m.shape == MatrixShape::M8N8, || format!("{name} of bytes needs .trans"))?;
     ensure(matches!(m.space, Space::Shared | Space::Generic), || format!("{name} works on .shared"))
 }

@@ -18,17 +18,17 @@ pub enum MbarrierOp {
     Init,
     /// `[mbar]`.
     Inval,
-    /// `[mbar], bytes`: raises the tx-count, which the phase waits for.
+    /// `[mbar], bytes`: increases the tx-count, the number of bytes that the phase waits for.
     ExpectTx,
-    /// `[mbar], bytes`: lowers the tx-count, as a bulk copy does when its bytes arrive.
+    /// `[mbar], bytes`: decreases the tx-count, as a bulk copy does when its bytes arrive.
     CompleteTx,
     /// `state, [mbar], count?`.
     Arrive,
-    /// `state, [mbar], count`: arrives without completing the phase.
+    /// `state, [mbar], count`: arrives, and must not complete the phase.
     ArriveNoComplete,
     /// `state, [mbar], bytes`: `expect_tx`, then one arrival.
     ArriveExpectTx,
-    /// `state, [mbar], count?`: arrives and lowers the expected count of later phases.
+    /// `state, [mbar], count?`: arrives and decreases the expected count of later phases.
     ArriveDrop,
     /// `state, [mbar], count`.
     ArriveDropNoComplete,
@@ -47,7 +47,7 @@ pub enum MbarrierOp {
 }
 
 impl MbarrierOp {
-    /// Whether the operation arrives; its result is then a state.
+    /// Whether the operation arrives. Its result is a state.
     pub const fn arrives(self) -> bool {
         matches!(
             self,
@@ -60,7 +60,7 @@ impl MbarrierOp {
         )
     }
 
-    /// Whether the operation arrives and lowers the expected count of later phases.
+    /// Whether the operation arrives and decreases the expected count of later phases.
     pub const fn drops(self) -> bool {
         matches!(
             self,
@@ -68,12 +68,12 @@ impl MbarrierOp {
         )
     }
 
-    /// Whether the operation raises the tx-count.
+    /// Whether the operation increases the tx-count.
     pub const fn expects_bytes(self) -> bool {
         matches!(self, MbarrierOp::ExpectTx | MbarrierOp::ArriveExpectTx | MbarrierOp::ArriveDropExpectTx)
     }
 
-    /// Whether the operation tests a phase; its result is then a predicate.
+    /// Whether the operation tests a phase. Its result is a predicate.
     pub const fn waits(self) -> bool {
         matches!(
             self,
@@ -89,7 +89,8 @@ impl MbarrierOp {
         matches!(self, MbarrierOp::TestWaitParity | MbarrierOp::TryWaitParity)
     }
 
-    /// The ordering when none is written: arrivals release, waits acquire, counting bytes is relaxed.
+    /// The ordering when none is written: arrivals release, waits acquire, changes of the tx-count are
+    /// relaxed.
     pub const fn default_sem(self) -> MemSem {
         match self {
             MbarrierOp::ExpectTx | MbarrierOp::CompleteTx => MemSem::Relaxed,
@@ -105,18 +106,18 @@ impl MbarrierOp {
 pub struct Mbarrier {
     /// The operation.
     pub op: MbarrierOp,
-    /// `Shared`, `SharedCluster` for an object of any CTA of the cluster, or `Generic` where no space is
+    /// `Shared`, `SharedCluster` for an object of any CTA of the cluster, or `Generic` when no space is
     /// written.
     pub space: Space,
-    /// The ordering in force, written or not: `Release`, `Acquire` or `Relaxed`; `Default` for operations
-    /// without one.
+    /// The ordering in effect, written or default: `Release`, `Acquire` or `Relaxed`; `Default` for
+    /// operations without an ordering.
     pub sem: MemSem,
     /// The scope of the ordering: `Cta` or `Cluster`.
     pub scope: Scope,
 }
 
 impl Mbarrier {
-    /// An operation on an object of the own CTA, with the default ordering.
+    /// An operation on an object of the thread's own CTA, with the default ordering.
     pub const fn new(op: MbarrierOp) -> Mbarrier {
         let space = match op {
             MbarrierOp::PendingCount => Space::Generic,
@@ -148,7 +149,7 @@ start! {
 
 instructions! { ($) mbarrier mbarrier_list
 
-    /// An operation on an mbarrier object; [`MbarrierOp`] gives the operands. PTX ISA, "mbarrier.init",
+    /// An operation on an mbarrier object. [`MbarrierOp`] gives the operands. PTX ISA, "mbarrier.init",
     /// "mbarrier.arrive", "mbarrier.test_wait" and so on.
     Mbarrier(mbarrier: Mbarrier) => {
         text: |m| {
@@ -219,8 +220,8 @@ fn mbarrier_operands(mbarrier: Mbarrier) -> Signature {
     }
 }
 
-/// A count on an arrival that may complete the phase came later than the arrival (PTX ISA,
-/// "mbarrier.arrive").
+/// A count on an arrival that may complete the phase needs a later `.version` and target than the arrival
+/// (PTX ISA, "mbarrier.arrive").
 pub(super) fn arrival_count(inst: &Instruction) -> Requirement {
     let counted = match inst.op {
         Op::Mbarrier(m) => {

@@ -12,10 +12,10 @@ use crate::{Requirement, Signature, Slot, SlotKind, Space, Type};
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[allow(missing_docs, reason = "the ISA's names")]
 pub enum MemSem {
-    /// Nothing written, or `.weak` (loads and stores: weak; atomics: relaxed).
+    /// No modifier, or `.weak` (loads and stores: weak; atomics: relaxed).
     #[default]
     Default,
-    /// `.weak`, written out.
+    /// `.weak`, written in the text.
     Weak,
     Volatile,
     Relaxed,
@@ -98,9 +98,9 @@ pub struct Memory {
     pub l2_prefetch: Option<u16>,
     /// `.L2::cache_hint`: a 64-bit cache policy follows as the last operand.
     pub cache_hint: bool,
-    /// `.unified` is written.
+    /// Whether `.unified` is written.
     pub unified: bool,
-    /// `ldu`, the older spelling of a read-only load.
+    /// `ldu`, the older name of a read-only load.
     pub ldu: bool,
 }
 
@@ -158,7 +158,7 @@ pub enum PrefetchLevel {
 pub struct CreatePolicy {
     /// Priority of the primary fraction.
     pub primary: Eviction,
-    /// Priority of the rest.
+    /// Priority of the remaining fraction.
     pub secondary: Option<Eviction>,
 }
 
@@ -335,7 +335,7 @@ fn access(name: &str, m: &Memory) -> Result<(), String> {
     ensure(matches!(m.vector, 1 | 2 | 4 | 8), || format!("{name} has no .v{}", m.vector))?;
     ensure(m.bytes() <= 32 && (m.vector < 8 || m.ty.bits() == 32), || {
         format!(
-            "{name}.v{}.{} moves {} bytes; 16 are the most (32 from and to .global)",
+            "{name}.v{}.{} moves {} bytes; at most 16 are accepted (32 from and to .global)",
             m.vector,
             m.ty,
             m.bytes()
@@ -347,7 +347,7 @@ fn access(name: &str, m: &Memory) -> Result<(), String> {
     let scoped = matches!(m.sem, MemSem::Relaxed | MemSem::Acquire | MemSem::Release | MemSem::Mmio);
     ensure(scoped == m.scope.is_some(), || {
         if scoped {
-            "an ordered access must say its scope"
+            "an ordered access needs a scope"
         } else {
             "a scope needs .relaxed, .acquire or .release"
         }

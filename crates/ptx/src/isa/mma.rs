@@ -42,7 +42,7 @@ pub enum MatrixOrder {
     Col,
 }
 
-/// How a product of single bits is formed; the ones of the result are counted.
+/// The bit operation of a single-bit product. The result counts the one bits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[allow(missing_docs, reason = "the ISA's names")]
 pub enum BitOp {
@@ -99,7 +99,7 @@ impl Mma {
             let bits = u32::from(rows) * u32::from(cols) * ty.bits().max(1);
             (bits / 32 / ty.bits().max(32)).max(1) as usize
         };
-        // `bits` of tf32 is 32, the width of its register.
+        // `bits` of tf32 is 32, the width of the register that holds an element.
         // m8n8k4 of f16 (Volta) computes four products per warp, which takes twice the registers of one tile.
         if (m, n, k) == (8, 8, 4) && self.a == Type::F16 {
             let acc = |ty: Type| if ty == Type::F32 { 8 } else { 4 };
@@ -143,7 +143,8 @@ instructions! { ($) mma mma_list
     }
 }
 
-/// PTX ISA, "Matrix multiply-accumulate operation using mma instruction", target notes.
+/// The requirement of a product (PTX ISA, "Matrix multiply-accumulate operation using mma instruction",
+/// target notes).
 fn product_requirement(mma: &Mma) -> Requirement {
     let MmaShape { m, n, k } = mma.shape;
     if mma.kind_f8f6f4 {
@@ -163,14 +164,14 @@ fn product_requirement(mma: &Mma) -> Requirement {
     }
 }
 
-/// A shape of `mma` with the types it takes.
+/// Shapes of `mma` with the types that they accept.
 struct Family {
     shapes: &'static [(u16, u16, u16)],
     inputs: &'static [Type],
     sums: &'static [Type],
 }
 
-/// PTX ISA, "Matrix multiply-accumulate operation using mma instruction".
+/// The products of `mma` (PTX ISA, "Matrix multiply-accumulate operation using mma instruction").
 const FAMILIES: [Family; 8] = [
     Family {
         shapes: &[(8, 8, 4), (16, 8, 8), (16, 8, 16)],
@@ -214,7 +215,7 @@ fn product(mma: &Mma) -> Result<(), String> {
     let ordered = mma.a_order == MatrixOrder::Row && mma.b_order == MatrixOrder::Col;
     ensure(volta || ordered, || format!("mma.m{m}n{n}k{k} of .{} is .row.col", mma.a))?;
     ensure((mma.a == Type::B1) == mma.bits.is_some(), || {
-        ".xor.popc and .and.popc belong to .b1, and one of them must be there".into()
+        ".b1 needs .xor.popc or .and.popc, and no other type takes them".into()
     })?;
     ensure(!mma.satfinite || family.sums == [Type::S32] && mma.bits.is_none(), || {
         ".satfinite is for integer mma".into()

@@ -4,8 +4,8 @@
 //! variant of [`Op`] with its documentation, the mnemonic with its modifiers, the operands, the accepted
 //! combinations of types and modifiers, and the target and `.version` that the instruction needs. The types
 //! of the modifiers and the tables that the rows refer to stand in the same file. The printer, the parser and
-//! the verifier read the rows; none of them has a list of instructions of its own. The typed methods of
-//! [`Builder`](crate::Builder) build on [`Op`] and are a convenience for the instructions that kernels use.
+//! the verifier read the rows and have no list of instructions of their own. The typed methods of
+//! [`Builder`](crate::Builder) emit [`Op`]s and cover the instructions that kernels use.
 //!
 //! A row has these parts, in this order:
 //!
@@ -26,7 +26,7 @@ pub(crate) mod syntax;
 
 use syntax::names;
 
-/// A part of a row, or its default where the row does not have the part.
+/// A part of a row, or its default if the row does not have the part.
 macro_rules! given_or {
     ($given:expr; $default:expr) => {
         $given
@@ -36,7 +36,7 @@ macro_rules! given_or {
     };
 }
 
-/// Defines the instructions of a group. `$list` becomes a macro that hands the group's variants on, see
+/// Defines the instructions of a group. `$list` becomes a macro that passes the group's variants on, see
 /// [`define!`].
 macro_rules! instructions {
     (($d:tt) $group:ident $list:ident $(
@@ -224,7 +224,7 @@ macro_rules! define {
                 match self { $($(Op::$variant { .. } => $group::text(self, syntax),)*)* }
             }
 
-            /// One operation of each variant, from which the parser starts to read.
+            /// One operation of each variant, whose fields the parser then sets.
             pub(crate) fn prototypes() -> impl Iterator<Item = Op> {
                 use syntax::Start;
                 [$($(
@@ -237,7 +237,7 @@ macro_rules! define {
         }
 
         impl Instruction {
-            /// Checks the rules about operands that the kinds of the operands do not express.
+            /// Checks rules about operands that the operand kinds do not express.
             pub(crate) fn check_operands(&self) -> Result<(), crate::verify::Fault> {
                 match self.op { $($(Op::$variant { .. } => $group::check(self),)*)* }
             }
@@ -263,7 +263,7 @@ names! {
     }
 }
 
-/// State spaces as modifiers. The printer writes the first spelling of a space; the parser takes all.
+/// State spaces as modifiers. The printer writes the first spelling of a space; the parser accepts all.
 pub(crate) const SPACES: &[(Space, &str)] = &[
     (Space::Global, "global"),
     (Space::Shared, "shared"),
@@ -279,7 +279,7 @@ pub(crate) const SPACES: &[(Space, &str)] = &[
 /// `.v2`, `.v4`, `.v8`: elements of a vector access.
 pub(crate) const VECTORS: &[(u8, &str)] = &[(2, "v2"), (4, "v4"), (8, "v8")];
 
-/// What an error calls the operand of `wait_group`.
+/// How an error describes the operand of `wait_group`.
 pub(crate) const PENDING_GROUPS: &str = "the groups that may stay in flight";
 
 /// Packed 16-bit integers.

@@ -1,4 +1,4 @@
-//! What instructions and directives need of the target and of the `.version` (PTX ISA, the notes under each
+//! The target and the `.version` that instructions and directives need (PTX ISA, the notes under each
 //! instruction).
 
 use std::fmt;
@@ -7,7 +7,7 @@ use crate::{
     Instruction, LaunchBounds, Module, Operand, Scope, SpecialReg, Statement, Target, TargetSuffix, Version,
 };
 
-/// The lowest target and the lowest `.version` that something needs.
+/// The lowest target and the lowest `.version` that an instruction, directive or module needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Requirement {
     /// The lowest `.version`.
@@ -19,10 +19,10 @@ pub struct Requirement {
 }
 
 impl Requirement {
-    /// What every module may use: `.version 7.0` and sm_75, below which nothing is told apart.
+    /// The requirement of every module: `.version 7.0` and sm_75. Differences below these are not modelled.
     pub const BASE: Requirement = need(70, 75);
 
-    /// The requirement of two things together.
+    /// The requirement of `self` and `other` together.
     #[must_use]
     pub fn and(self, other: Requirement) -> Requirement {
         Requirement {
@@ -32,7 +32,7 @@ impl Requirement {
         }
     }
 
-    /// Whether `target` is new enough and, where needed, architecture- or family-specific.
+    /// Whether `target` is new enough and, if required, architecture- or family-specific.
     pub fn met_by(&self, target: Target) -> bool {
         target.sm >= self.sm && (!self.specific || target.suffix != TargetSuffix::None)
     }
@@ -62,18 +62,18 @@ pub(crate) fn when(condition: bool, requirement: Requirement) -> Requirement {
     if condition { requirement } else { BASE }
 }
 
-/// The requirement of all together.
+/// The requirement of all of them together.
 pub(crate) fn all<const N: usize>(requirements: [Requirement; N]) -> Requirement {
     requirements.into_iter().fold(BASE, Requirement::and)
 }
 
-/// A cluster scope needs clusters.
+/// The cluster scope needs the `.version` and the target of clusters.
 pub(crate) fn scope(scope: Option<Scope>) -> Requirement {
     when(scope == Some(Scope::Cluster), need(78, 90))
 }
 
 impl Target {
-    /// The first `.version` that knows this target (PTX ISA, "Release Notes").
+    /// The first `.version` that supports this target (PTX ISA, "Release Notes").
     pub const fn minimum_version(self) -> Version {
         let v = match (self.sm, self.suffix) {
             (..=80, _) => 70,
@@ -90,7 +90,7 @@ impl Target {
 }
 
 impl Module {
-    /// What all its instructions and directives together need.
+    /// The combined requirement of all instructions and directives of the module.
     pub fn requirement(&self) -> Requirement {
         let mut all = BASE;
         for function in self.functions() {
@@ -104,14 +104,14 @@ impl Module {
         all
     }
 
-    /// The lowest `.version` that knows the target and everything in the module.
+    /// The lowest `.version` that supports the target and everything in the module.
     pub fn minimum_version(&self) -> Version {
         self.target.minimum_version().max(self.requirement().version)
     }
 }
 
 impl LaunchBounds {
-    /// What the directives need.
+    /// The requirement of the directives.
     pub fn requirement(&self) -> Requirement {
         let cluster =
             self.required_cluster.is_some() || self.max_cluster_rank.is_some() || self.explicit_cluster;

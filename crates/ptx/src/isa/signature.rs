@@ -15,7 +15,7 @@ pub enum Flow {
     ReadWrite,
 }
 
-/// What may stand in an operand position.
+/// What an operand position accepts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum SlotKind {
     /// A register of exactly this width. A source may also be an immediate, a special register or a symbol.
@@ -25,9 +25,9 @@ pub enum SlotKind {
     Wide(Type),
     /// A scalar, or a vector that `mov` packs or unpacks.
     Packable(Type),
-    /// `{…}` of that many elements.
+    /// `{…}` with this number of elements.
     Vector(Type, usize),
-    /// Like `Vector`, with registers that may be wider than the type.
+    /// As `Vector`, but the registers may be wider than the type.
     WideVector(Type, usize),
     /// A result of the first type, and optionally `|p`, a predicate.
     Pair(Type),
@@ -50,7 +50,7 @@ pub enum SlotKind {
 pub struct Slot {
     /// Whether the operand is read or written.
     pub flow: Flow,
-    /// What may stand here.
+    /// What the position accepts.
     pub kind: SlotKind,
     /// Whether the operand may be left out.
     pub optional: bool,
@@ -74,7 +74,7 @@ pub(crate) const fn optional(kind: SlotKind) -> Slot {
     Slot { flow: Flow::Read, kind, optional: true }
 }
 
-/// A register, or as a source also an immediate.
+/// A register; as a source also an immediate.
 pub(crate) const fn value(ty: Type) -> SlotKind {
     SlotKind::Value(ty)
 }
@@ -129,8 +129,8 @@ pub(crate) fn matrix_product(types: [Type; 4], registers: [usize; 4]) -> Signatu
 }
 
 impl Instruction {
-    /// Calls `f` for each register that is read: sources, address bases and the guard. A guarded instruction
-    /// keeps the old value of its results where the guard is false; that does not count as a read.
+    /// Calls `f` for each register that the instruction reads: sources, address bases and the guard. When the
+    /// guard is false, a result keeps its old value; this does not count as a read.
     pub fn registers_read(&self, mut f: impl FnMut(Reg)) {
         if let Some(guard) = self.guard {
             f(guard.reg);
@@ -138,7 +138,7 @@ impl Instruction {
         self.each(&self.op.signature(), Flow::Read, &mut f);
     }
 
-    /// Calls `f` for each register that is written.
+    /// Calls `f` for each register that the instruction writes.
     pub fn registers_written(&self, mut f: impl FnMut(Reg)) {
         self.each(&self.op.signature(), Flow::Write, &mut f);
     }
@@ -146,7 +146,7 @@ impl Instruction {
     /// Calls `f` for each register in an operand of that flow, for a caller that has the signature.
     pub(crate) fn each(&self, signature: &Signature, flow: Flow, f: &mut impl FnMut(Reg)) {
         for (i, operand) in self.operands.iter().enumerate() {
-            // A missing optional operand in the middle (`bar.red`) shifts sources only, which all have the
+            // A missing optional operand in the middle (`bar.red`) shifts only sources, which all have the
             // same flow.
             let here = signature.get(i).map_or(Flow::Read, |slot| slot.flow);
             if here == flow || here == Flow::ReadWrite {

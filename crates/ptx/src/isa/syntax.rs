@@ -1,10 +1,10 @@
-//! Mnemonics as data that is walked in both directions.
+//! Mnemonics as data that the printer and the parser both walk.
 //!
 //! The `text` part of an instruction's row names the parts of the mnemonic once, in the order in which the
-//! PTX ISA writes them. The printer walks over the parts and writes the value of each field; the parser walks
-//! over the same parts and sets each field from the modifiers of the text. The parser takes a modifier from
-//! wherever it stands, because compilers of different versions order some modifiers differently; only types
-//! keep their order.
+//! PTX ISA writes them. The printer walks over the parts and writes the value of each field. The parser walks
+//! over the same parts and sets each field from the modifiers of the text. The parser accepts modifiers in
+//! any order, because compilers of different versions order some modifiers differently. Only types keep their
+//! order.
 
 use crate::{Eviction, MemSem, MmaShape, Scope, Space, Type};
 
@@ -12,8 +12,8 @@ use super::{SPACES, VECTORS};
 
 /// A walk over the parts of a mnemonic.
 ///
-/// A table of names pairs values with spellings. A spelling of several modifiers has dots in it
-/// (`arrive.expect_tx`); the parser prefers the spelling with the most modifiers. Where a value has several
+/// A table of names pairs values with spellings. A spelling of several modifiers contains dots
+/// (`arrive.expect_tx`); the parser prefers the spelling with the most modifiers. If a value has several
 /// spellings, the printer writes the first.
 pub(crate) trait Syntax {
     /// Why a walk ends early.
@@ -26,7 +26,7 @@ pub(crate) trait Syntax {
         names: &[(T, &'static str)],
     ) -> Result<(), Self::Stop>;
 
-    /// A modifier that must be there; `what` describes it in an error.
+    /// A required modifier. `what` describes the modifier in an error.
     fn one<T: Copy + PartialEq>(
         &mut self,
         value: &mut T,
@@ -34,14 +34,14 @@ pub(crate) trait Syntax {
         names: &[(T, &str)],
     ) -> Result<(), Self::Stop>;
 
-    /// A modifier that may be missing.
+    /// An optional modifier.
     fn maybe<T: Copy + PartialEq>(
         &mut self,
         value: &mut Option<T>,
         names: &[(T, &str)],
     ) -> Result<(), Self::Stop>;
 
-    /// A fixed modifier.
+    /// A fixed, required modifier.
     fn word(&mut self, word: &str) -> Result<(), Self::Stop>;
 
     /// A type.
@@ -50,19 +50,20 @@ pub(crate) trait Syntax {
     /// A shape such as `m16n8k16`.
     fn shape(&mut self, shape: &mut MmaShape) -> Result<(), Self::Stop>;
 
-    /// An eviction priority behind the prefix of a cache level: `L1::evict_first`.
+    /// An eviction priority after the prefix of a cache level: `L1::evict_first`.
     fn eviction(&mut self, priority: &mut Option<Eviction>, level: &str) -> Result<(), Self::Stop>;
 
-    /// Whether the text has a modifier that adds nothing and is therefore not printed. The printer says no.
+    /// Whether the text has a modifier that has no effect and is therefore not printed. Always false when
+    /// printing.
     fn redundant(&mut self, word: &str) -> bool;
 
-    /// Types that the text still has; `None` when printing.
+    /// Number of types that the text still has; `None` when printing.
     fn types_left(&self) -> Option<usize>;
 
-    /// Ends the parse with a message; the printer goes on.
+    /// Ends the parse with a message. Does nothing when printing.
     fn refuse(&mut self, message: impl Into<String>) -> Result<(), Self::Stop>;
 
-    /// Ends the parse at the first modifier that begins with one of the prefixes; the printer goes on.
+    /// Ends the parse at the first modifier that begins with one of the prefixes. Does nothing when printing.
     fn unsupported(&mut self, prefixes: &[&str], why: &str) -> Result<(), Self::Stop>;
 
     /// `.sync`, which warp instructions must have since sm_70.
@@ -73,7 +74,7 @@ pub(crate) trait Syntax {
         self.name(&mut (), &[((), name)])
     }
 
-    /// A modifier with a value that stands for its absence.
+    /// An optional modifier; `absent` is the value when the modifier is missing.
     fn optional<T: Copy + PartialEq>(
         &mut self,
         value: &mut T,
@@ -86,22 +87,22 @@ pub(crate) trait Syntax {
         Ok(())
     }
 
-    /// A modifier that is there or not.
+    /// A modifier whose presence sets `value`.
     fn flag(&mut self, value: &mut bool, word: &str) -> Result<(), Self::Stop> {
         self.optional(value, false, &[(true, word)])
     }
 
-    /// The state space, generic where none is written.
+    /// The state space; generic when none is written.
     fn space(&mut self, space: &mut Space) -> Result<(), Self::Stop> {
         self.optional(space, Space::Generic, SPACES)
     }
 
-    /// `.v2`, `.v4` or `.v8`; one element where none is written.
+    /// `.v2`, `.v4` or `.v8`; one element when none is written.
     fn vector(&mut self, elements: &mut u8) -> Result<(), Self::Stop> {
         self.optional(elements, 1, VECTORS)
     }
 
-    /// `.L2::64B` and the like: a prefetch size in bytes.
+    /// `.L2::64B`, `.L2::128B` or `.L2::256B`: a prefetch size in bytes.
     fn l2_prefetch(&mut self, bytes: &mut Option<u16>) -> Result<(), Self::Stop> {
         self.maybe(bytes, &[(64, "L2::64B"), (128, "L2::128B"), (256, "L2::256B")])
     }
@@ -111,7 +112,7 @@ pub(crate) trait Syntax {
         self.flag(hint, "L2::cache_hint")
     }
 
-    /// An ordering with its scope.
+    /// A memory ordering with its scope.
     fn ordering(&mut self, sem: &mut MemSem, scope: &mut Option<Scope>) -> Result<(), Self::Stop> {
         self.optional(sem, MemSem::Default, MemSem::NAMES)?;
         self.maybe(scope, Scope::NAMES)
@@ -124,7 +125,7 @@ pub(crate) trait Syntax {
     }
 }
 
-/// Defines the spellings of an enum's values: the one list that is printed, parsed and iterated over.
+/// Defines the spellings of an enum's values, in one list for the printer, the parser and callers.
 macro_rules! names {
     ($($ty:ident { $($variant:ident = $name:literal),* $(,)? })*) => { $(
         impl $ty {
@@ -136,7 +137,7 @@ macro_rules! names {
                 match self { $($ty::$variant => $name),* }
             }
 
-            /// The value of a spelling.
+            /// The value with this spelling.
             pub fn from_name(name: &str) -> Option<$ty> {
                 Self::NAMES.iter().find(|(_, spelling)| *spelling == name).map(|&(value, _)| value)
             }
@@ -154,7 +155,7 @@ pub(crate) trait Start {
     const START: Self;
 }
 
-/// States the [`Start`] of types.
+/// Implements [`Start`] for types.
 macro_rules! start {
     ($($ty:ty = $value:expr;)*) => { $(
         impl crate::isa::syntax::Start for $ty {

@@ -93,7 +93,8 @@ instructions! { ($) warp warp_list
         check: |inst| member_mask(constant(inst, 2)),
     }
 
-    /// `d[|p], a, membermask`; the type of `a`; `|p` with `all` only. PTX ISA, "match.sync".
+    /// `d[|p], a, membermask`; `ty` is the type of `a`; `|p` is accepted with `all` only. PTX ISA,
+    /// "match.sync".
     Match(mode: MatchMode, ty: Type) => {
         text: |m| {
             m.head("match")?;

@@ -13,9 +13,9 @@ use crate::{Flow, Instruction, Signature, Slot, SlotKind, Type};
 /// The location of A of a `wgmma`; B is always in shared memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum WgmmaSource {
-    /// Four 32-bit registers a thread.
+    /// Four 32-bit registers per thread.
     Registers,
-    /// Shared memory, named by a matrix descriptor.
+    /// Shared memory, addressed by a matrix descriptor.
     Shared,
 }
 
@@ -31,7 +31,7 @@ pub struct Wgmma {
     pub a: Type,
     /// Type of B.
     pub b: Type,
-    /// The location of A. In the text, only the operand shows it.
+    /// The location of A. In the text, only the operand itself shows the location.
     pub a_source: WgmmaSource,
     /// `.satfinite` (integers).
     pub satfinite: bool,
@@ -43,10 +43,10 @@ impl Wgmma {
     /// 32-bit registers of A per thread.
     pub const A_REGISTERS: usize = 4;
 
-    /// `m64n<columns>kK` with K of the inputs' type, 32 bytes.
+    /// `m64n<columns>kK`; K is 32 bytes of the input type.
     pub const fn new(columns: u16, d: Type, ab: Type, a_source: WgmmaSource) -> Wgmma {
         let shape = MmaShape { m: Wgmma::ROWS, n: columns, k: (256 / ab.bits()) as u16 };
-        // `bits` of tf32 is 32, the space of an element.
+        // `bits` of tf32 is 32, the space that an element takes.
         Wgmma { shape, d, a: ab, b: ab, a_source, satfinite: false }
     }
 
@@ -56,12 +56,13 @@ impl Wgmma {
         if self.d.bits() == 16 { elements / 2 } else { elements }
     }
 
-    /// Whether the form takes `imm-scale-a` and `imm-scale-b`: all floating-point forms do.
+    /// Whether the instruction takes `imm-scale-a` and `imm-scale-b`. All floating-point forms do.
     pub const fn has_scales(&self) -> bool {
         self.a.is_float()
     }
 
-    /// Whether B, and A in shared memory, may be MN-major (`imm-trans-a`, `imm-trans-b`): 16-bit inputs.
+    /// Whether B, and A in shared memory, may be MN-major (`imm-trans-a`, `imm-trans-b`). Only 16-bit inputs
+    /// may.
     pub const fn has_transpose(&self) -> bool {
         self.a.is_float() && self.a.bits() == 16
     }
@@ -74,9 +75,9 @@ start! {
 instructions! { ($) wgmma wgmma_list
 
     /// `{d…}, a, b-desc, scale-d`, then for floats `imm-scale-a, imm-scale-b`, then for 16-bit inputs
-    /// `imm-trans-a` (A in shared memory only) and `imm-trans-b`. `a` is a descriptor or `{a0, a1, a2, a3}`,
-    /// which the operand alone shows in the text; D is added to where the predicate `scale-d` holds. PTX ISA,
-    /// "wgmma.mma_async".
+    /// `imm-trans-a` (A in shared memory only) and `imm-trans-b`. `a` is a descriptor or `{a0, a1, a2, a3}`;
+    /// only the operand itself shows which. The product is added to D when the predicate `scale-d` is true,
+    /// else it replaces D. PTX ISA, "wgmma.mma_async".
     Wgmma(wgmma: Wgmma) => {
         text: |m| {
             m.head("wgmma.mma_async")?;
@@ -88,7 +89,7 @@ instructions! { ($) wgmma wgmma_list
             m.ty(&mut wgmma.d)?;
             m.ty(&mut wgmma.a)?;
             m.ty(&mut wgmma.b)?;
-            // Single bits are multiplied in one way only, which the text names all the same.
+            // The ISA has one operation for single bits, `and`, but requires its name.
             if wgmma.a == Type::B1 {
                 m.word("and")?;
                 m.word("popc")?;
@@ -101,7 +102,7 @@ instructions! { ($) wgmma wgmma_list
         check: |inst| if wgmma.has_scales() { factors(&wgmma, inst) } else { Ok(()) },
     }
 
-    /// No operands: orders registers and shared memory before the `wgmma`s that follow. PTX ISA,
+    /// No operands. Orders accesses to registers and shared memory before the `wgmma`s that follow. PTX ISA,
     /// "wgmma.fence".
     WgmmaFence => {
         text: |m| { m.head("wgmma.fence")?; m.aligned() },
@@ -155,7 +156,7 @@ fn factors(wgmma: &Wgmma, inst: &Instruction) -> Result<(), Fault> {
     majors.into_iter().try_for_each(|major| range("a transposition of wgmma", major, 0, 1))
 }
 
-/// Inputs with their K and their sums.
+/// Input types with their K and their accumulator types.
 struct Family {
     inputs: &'static [Type],
     k: u16,
@@ -181,7 +182,7 @@ fn available(wgmma: &Wgmma) -> Result<(), String> {
         format!("wgmma of .{a} has no shape .{}; it is .m64nNk{}", wgmma.shape, family.k)
     })?;
     let integer = d == Type::S32;
-    // Integers have no odd multiples of 8 above 24.
+    // Integer inputs have no odd multiples of 8 above 24.
     let columns = (8..=256).contains(&n) && n % if integer && n > 24 { 16 } else { 8 } == 0;
     ensure(columns, || {
         let accepted =

@@ -73,7 +73,7 @@ impl WmmaAccess {
     }
 
     /// The alignment of the stride in bytes: the size of a fragment per thread, but at most the 16 bytes of
-    /// the guide.
+    /// the CUDA C++ Programming Guide.
     pub fn stride_alignment(&self) -> u32 {
         self.fragment_bytes().min(16)
     }
@@ -181,7 +181,7 @@ instructions! { ($) wmma wmma_list
             optional(value(Type::U32))
         ],
         accepts: {
-            ensure(access.matrix == WmmaMatrix::Accumulator, || "wmma stores D, no inputs".into())?;
+            ensure(access.matrix == WmmaMatrix::Accumulator, || "wmma stores D only".into())?;
             accessible(&access)
         },
         needs: fragment_requirement(access.shape, access.ty),
@@ -201,7 +201,7 @@ instructions! { ($) wmma wmma_list
             m.one(&mut wmma.b_order, "`.row` or `.col` for B", MatrixOrder::NAMES)?;
             m.shape(&mut wmma.shape)?;
             m.maybe(&mut wmma.rounding, Rounding::NAMES)?;
-            // Products of f16 name the types of D and C alone.
+            // When A and B are f16, the text names only the types of D and C.
             let half_inputs = (wmma.a, wmma.b) == (Type::F16, Type::F16);
             let names_inputs = m.types_left().map_or(!half_inputs, |types| types > 2);
             m.ty(&mut wmma.d)?;
@@ -234,13 +234,13 @@ fn access_modifiers<S: Syntax>(
     m.ty(&mut access.ty)
 }
 
-/// PTX ISA, "wmma.load": bf16, tf32, f64 and the shape m16n16k8 came after sm_75.
+/// bf16, tf32, f64 and the shape m16n16k8 need sm_80 (PTX ISA, "wmma.load").
 fn fragment_requirement(shape: MmaShape, ty: Type) -> Requirement {
     let late = matches!(ty, Type::Bf16 | Type::Tf32 | Type::F64) || shape.k == 8;
     when(late, need(70, 80))
 }
 
-/// Inputs with the shapes and accumulators that they have.
+/// Input types with the shapes and accumulator types that they support.
 struct Family {
     inputs: &'static [Type],
     shapes: &'static [(u16, u16, u16)],
@@ -296,9 +296,9 @@ fn product(w: &Wmma) -> Result<(), String> {
     ensure(sums, || format!("wmma of .{} does not add .{} to .{}", w.a, w.c, w.d))?;
     ordered(w.a, WmmaMatrix::A, w.a_order)?;
     ordered(w.b, WmmaMatrix::B, w.b_order)?;
-    ensure(w.rounding.is_none() || w.a == Type::F64, || "a rounding is for wmma of .f64".into())?;
+    ensure(w.rounding.is_none() || w.a == Type::F64, || "only wmma of .f64 takes a rounding".into())?;
     ensure((w.a == Type::B1) == w.bits.is_some(), || {
-        ".xor.popc and .and.popc belong to .b1, and one of them must be there".into()
+        ".b1 needs .xor.popc or .and.popc, and no other type takes them".into()
     })?;
     let saturates = family.sums == [Type::S32] && w.bits.is_none();
     ensure(!w.satfinite || saturates, || ".satfinite is for integer wmma".into())

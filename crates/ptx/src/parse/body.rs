@@ -12,11 +12,11 @@ use crate::{
     WgmmaSource,
 };
 
-/// Labels that compilers write for debuggers only.
+/// Prefixes of labels that compilers write for debuggers only.
 const DEBUG_LABELS: [&str; 3] = ["$L__tmp", "$L__func_begin", "$L__func_end"];
 
 impl<'t> Parser<'t> {
-    /// A body after its `{`. `body` holds the registers among the parameters.
+    /// Parses a body after its `{`. `body` contains the registers that are parameters.
     pub(super) fn body(&mut self, mut body: Body) -> Result<Body, Failure> {
         loop {
             match self.peek() {
@@ -66,7 +66,7 @@ impl<'t> Parser<'t> {
                 })?;
                 body.variables.extend(variables);
             }
-            _ => return Err(self.expected("a directive that is known in a body")),
+            _ => return Err(self.expected("a directive that a body accepts")),
         }
         Ok(())
     }
@@ -105,7 +105,7 @@ impl<'t> Parser<'t> {
         }
     }
 
-    /// The number in `%r<10>`. Not an expression, in which `>` would be an operator.
+    /// Parses the number in `%r<10>`. It is not parsed as an expression, because `>` would be an operator.
     fn range_count(&mut self) -> Result<u32, Failure> {
         let count = if self.peek() == Kind::Number { self.text().parse().ok() } else { None };
         let count = count.ok_or_else(|| self.expected("a number of registers"))?;
@@ -114,7 +114,7 @@ impl<'t> Parser<'t> {
         Ok(count)
     }
 
-    /// `name:`, which may begin a list of targets.
+    /// Parses `name:`, which may begin a list of targets.
     fn label(&mut self, body: &mut Body) -> Result<(), Failure> {
         let (name, start) = (self.text(), self.here());
         self.next();
@@ -123,7 +123,7 @@ impl<'t> Parser<'t> {
             let labels = self.labels(b';')?;
             self.names.add_targets(name, labels);
         } else if matches!(self.text(), ".callprototype" | ".calltargets") {
-            // Only indirect calls need these, and the parser refuses indirect calls.
+            // Only indirect calls use these lists, and the parser rejects indirect calls.
             self.skip_statement();
         } else if !DEBUG_LABELS.iter().any(|prefix| name.starts_with(prefix)) {
             body.statements.push(Statement::Label(self.names.place(name, start)?));
@@ -131,7 +131,7 @@ impl<'t> Parser<'t> {
         Ok(())
     }
 
-    /// Labels separated by commas, and the character after the last.
+    /// Parses labels separated by commas, and the character `end` after the last.
     fn labels(&mut self, end: u8) -> Result<Vec<Label>, Failure> {
         let mut labels = Vec::new();
         loop {
@@ -176,8 +176,8 @@ impl<'t> Parser<'t> {
         Ok(Instruction { guard, op, operands, line })
     }
 
-    /// A register that a compiler leaves undefined on purpose gets the value 0. Without a value, a read of
-    /// the register would be reported as a fault.
+    /// Sets a register to 0 that a compiler leaves undefined on purpose. Without a value, a read of the
+    /// register would be reported as a fault.
     fn undefined(&mut self, body: &mut Body) {
         let (line, name) = (self.line(), self.text());
         self.next();
@@ -223,10 +223,11 @@ impl<'t> Parser<'t> {
         let start = self.here();
         let name = self.name("the name of a `.branchtargets` list")?;
         let Some(labels) = self.names.targets(name) else {
-            let message = format!("`{name}` is not a `.branchtargets` list that stands before");
+            let message = format!("`{name}` is not a `.branchtargets` list declared before this instruction");
             return Err(Failure::at(start, message));
         };
-        // Many instructions that name one long list would take quadratic memory.
+        // The limit keeps memory linear: many instructions that name one long list would take quadratic
+        // memory.
         let Some(left) = self.targets_left.checked_sub(labels.len()) else {
             return Err(Failure::at(start, format!("more than {} targets in a module", super::MAX_TARGETS)));
         };
@@ -234,7 +235,7 @@ impl<'t> Parser<'t> {
         Ok(Operand::Labels(labels.clone()))
     }
 
-    /// `(results), function, (arguments)`; both lists may be missing.
+    /// Parses `(results), function, (arguments)`. Both lists may be missing.
     fn call(&mut self, operands: &mut SmallVec<[Operand; 4]>) -> Result<(), Failure> {
         let results = if self.peek() == Kind::Punct(b'(', 0) {
             let results = self.arguments()?;
@@ -260,8 +261,8 @@ impl<'t> Parser<'t> {
     }
 }
 
-/// Turns a vector of one element into a scalar, or the reverse, as the position needs: compilers write
-/// `{%r1}` for both.
+/// Turns a vector of one element into a scalar, or the reverse, as the operand position requires. Compilers
+/// write `{%r1}` for both.
 fn normalise(operand: &mut Operand, kind: SlotKind) {
     match (kind, &mut *operand) {
         (SlotKind::Value(_) | SlotKind::Wide(_), Operand::Vector(parts)) if parts.len() == 1 => {

@@ -7,7 +7,8 @@ use crate::Imm;
 /// The deepest nesting of parentheses and operators in an expression.
 const MAX_DEPTH: u32 = 64;
 
-/// The value of an expression. Integers are 64 bits wide, signed unless a literal says otherwise.
+/// The value of an expression. Integers are 64 bits wide, and signed unless a literal
+/// has the suffix `U` or exceeds the signed range.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) enum Constant {
     Int {
@@ -93,7 +94,7 @@ fn precedence(kind: Kind) -> Option<u32> {
 }
 
 impl Parser<'_> {
-    /// Whether the next token can start a constant.
+    /// Whether a constant can begin with the next token.
     pub(super) fn starts_constant(&self) -> bool {
         match self.peek() {
             Kind::Number | Kind::Punct(b'-' | b'+' | b'~' | b'(' | b'!', 0) => true,
@@ -121,7 +122,7 @@ impl Parser<'_> {
         }
     }
 
-    /// An integer expression that fits 32 bits without a sign.
+    /// An integer expression whose value fits an unsigned 32-bit integer.
     pub(super) fn unsigned(&mut self) -> Result<u32, Failure> {
         let start = self.here();
         let value = self.integer()?;
@@ -130,7 +131,7 @@ impl Parser<'_> {
         })
     }
 
-    /// A term of an address, without operators except unary minus: the address parser adds the terms of
+    /// A term of an address, without operators except unary minus. The address parser adds the terms of
     /// `[a+4+8]`.
     pub(super) fn offset(&mut self) -> Result<i64, Failure> {
         let start = self.here();

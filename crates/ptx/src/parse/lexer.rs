@@ -1,4 +1,4 @@
-//! Text to tokens. A token is a kind and a span; its text is looked up in the source.
+//! Splits text into tokens. A token is a kind and a span; its text is looked up in the source.
 
 use super::Failure;
 
@@ -15,8 +15,8 @@ pub(super) enum Kind {
     String,
     /// One character, or two for `<<`, `>>`, `==`, `!=`, `<=`, `>=`, `&&`, `||`.
     Punct(u8, u8),
-    /// The register of a comment `// implicit-def: %r1`, with which LLVM leaves a register without a value on
-    /// purpose. Only where a statement may start.
+    /// The register of a comment `// implicit-def: %r1`. With this comment LLVM marks a register that it
+    /// leaves undefined on purpose. Only recognised where a statement may start.
     Undefined,
     /// After the last token.
     End,
@@ -28,7 +28,7 @@ pub(super) struct Token {
     pub(super) kind: Kind,
     pub(super) start: u32,
     pub(super) end: u32,
-    /// From 1.
+    /// The line, from 1.
     pub(super) line: u32,
 }
 
@@ -45,7 +45,7 @@ const fn ends_statement(kind: Kind) -> bool {
     matches!(kind, Kind::Punct(b';' | b':' | b'{' | b'}', 0) | Kind::Undefined)
 }
 
-/// The tokens of `text` without comments and white space, and [`Kind::End`] at the end. The text must be
+/// The tokens of `text`, without comments and white space, followed by [`Kind::End`]. The text must be
 /// shorter than 4 GiB.
 pub(super) fn tokens(text: &str) -> Result<Vec<Token>, Failure> {
     let mut lexer = Lexer { bytes: text.as_bytes(), at: 0, line: 1 };
@@ -91,7 +91,7 @@ impl Lexer<'_> {
                     self.at += 1;
                 }
                 (b' ' | b'\t' | b'\r' | b'\x0b' | b'\x0c', _) => self.at += 1,
-                // NVRTC ends its text with a NUL.
+                // NVRTC terminates its text with a NUL.
                 (0, 0) if self.at < self.bytes.len() => self.at += 1,
                 (b'/', b'*') => self.skip_comment()?,
                 _ => return Ok(()),
@@ -99,7 +99,7 @@ impl Lexer<'_> {
         }
     }
 
-    /// Skips a comment to the end of its line, and takes the register of an `implicit-def`.
+    /// Skips a comment to the end of its line, and returns the token of an `implicit-def` comment.
     fn comment(&mut self) -> Option<Token> {
         let line = self.line;
         self.at += 2;
@@ -142,7 +142,7 @@ impl Lexer<'_> {
             return Ok(Kind::Name);
         }
         match c {
-            // The dimensions of a tensor, `.1d` to `.5d`.
+            // The dimensions of a tensor copy, `.1d` to `.5d`.
             b'.' if matches!(self.peek(1), b'1'..=b'5')
                 && self.peek(2) == b'd'
                 && !continues_name(self.peek(3)) =>
@@ -172,8 +172,8 @@ impl Lexer<'_> {
         }
     }
 
-    /// Takes all characters that could belong to a number. The value is parsed, and checked, where it is
-    /// used.
+    /// Takes all characters that could belong to a number. The value is parsed and checked by the user of the
+    /// token.
     fn number(&mut self) {
         let hexadecimal =
             self.peek(0) == b'0' && matches!(self.peek(1), b'x' | b'X' | b'f' | b'F' | b'd' | b'D');

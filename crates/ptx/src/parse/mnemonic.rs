@@ -8,13 +8,14 @@ use super::modifiers::Modifiers;
 use crate::isa::syntax::Syntax;
 use crate::{Eviction, MmaShape, Op, Type};
 
-/// The name of an instruction with the modifiers that belong to it, and the operation to start reading from.
+/// The name of an instruction with the modifiers that belong to the name, and the operation that parsing
+/// starts from.
 struct Head {
     modifiers: Vec<&'static str>,
     start: Op,
 }
 
-/// The heads by the text before the first dot.
+/// The heads, by the text before the first dot.
 static HEADS: LazyLock<HashMap<&'static str, Vec<Head>>> = LazyLock::new(|| {
     let mut heads: HashMap<&'static str, Vec<Head>> = HashMap::new();
     for start in Op::prototypes() {
@@ -30,12 +31,12 @@ static HEADS: LazyLock<HashMap<&'static str, Vec<Head>>> = LazyLock::new(|| {
     heads
 });
 
-/// The operation that a mnemonic names. Operands decide whether `cp.async` has a predicate and whether A of
-/// `wgmma` is in registers; the caller sets that.
+/// The operation that a mnemonic names. Whether `cp.async` has a predicate, and whether A of `wgmma` is in
+/// registers, depends on the operands; the caller sets these fields.
 pub(super) fn op(m: &mut Modifiers<'_>) -> Result<Op, Failure> {
     let Some(heads) = HEADS.get(m.base) else { return Err(m.unknown()) };
     let present = heads.iter().filter(|head| head.modifiers.iter().all(|word| m.has(word)));
-    // Of several heads with as many modifiers the first counts.
+    // Of several heads with the same number of modifiers, the first is used.
     let Some(head) = present.reduce(|a, b| if b.modifiers.len() > a.modifiers.len() { b } else { a }) else {
         let accepted: Vec<String> =
             heads.iter().map(|head| format!("`.{}`", head.modifiers.join("."))).collect();
@@ -47,7 +48,7 @@ pub(super) fn op(m: &mut Modifiers<'_>) -> Result<Op, Failure> {
     Ok(op)
 }
 
-/// `a`, `b` or `c`.
+/// Joins names as `a`, `b` or `c`.
 fn one_of(names: &[String]) -> String {
     match names {
         [before, last] => format!("{before} or {last}"),

@@ -1,11 +1,11 @@
-//! PTX text to a [`Module`].
+//! Parses PTX text into a [`Module`].
 //!
-//! The parser accepts what NVRTC, nvcc and Triton write. It drops debugging directives, flattens nested
-//! scopes (a name that clashes is changed) and puts each `.branchtargets` list into the instructions that
-//! name it. It checks what the model needs: syntax, known instructions and modifiers, declared names. The
-//! verifier checks whether an instruction fits its operands, its target and its place.
+//! The parser accepts the output of NVRTC, nvcc and Triton. It drops debugging directives, flattens nested
+//! scopes (and renames what clashes), and copies each `.branchtargets` list into the instructions that name
+//! the list. It checks syntax, known instructions and modifiers, and declared names. The verifier checks
+//! whether an instruction fits its operands, its target and its place.
 //!
-//! The input is not trusted: nesting, the number of registers and the size of initialisers are bounded. No
+//! The input is not trusted. Nesting, the number of registers and the size of initialisers are bounded. No
 //! input makes the parser panic or take more than linear time.
 
 mod body;
@@ -24,16 +24,16 @@ use crate::{Module, Name, quote};
 use lexer::{Kind, Token};
 use scope::Names;
 
-/// The most registers that one module may declare.
+/// Maximum number of registers that one module may declare.
 const MAX_REGISTERS: usize = 1 << 20;
 
-/// The most zeros, in bytes, that pad the rows of the initialisers of one module.
+/// Maximum number of zero bytes that pad the rows of the initialisers of one module.
 const MAX_PADDING: usize = 1 << 24;
 
-/// The most labels that the instructions of one module may take from `.branchtargets` lists in all.
+/// Maximum number of labels that the instructions of one module may take from `.branchtargets` lists.
 const MAX_TARGETS: usize = 1 << 20;
 
-/// Where and why a text is not PTX that FlashCore knows.
+/// Where and why a text is not PTX that the crate supports.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("line {line}, column {column}: {message}\n    {text}")]
 pub struct ParseError {
@@ -50,7 +50,7 @@ pub struct ParseError {
 /// Parses a module.
 ///
 /// # Errors
-/// The place of the first error, what is wrong there and what is accepted.
+/// The position of the first error, what is wrong there and what is accepted.
 pub fn parse(text: &str) -> Result<Module, ParseError> {
     let parsed = if u32::try_from(text.len()).is_ok() {
         lexer::tokens(text).and_then(|tokens| Parser::new(text, tokens).module())
@@ -86,7 +86,7 @@ impl Failure {
     }
 }
 
-/// The part of a line around the place of an error: the whole line unless it is longer than messages quote.
+/// The part of a line around the position of an error. The whole line if it is short enough to be quoted.
 fn around(line: &str, at: usize) -> String {
     let places = || line.char_indices().map(|(place, _)| place).chain([line.len()]);
     if places().count() <= quote::LONGEST {
@@ -100,20 +100,20 @@ fn around(line: &str, at: usize) -> String {
     format!("{left}{}{right}", &line[begin..end])
 }
 
-/// The position in the tokens and the declarations so far.
+/// The position in the tokens, and the declarations so far.
 struct Parser<'t> {
     source: &'t str,
     tokens: Vec<Token>,
     at: usize,
     /// Variables and functions of the module.
     symbols: HashMap<&'t str, Name>,
-    /// Names of the function being read.
+    /// Names of the function that is being parsed.
     names: Names<'t>,
-    /// Registers that may still be declared.
+    /// Number of registers that may still be declared.
     registers_left: usize,
-    /// Bytes of padding that initialisers may still take.
+    /// Bytes of padding that initialisers may still use.
     padding_left: usize,
-    /// Labels that may still be taken from `.branchtargets` lists.
+    /// Number of labels that may still be taken from `.branchtargets` lists.
     targets_left: usize,
 }
 
@@ -171,7 +171,7 @@ impl<'t> Parser<'t> {
         Failure::at(self.here(), format!("expected {what}, found {found}"))
     }
 
-    /// Takes the next token if it is this character.
+    /// Takes the next token if it is the character `c`.
     fn eat(&mut self, c: u8) -> bool {
         let found = self.peek() == Kind::Punct(c, 0);
         if found {
@@ -180,12 +180,12 @@ impl<'t> Parser<'t> {
         found
     }
 
-    /// Takes this character, which must come next.
+    /// Takes the character `c`; an error if the next token is another.
     fn punct(&mut self, c: u8) -> Result<(), Failure> {
         if self.eat(c) { Ok(()) } else { Err(self.expected(&format!("`{}`", c as char))) }
     }
 
-    /// Takes the next token if it is this directive or modifier, dot included.
+    /// Takes the next token if it is the directive or modifier `text`, which includes the dot.
     fn eat_dot(&mut self, text: &str) -> bool {
         let found = self.peek() == Kind::Dot && self.text() == text;
         if found {
@@ -204,7 +204,7 @@ impl<'t> Parser<'t> {
         Ok(text)
     }
 
-    /// Skips to the first token of another line.
+    /// Skips to the first token of the next line.
     fn skip_line(&mut self) {
         let line = self.line();
         while self.line() == line && self.peek() != Kind::End {

@@ -1,8 +1,8 @@
-//! The modifiers behind an instruction's name, taken one by one.
+//! The modifiers after an instruction's name, taken one by one.
 //!
-//! Compilers of different versions write some modifiers in different orders, and the ISA's own order has
-//! changed. A modifier is therefore taken from wherever it stands; only types keep their order. A modifier
-//! that nothing takes is an error.
+//! Compilers of different versions write some modifiers in different orders, and the PTX ISA's own order has
+//! changed. A modifier is therefore accepted in any position. Only types keep their order. A modifier that is
+//! left over is an error.
 
 use smallvec::SmallVec;
 
@@ -35,28 +35,25 @@ impl<'t> Modifiers<'t> {
         self.rest.push(Modifier { text, offset });
     }
 
-    /// Whether a modifier is there and not taken.
+    /// Whether a modifier is present and not taken yet.
     pub(super) fn has(&self, text: &str) -> bool {
         self.rest.iter().any(|m| m.text == text)
     }
 
-    /// An error at the first modifier that nothing has taken.
+    /// An error at the first modifier that is left over.
     pub(super) fn finish(&self) -> Result<(), Failure> {
         match self.rest.first() {
             None => Ok(()),
-            Some(m) => Err(Failure::at(
-                m.offset,
-                format!("`{}` does not know the modifier `.{}`", self.base, m.text),
-            )),
+            Some(m) => Err(Failure::at(m.offset, format!("`{}` has no modifier `.{}`", self.base, m.text))),
         }
     }
 
-    /// An error about a part that the instruction must have.
+    /// An error about a missing required part.
     pub(super) fn missing(&self, what: &str) -> Failure {
         Failure::at(self.offset, format!("`{}` needs {what}", self.base))
     }
 
-    /// An error about a name that no instruction has.
+    /// An error about a name that is not an instruction.
     pub(super) fn unknown(&self) -> Failure {
         let mut name = self.base.to_owned();
         for m in &self.rest {
@@ -66,7 +63,7 @@ impl<'t> Modifiers<'t> {
         Failure::at(self.offset, format!("unknown instruction `{name}`"))
     }
 
-    /// Takes the first modifier for which `accepts` gives a value.
+    /// Takes the first modifier for which `accepts` returns a value.
     fn find<R>(&mut self, accepts: impl Fn(&str) -> Option<R>) -> Option<R> {
         let (at, value) =
             self.rest.iter().enumerate().find_map(|(at, m)| accepts(m.text).map(|value| (at, value)))?;
@@ -74,13 +71,13 @@ impl<'t> Modifiers<'t> {
         Some(value)
     }
 
-    /// Takes `text` if it is there.
+    /// Takes `text` if it is present.
     fn take(&mut self, text: &str) -> bool {
         self.find(|m| (m == text).then_some(())).is_some()
     }
 
-    /// Takes a spelling whose modifiers are all there and returns its value: the spelling with the most
-    /// modifiers, and among those the one that stands first in the text.
+    /// Takes a spelling whose modifiers are all present and returns its value. The spelling with the most
+    /// modifiers wins, and of those the first in the text.
     fn choose<T: Copy>(&mut self, names: &[(T, &str)]) -> Option<T> {
         let mut best: Option<(usize, usize, T, &str)> = None;
         for &(value, name) in names {
@@ -197,7 +194,7 @@ impl Syntax for Modifiers<'_> {
     }
 }
 
-/// `m16n8k16` to its three extents.
+/// Parses `m16n8k16` into its three extents.
 fn extents(word: &str) -> Option<MmaShape> {
     let (m, rest) = word.strip_prefix('m')?.split_once('n')?;
     let (n, k) = rest.split_once('k')?;

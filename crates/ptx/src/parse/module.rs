@@ -103,7 +103,8 @@ impl<'t> Parser<'t> {
         linkage
     }
 
-    /// Declares a name of the module. A name may be declared several times; the verifier checks definitions.
+    /// Declares a name of the module. A name may be declared several times; the verifier checks that it is
+    /// defined once.
     fn define(&mut self, name: &'t str) -> crate::Name {
         self.symbols.entry(name).or_insert_with(|| name.into()).clone()
     }
@@ -201,7 +202,7 @@ impl<'t> Parser<'t> {
         Ok(Param { space: ParamSpace::Param, align, ty, name, elements, pointer })
     }
 
-    /// The part behind `.ptr`: the space pointed to, and the alignment, 4 bytes where none is written.
+    /// Parses the part after `.ptr`: the space pointed to, and the alignment, 4 bytes by default.
     fn pointer(&mut self) -> Result<(Space, u32), Failure> {
         let space = declared_space(self.text()).filter(|&space| space != Space::Param);
         if space.is_some() {
@@ -237,7 +238,7 @@ impl<'t> Parser<'t> {
         }
     }
 
-    /// One to three extents; those left out are 1.
+    /// Parses one to three extents. Missing extents are 1.
     fn extents(&mut self) -> Result<[u32; 3], Failure> {
         let mut extents = [self.unsigned()?, 1, 1];
         for extent in &mut extents[1..] {
@@ -249,7 +250,7 @@ impl<'t> Parser<'t> {
         Ok(extents)
     }
 
-    /// Counts registers against the limit of a module.
+    /// Counts registers against the limit of the module.
     pub(super) fn spend_registers(&mut self, count: u32, offset: usize) -> Result<(), Failure> {
         match self.registers_left.checked_sub(count as usize) {
             Some(left) => {

@@ -1,4 +1,4 @@
-//! Operands as written. The verifier checks whether an instruction takes them.
+//! Operands as written. The verifier checks whether the instruction accepts them.
 
 use smallvec::SmallVec;
 
@@ -34,7 +34,7 @@ impl<'t> Parser<'t> {
         self.punct(b']')
     }
 
-    /// An operand that may also stand in a vector.
+    /// An operand that may also be an element of a vector.
     fn element(&mut self) -> Result<Operand, Failure> {
         let negated = self.peek() == Kind::Punct(b'!', 0) && self.peek_second() == Kind::Name;
         if negated {
@@ -70,7 +70,7 @@ impl<'t> Parser<'t> {
         }
     }
 
-    /// The predicate behind `d|`.
+    /// The predicate after `d|`.
     fn pair_half(&mut self) -> Result<Option<Reg>, Failure> {
         if self.peek() == Kind::Name && self.text() == "_" {
             self.next();
@@ -89,7 +89,7 @@ impl<'t> Parser<'t> {
         }
     }
 
-    /// `%tid.x`: a name and, for a register with components, a modifier behind the name.
+    /// `%tid.x`: a name and, for a register with components, a modifier after the name.
     fn special(&mut self) -> Result<Operand, Failure> {
         let (name, start) = (self.text(), self.here());
         self.next();
@@ -107,7 +107,7 @@ impl<'t> Parser<'t> {
         Ok(Operand::Special(special))
     }
 
-    /// The name, in the flat module, of a variable, parameter or function.
+    /// The name of a variable, parameter or function in the flat module.
     pub(super) fn symbol_name(&mut self) -> Result<Name, Failure> {
         let start = self.here();
         let name = self.name("a name")?;
@@ -128,7 +128,7 @@ impl<'t> Parser<'t> {
         Ok(Operand::Symbol(name, self.displacement()?))
     }
 
-    /// `+16-4`, or nothing, which is 0.
+    /// Parses `+16-4`; 0 if nothing is written.
     pub(super) fn displacement(&mut self) -> Result<i64, Failure> {
         let mut sum = 0i64;
         loop {
@@ -147,11 +147,11 @@ impl<'t> Parser<'t> {
             };
             sum = term
                 .and_then(|term| sum.checked_add(term))
-                .ok_or_else(|| Failure::at(start, "an offset beyond 64 bits"))?;
+                .ok_or_else(|| Failure::at(start, "the offset exceeds 64 bits"))?;
         }
     }
 
-    /// `[base+offset`; the caller takes the rest.
+    /// Parses `[base+offset`. The caller takes the rest.
     fn address(&mut self) -> Result<Address, Failure> {
         self.punct(b'[')?;
         if self.starts_constant() {

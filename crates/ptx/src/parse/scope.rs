@@ -5,17 +5,17 @@ use std::collections::{HashMap, HashSet};
 use super::Failure;
 use crate::{Label, Name, Reg};
 
-/// The deepest nesting of `{ … }`.
+/// Maximum nesting depth of `{ … }`.
 const MAX_DEPTH: usize = 64;
 
-/// The most new names that are tried for one that clashes. Only a text made to clash needs more.
+/// Maximum number of new names tried for a name that clashes. Only a text that is made to clash needs more.
 const MAX_RENAMES: u32 = 8;
 
 /// The declaration behind a name in a function.
 #[derive(Clone, Debug)]
 pub(super) enum Symbol {
     Register(Reg),
-    /// A variable or parameter, by its name in the flat body.
+    /// A variable or parameter, with its name in the flat body.
     Variable(Name),
 }
 
@@ -27,8 +27,8 @@ struct Scope<'t> {
     targets: HashMap<&'t str, Vec<Label>>,
 }
 
-/// A label that has been mentioned or placed. A label that is mentioned in a scope and not placed there is
-/// the label of that name in the enclosing scope.
+/// A label that has been mentioned or placed. A label that a scope mentions and does not place is the label
+/// with the same name in the enclosing scope.
 struct Seen<'t> {
     name: &'t str,
     mentioned_at: usize,
@@ -43,7 +43,7 @@ pub(super) struct Names<'t> {
     /// Names taken in the flat body.
     used: HashSet<Name>,
     labels: Vec<Seen<'t>>,
-    /// The number of names changed so far; part of each new name.
+    /// The number of renamed declarations; part of each new name.
     renamed: u32,
 }
 
@@ -60,7 +60,7 @@ impl<'t> Names<'t> {
         Ok(())
     }
 
-    /// Leaves a scope. Labels that it mentions and does not place belong to the enclosing scope.
+    /// Closes a scope. Labels that the scope mentions and does not place belong to the enclosing scope.
     pub(super) fn close(&mut self) {
         let Some(scope) = self.scopes.pop() else { return };
         if self.scopes.is_empty() {
@@ -78,8 +78,8 @@ impl<'t> Names<'t> {
         }
     }
 
-    /// A unique name for the flat body: `wanted` if it is free. `taken` says whether a name exists outside
-    /// the function.
+    /// A unique name in the flat body: `wanted` if it is free. `taken` says whether a name exists outside the
+    /// function.
     fn free(&mut self, wanted: &str, taken: impl Fn(&str) -> bool) -> Option<Name> {
         let is_free = |name: &str, used: &HashSet<Name>| !used.contains(name) && !taken(name);
         if is_free(wanted, &self.used) {
@@ -92,7 +92,7 @@ impl<'t> Names<'t> {
         })
     }
 
-    /// Declares a variable or parameter; returns its name in the flat body.
+    /// Declares a variable or parameter and returns its name in the flat body.
     pub(super) fn variable(
         &mut self,
         name: &str,
@@ -105,7 +105,7 @@ impl<'t> Names<'t> {
         Ok(flat)
     }
 
-    /// Declares one register; returns its name in the flat body.
+    /// Declares one register and returns its name in the flat body.
     pub(super) fn register(
         &mut self,
         name: &str,
@@ -119,8 +119,8 @@ impl<'t> Names<'t> {
         Ok(flat)
     }
 
-    /// Declares `prefix0` … `prefix(count-1)`, registers from `first` on; returns their names in the flat
-    /// body.
+    /// Declares `prefix0` … `prefix(count-1)` as registers from index `first` on. Returns their names in the
+    /// flat body.
     pub(super) fn range(
         &mut self,
         prefix: &str,
@@ -161,7 +161,7 @@ impl<'t> Names<'t> {
         self.scopes.iter().rev().find_map(|scope| scope.symbols.get(name))
     }
 
-    /// The label of that name as seen from the innermost scope.
+    /// The label with this name as seen from the innermost scope.
     pub(super) fn mention(&mut self, name: &'t str, offset: usize) -> Label {
         let fresh = Label(self.labels.len() as u32);
         let Some(scope) = self.scopes.last_mut() else { return fresh };
@@ -190,13 +190,13 @@ impl<'t> Names<'t> {
         self.scopes.iter().rev().find_map(|scope| scope.targets.get(name))
     }
 
-    /// The label in the flat body for each label of the text, and the names of the flat labels. Called when
-    /// all scopes are closed.
+    /// Returns the label in the flat body for each label of the text, and the names of the flat labels. To be
+    /// called when all scopes are closed.
     pub(super) fn resolve_labels(&mut self) -> Result<(Vec<Label>, Vec<Name>), Failure> {
         let mut flat = vec![Label(0); self.labels.len()];
         let mut names = Vec::new();
-        // A label of an enclosing scope may be placed after an inner scope mentions it, so placed labels come
-        // first.
+        // A label of an enclosing scope may be placed after an inner scope mentions it, so placed labels are
+        // resolved first.
         for (i, place) in flat.iter_mut().enumerate() {
             let Seen { name, placed, mentioned_at, .. } = self.labels[i];
             if placed {
@@ -211,7 +211,7 @@ impl<'t> Names<'t> {
                 root = outer.0 as usize;
             }
             let Seen { name, placed, mentioned_at, .. } = self.labels[root];
-            let message = || format!("the label `{name}` is not placed anywhere in sight");
+            let message = || format!("the label `{name}` is not placed in this scope or an enclosing scope");
             if placed { Ok(flat[root]) } else { Err(Failure::at(mentioned_at, message())) }
         });
         Ok((resolved.collect::<Result<_, _>>()?, names))

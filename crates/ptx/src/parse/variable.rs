@@ -5,10 +5,10 @@ use super::lexer::Kind;
 use super::{Failure, Parser};
 use crate::{Initializer, Linkage, Name, Space, Type, Variable};
 
-/// The largest variable, in bytes.
+/// Maximum size of a variable in bytes.
 const MAX_BYTES: u64 = 1 << 40;
 
-/// The state space a declaration starts with.
+/// The state space with which a declaration starts.
 pub(super) fn declared_space(directive: &str) -> Option<Space> {
     Some(match directive {
         ".global" => Space::Global,
@@ -21,7 +21,7 @@ pub(super) fn declared_space(directive: &str) -> Option<Space> {
 }
 
 impl<'t> Parser<'t> {
-    /// `.align N`, a power of two, if it is there.
+    /// Parses an optional `.align N`, a power of two.
     pub(super) fn align(&mut self) -> Result<Option<u32>, Failure> {
         if !self.eat_dot(".align") {
             return Ok(None);
@@ -47,13 +47,13 @@ impl<'t> Parser<'t> {
         let start = self.here();
         let ty = self.ty()?;
         if ty.bytes() == 0 {
-            return Err(Failure::at(start, format!("`.{ty}` cannot lie in memory")));
+            return Err(Failure::at(start, format!("a value in memory cannot have the type `.{ty}`")));
         }
         Ok(ty)
     }
 
-    /// A declaration from its state space to the semicolon. `bind` declares a name and returns the name in
-    /// the model.
+    /// Parses a declaration from its state space to the semicolon. `bind` declares a name and returns the
+    /// name in the model.
     pub(super) fn variables(
         &mut self,
         linkage: Linkage,
@@ -98,7 +98,7 @@ impl<'t> Parser<'t> {
         }
     }
 
-    /// `[4][8]`; `[]` is 0 and may stand first only.
+    /// Parses `[4][8]`. `[]` gives 0 and is accepted only as the first extent.
     pub(super) fn dimensions(&mut self) -> Result<Vec<u64>, Failure> {
         let mut dims = Vec::new();
         while self.eat(b'[') {
@@ -121,7 +121,7 @@ impl<'t> Parser<'t> {
         Ok(dims)
     }
 
-    /// The initial value behind `=`. Sets a first extent that was left open.
+    /// Parses the initial value after `=`. Sets a first extent that was left open.
     fn initializer(&mut self, ty: Type, vector: u32, dims: &mut [u64]) -> Result<Initializer, Failure> {
         let start = self.here();
         let mut values = Values { ty, bytes: Vec::new(), addresses: Vec::new() };
@@ -157,7 +157,7 @@ impl<'t> Parser<'t> {
         })
     }
 
-    /// `{…}` over the given extents; a nested `{…}` fills one row and pads it with zeros.
+    /// Parses `{…}` over the given extents. A nested `{…}` fills one row, padded with zeros.
     fn row(&mut self, values: &mut Values, extents: &[u64]) -> Result<(), Failure> {
         let start = self.here();
         self.punct(b'{')?;
@@ -165,21 +165,20 @@ impl<'t> Parser<'t> {
         while !self.eat(b'}') {
             if self.peek() == Kind::Punct(b'{', 0) {
                 if inner.is_empty() {
-                    return Err(self.expected("a value: there are no more dimensions"));
+                    return Err(self.expected("a value, because there are no more dimensions"));
                 }
                 let row = inner.iter().try_fold(u64::from(values.ty.bytes()), |n, &dim| n.checked_mul(dim));
                 let end = row
                     .and_then(|row| usize::try_from(row).ok())
                     .and_then(|row| row.checked_add(values.bytes.len()))
-                    .ok_or_else(|| Failure::at(start, "a row beyond 64 bits"))?;
+                    .ok_or_else(|| Failure::at(start, "the size of a row exceeds 64 bits"))?;
                 self.row(values, inner)?;
                 let padding = end
                     .checked_sub(values.bytes.len())
                     .ok_or_else(|| Failure::at(start, "more values than the row has elements"))?;
-                self.padding_left = self
-                    .padding_left
-                    .checked_sub(padding)
-                    .ok_or_else(|| Failure::at(start, "initialisers whose short rows need too many zeros"))?;
+                self.padding_left = self.padding_left.checked_sub(padding).ok_or_else(|| {
+                    Failure::at(start, "the short rows of the initialisers need too many zeros")
+                })?;
                 values.bytes.resize(end, 0);
             } else {
                 self.initial_value(values)?;
@@ -191,7 +190,7 @@ impl<'t> Parser<'t> {
         Ok(())
     }
 
-    /// A constant, or an address: `name`, `name+4`, `generic(name)`.
+    /// Parses a constant, or an address: `name`, `name+4`, `generic(name)`.
     fn initial_value(&mut self, values: &mut Values) -> Result<(), Failure> {
         let start = self.here();
         if !self.starts_constant() {
@@ -225,7 +224,7 @@ struct Values {
     addresses: Vec<(Name, i64)>,
 }
 
-/// The little-endian bytes of a constant; the first ones are its value at a narrower type.
+/// The little-endian bytes of a constant. The first bytes are its value in a narrower type.
 fn element_bytes(ty: Type, value: Constant) -> Option<[u8; 16]> {
     let mut bytes = [0; 16];
     let word = match (ty, value) {

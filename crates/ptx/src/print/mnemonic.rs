@@ -24,11 +24,12 @@ macro_rules! display_as_op {
 
 display_as_op! { Cvt, Mma, Wmma, Wgmma }
 
-/// Writes each part of a mnemonic behind a dot.
+/// Writes each part of a mnemonic after a dot.
 struct Printer<'a, 'f>(&'a mut Formatter<'f>);
 
 impl Printer<'_, '_> {
-    /// The first spelling of a value. `?` for a value without one, which no instruction that is accepted has.
+    /// Writes the first spelling of a value; `?` for a value without a spelling. No accepted instruction has
+    /// such a value.
     fn write<T: PartialEq>(&mut self, value: &T, names: &[(T, &str)]) -> fmt::Result {
         let name = names.iter().find(|(known, _)| known == value).map_or("?", |(_, name)| name);
         if name.is_empty() { Ok(()) } else { self.word(name) }

@@ -31,7 +31,7 @@ fn list(
 ) -> Result<(), Fault> {
     if declared.len() != given.len() {
         let (name, n) = (&callee.name, declared.len());
-        return fault(Rule::Call, format!("{} {what}; {name} has {n}", given.len()));
+        return fault(Rule::Call, format!("{} {what} in a call of {name}; expected {n}", given.len()));
     }
     for (param, operand) in declared.iter().zip(given) {
         let wanted = u64::from(param.ty.bytes()) * u64::from(param.elements.unwrap_or(1));
@@ -40,7 +40,10 @@ fn list(
             && align != param.align
         {
             let (have, want) = (&param.name, param.align);
-            return fault(Rule::Call, format!("{name} is aligned to {align}, and {have} to {want}"));
+            return fault(
+                Rule::Call,
+                format!("{name} is aligned to {align}; expected {want}, the alignment of {have}"),
+            );
         }
         let bytes = match operand {
             Operand::Reg(reg) => body.registers.get(reg.0 as usize).map(|r| u64::from(r.ty.bytes())),
@@ -53,7 +56,7 @@ fn list(
         };
         if bytes != Some(wanted) {
             let given = bytes.map_or("an unknown number of".into(), |b| b.to_string());
-            return fault(Rule::Call, format!("{given} bytes for {}, which has {wanted}", param.name));
+            return fault(Rule::Call, format!("{given} bytes for {}; expected {wanted}", param.name));
         }
     }
     Ok(())

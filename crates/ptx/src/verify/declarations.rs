@@ -10,11 +10,11 @@ use crate::{
 use super::symbols::{Symbol, Symbols};
 use super::{Report, Rule, operands};
 
-/// Bytes of static shared memory that a CTA may declare.
+/// Maximum static shared memory of a CTA in bytes.
 const STATIC_SHARED: u64 = 48 << 10;
-/// Bytes of local memory of a thread.
+/// Maximum local memory of a thread in bytes.
 const LOCAL: u64 = 512 << 10;
-/// Bytes of constants.
+/// Maximum constant memory in bytes.
 const CONSTANT: u64 = 64 << 10;
 
 /// Checks the declarations at module scope and collects their names.
@@ -71,7 +71,7 @@ fn redeclared(known: &Function, function: &Function, report: &mut Report) {
 
 fn alignment(name: &str, align: u32, ty: Type, report: &mut Report) {
     if !align.is_power_of_two() {
-        report.declare(Rule::Declaration, format!("{name}: an alignment of {align} is no power of two"));
+        report.declare(Rule::Declaration, format!("{name}: an alignment of {align} is not a power of two"));
     }
     if ty.bytes() == 0 {
         report.declare(Rule::Declaration, format!("{name}: a .{ty} cannot be stored"));
@@ -82,7 +82,7 @@ fn variable(v: &Variable, report: &mut Report) {
     let name = &v.name;
     alignment(name, v.align, v.ty, report);
     if !matches!(v.vector, 1 | 2 | 4) || v.vector * v.ty.bytes() > 16 {
-        report.declare(Rule::Declaration, format!("{name}: no vectors of {} .{}", v.vector, v.ty));
+        report.declare(Rule::Declaration, format!("{name}: there are no vectors of {} .{}", v.vector, v.ty));
     }
     let unsized_array = v.dims.first() == Some(&0);
     if unsized_array && v.linkage != Linkage::Extern && v.init.is_none() {
@@ -118,7 +118,8 @@ fn initial_value(v: &Variable, unsized_array: bool, report: &mut Report) {
         Initializer::Addresses(list) => 8 * list.len() as u64,
     };
     if !unsized_array && v.checked_bytes().is_some_and(|room| bytes > room) {
-        report.declare(Rule::Declaration, format!("{}: {bytes} initial bytes are more than it has", v.name));
+        report
+            .declare(Rule::Declaration, format!("{}: {bytes} initial bytes are more than its size", v.name));
     }
 }
 
@@ -134,14 +135,17 @@ fn addresses(v: &Variable, symbols: &Symbols<'_>, report: &mut Report) {
     }
 }
 
-/// Checks a function except for its instructions.
+/// Checks everything in a function except its instructions.
 pub(super) fn function(module: &Module, function: &Function, report: &mut Report) {
     for param in function.params.iter().chain(&function.returns) {
         match param.space {
             ParamSpace::Param => alignment(&param.name, param.align, param.ty, report),
             ParamSpace::Reg if function.kind == FunctionKind::Func => {}
             ParamSpace::Reg => {
-                report.declare(Rule::Declaration, format!("{}: kernels take no .reg", param.name));
+                report.declare(
+                    Rule::Declaration,
+                    format!("{}: a parameter of a kernel cannot be a .reg", param.name),
+                );
             }
         }
     }
@@ -182,7 +186,7 @@ fn entry(module: &Module, function: &Function, report: &mut Report) {
             + u64::from(param.ty.bytes()) * u64::from(param.elements.unwrap_or(1));
     }
     if end > most {
-        report.declare(Rule::Declaration, format!("{end} bytes of parameters; {most} are the most"));
+        report.declare(Rule::Declaration, format!("{end} bytes of parameters; at most {most} are accepted"));
     }
 }
 
@@ -198,7 +202,7 @@ fn bounds(bounds: &LaunchBounds, report: &mut Report) {
             let [x, y, z] = extents;
             report.declare(
                 Rule::LaunchBounds,
-                format!("{what} {x}, {y}, {z}: not between 1 and {most} in all"),
+                format!("{what} {x}, {y}, {z}: the product is not between 1 and {most}"),
             );
         }
     };
@@ -215,7 +219,7 @@ fn bounds(bounds: &LaunchBounds, report: &mut Report) {
     }
 }
 
-/// The four warps of a warpgroup execute `wgmma` and `setmaxnreg` together.
+/// `wgmma` and `setmaxnreg` need whole warpgroups of four warps.
 fn warpgroups(function: &Function, report: &mut Report) {
     let statements = function.body.iter().flat_map(|body| &body.statements);
     let uses = statements.into_iter().any(|statement| match statement {
@@ -227,7 +231,7 @@ fn warpgroups(function: &Function, report: &mut Report) {
     if let Some(threads) = threads.filter(|&n| uses && n < 128) {
         report.declare(
             Rule::LaunchBounds,
-            format!("{threads} threads are no warpgroup of 128, which wgmma and setmaxnreg need"),
+            format!("{threads} threads are fewer than a warpgroup of 128, which wgmma and setmaxnreg need"),
         );
     }
 }
@@ -258,7 +262,7 @@ fn body_variables(body: &Body, report: &mut Report) {
     if total > STATIC_SHARED {
         report.declare(
             Rule::Declaration,
-            format!("{total} bytes of static shared memory; {STATIC_SHARED} are the most"),
+            format!("{total} bytes of static shared memory; at most {STATIC_SHARED} are accepted"),
         );
     }
 }

@@ -1,4 +1,4 @@
-//! Checks definitions before uses, over the control-flow graph.
+//! Checks that registers are defined before they are used, over the control-flow graph.
 //!
 //! A forward analysis finds the registers that *may* be defined: a block starts with the union of the sets
 //! that its predecessors end with. Blocks that the entry does not reach are skipped. The analysis takes the
@@ -54,8 +54,8 @@ fn define(inst: &Instruction, signature: &Signature, defined: &mut Bits) {
     });
 }
 
-/// Whether an operand that is read and written is certainly read. `wgmma` reads its accumulators only where
-/// `scale-d` is true, and only the emulator knows a `scale-d` that is not a constant.
+/// Whether an operand that is read and written is always read. `wgmma` reads its accumulators only if
+/// `scale-d` is true. The value of a `scale-d` in a register is known to the emulator only.
 fn adds_always(inst: &Instruction) -> bool {
     !matches!(inst.op, Op::Wgmma(_)) || inst.operands.get(3) == Some(&Operand::Imm(Imm::Int(1)))
 }
@@ -74,7 +74,7 @@ fn undefined(
         report.instruction(
             body,
             inst,
-            (Rule::Undefined, format!("{name} is read, and no path has written it")),
+            (Rule::Undefined, format!("{name} is read, but no path has written it")),
         );
     }
 }
@@ -86,7 +86,7 @@ fn instructions<'b>(body: &'b Body, block: &Block) -> impl Iterator<Item = &'b I
     })
 }
 
-/// The registers that may be defined at the start of each block; `None` for blocks that the entry does not
+/// The registers that may be defined at the start of each block. `None` for blocks that the entry does not
 /// reach.
 fn solve(body: &Body, blocks: &[Block], entry: Bits) -> Vec<Option<Bits>> {
     let written = |block| {
@@ -185,14 +185,14 @@ impl Bits {
         self.0[i / 64] >> (i % 64) & 1 == 1
     }
 
-    /// Whether it was not there before.
+    /// Adds `i`. Returns whether it is new.
     fn insert(&mut self, i: usize) -> bool {
         let new = !self.contains(i);
         self.0[i / 64] |= 1 << (i % 64);
         new
     }
 
-    /// Adds all of `other`; whether anything was new.
+    /// Adds all of `other`. Returns whether any is new.
     fn unite(&mut self, other: &Bits) -> bool {
         let mut changed = false;
         for (word, &more) in self.0.iter_mut().zip(&other.0) {

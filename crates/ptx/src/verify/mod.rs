@@ -1,51 +1,53 @@
-//! The verifier: a pass over a module that yields [`Verified`], or every [`Violation`] it found.
+//! The verifier: a pass over a module that returns [`Verified`], or every [`Violation`] that it found.
 //!
-//! The verifier checks what can be known without running the module; the emulator checks the rest. A module
+//! The verifier checks what can be known without running the module. The emulator checks the rest. A module
 //! that passes has these properties.
 //!
-//! **Module.** The module's `.version` knows the target, and both offer everything that the module uses
-//! ([`Requirement`]). No two variables share a name, nor two functions, except that declarations of a
-//! function may precede its definition and agree with it in the sizes of its parameters and results.
+//! **Module.** The module's `.version` supports the target, and both support everything that the module uses
+//! ([`Requirement`]). No two variables share a name, and no two functions, except that declarations of a
+//! function may precede its definition. Declarations agree with the definition in the sizes of parameters and
+//! results.
 //!
-//! **Variables.** Alignments are powers of two. Dimensions other than a leading `[]` are not 0, `[]` needs
-//! `.extern` or an initialiser, the size fits the state space (static shared memory of a function 48 KiB,
-//! local memory 512 KiB, constants 64 KiB), only `.global` and `.const` variables are initialised, with no
-//! more bytes than their size and no address of an undeclared name.
+//! **Variables.** Alignments are powers of two. Dimensions other than a leading `[]` are not 0. `[]` needs
+//! `.extern` or an initialiser. The size fits the state space (static shared memory of a function 48 KiB,
+//! local memory 512 KiB, constants 64 KiB). Only `.global` and `.const` variables are initialised. An
+//! initialiser is not longer than its variable and contains no address of an undeclared name.
 //!
-//! **Functions.** Kernels return nothing, have a body and take `.param`s, together at most 4352 bytes (32764
-//! from `.version` 8.1). Launch bounds are not 0; a CTA has at most 1024 threads, a cluster at most 16 CTAs;
-//! `.maxntid` excludes `.reqntid`. Names of registers, labels and variables are unique in the function; every
-//! label that is used is placed exactly once.
+//! **Functions.** Kernels return nothing and have a body. Their parameters are `.param`s of together at most
+//! 4352 bytes (32764 from `.version` 8.1 on). Launch bounds are not 0. A CTA has at most 1024 threads, a
+//! cluster at most 16 CTAs. `.maxntid` excludes `.reqntid`. Names of registers, labels and variables are
+//! unique in the function. Every label that is used is placed exactly once.
 //!
-//! **Operands.** Their number and kind are those of [`Op::signature`](crate::Op::signature). A register is as
-//! wide as the instruction's type (or wider, in `ld`, `st` and `cvt`), and its type agrees with it: integers
-//! with integers and with `.bN`, floats with the same float and with `.bN`, `.bN` with everything. A guard is
-//! a predicate. Results are registers or `_`. A floating-point immediate stands for a float or for bits; an
-//! integer immediate fits its width. Vectors have as many elements as the type, the fragment or the packed
-//! width says; only `mov` packs, on one side.
+//! **Operands.** Their number and kinds are those of [`Op::signature`](crate::Op::signature). A register is
+//! as wide as the instruction's type, or wider in `ld`, `st` and `cvt`. The type of a register agrees with
+//! the instruction's type: integers with integers and with `.bN`, floats with the same float and with `.bN`,
+//! `.bN` with everything. A guard is a predicate. Results are registers or `_`. A floating-point immediate
+//! stands for a float or for bits. An integer immediate fits its width. A vector has the number of elements
+//! that the type, the fragment or the packed width requires. Only `mov` packs, on one side.
 //!
 //! **Addresses.** A base register is 64 bits wide, or 32 for `.shared`, `.local`, `.const` and `.param`. A
-//! symbol lies in the space that the instruction names. Where base and offset are known, the access is
-//! aligned to its size and ends inside the variable; a bulk copy is aligned to 16 bytes, a box of a tensor to
-//! 128. A tensor map's address has no offset.
+//! symbol is in the space that the instruction names. If base and offset are known, the access is aligned to
+//! its size and ends inside the variable. A bulk copy is aligned to 16 bytes, a box of a tensor to 128. The
+//! address of a tensor map has no offset.
 //!
-//! **Modifiers.** The operation has the type and takes the combination of modifiers: roundings, `.ftz`,
+//! **Modifiers.** The operation supports the type and the combination of modifiers: roundings, `.ftz`,
 //! `.sat`, comparisons, conversions, orderings with their scopes, cache operators, matrix shapes. The rules
-//! stand in the row of each instruction (`isa`).
+//! are in the row of each instruction (`isa`).
 //!
-//! **Constants.** Barriers are 0 to 15 and count whole warps; `cp.async` copies 4, 8 or 16 bytes (`.cg` 16)
-//! and reads no more; `lop3` tables are 8 bits; `setmaxnreg` takes 24 to 256 in steps of 8; the number of
-//! groups to wait for is not negative; a member mask is not 0. The scales of `wgmma` are 1 or -1, its
-//! transpositions 0 or 1. Bulk copies move multiples of 16 bytes.
+//! **Constants.** Barrier indices are 0 to 15, and barriers count whole warps. `cp.async` copies 4, 8 or 16
+//! bytes (`.cg` 16) and reads no more than that. `lop3` tables have 8 bits. `setmaxnreg` takes 24 to 256 in
+//! steps of 8. The number of groups to wait for is not negative. A member mask is not 0. The scales of
+//! `wgmma` are 1 or -1, its transpositions 0 or 1. Bulk copies move multiples of 16 bytes.
 //!
-//! **Warpgroups.** A kernel that uses `wgmma` or `setmaxnreg` has launch bounds, if any, of at least one
+//! **Warpgroups.** If a kernel that uses `wgmma` or `setmaxnreg` has launch bounds, these allow at least one
 //! warpgroup, 128 threads.
 //!
-//! **Calls.** The callee is declared and not a kernel; the numbers and sizes of arguments and results agree.
+//! **Calls.** The callee is declared and is not a kernel. The numbers and sizes of arguments and results
+//! agree.
 //!
-//! **Definitions.** A register that is read was written on at least one path from the entry; a guarded write
-//! counts. Code that compilers emit passes this rule. The emulator finds a read that only some paths leave
-//! undefined, because it knows the path taken.
+//! **Definitions.** A register that is read was written on at least one path from the entry. A guarded write
+//! counts. Code that compilers emit passes this rule. The emulator reports a read that is undefined only on
+//! some paths, because it knows the path that was taken.
 
 mod calls;
 mod declarations;
@@ -64,33 +66,33 @@ use symbols::Symbols;
 /// The kind of a violation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Rule {
-    /// The module's target or `.version` lacks something.
+    /// The target or the `.version` does not support something that the module uses.
     Target,
-    /// A variable, parameter, register or function is declared wrongly.
+    /// The declaration of a variable, parameter, register or function is invalid.
     Declaration,
     /// A launch bound is out of range.
     LaunchBounds,
-    /// A name is not declared, or stands for the wrong kind of thing.
+    /// A name is not declared, or names the wrong kind of thing.
     Symbol,
-    /// A label is placed nowhere or twice.
+    /// A label that is used is not placed, or is placed twice.
     Label,
-    /// Wrong number of operands.
+    /// The number of operands is wrong.
     Arity,
-    /// An operand of the wrong kind.
+    /// An operand has the wrong kind.
     Operand,
-    /// A register or immediate of the wrong type or width.
+    /// A register or immediate has the wrong type or width.
     Type,
-    /// A vector or fragment with the wrong number of elements.
+    /// A vector or fragment has the wrong number of elements.
     Vector,
-    /// An access that is known to be misaligned or outside its variable.
+    /// An access is known to be misaligned or outside its variable.
     Address,
-    /// A type or modifier that the operation does not take.
+    /// The operation does not support a type or modifier.
     Modifier,
-    /// A constant outside its range.
+    /// A constant is outside its range.
     Constant,
-    /// A call that does not fit its callee.
+    /// A call does not match its callee.
     Call,
-    /// A read of a register that no path has written.
+    /// A register is read that no path has written.
     Undefined,
 }
 
@@ -121,11 +123,12 @@ impl Rule {
 pub struct Violation {
     /// The rule.
     pub rule: Rule,
-    /// The line of the instruction, from 1, see [`Instruction::line`]; 0 outside instructions.
+    /// The line of the instruction, from 1, see [`Instruction::line`]; 0 for a violation that belongs to no
+    /// instruction.
     pub line: u32,
-    /// The function, for a violation inside one.
+    /// The function that contains the violation, if any.
     pub function: Option<Name>,
-    /// The text of the instruction, for a violation of one.
+    /// The text of the instruction, if the violation belongs to one.
     pub instruction: Option<String>,
     /// What is wrong and what is accepted.
     pub message: String,
@@ -145,7 +148,7 @@ impl fmt::Display for Violation {
     }
 }
 
-/// Violations that a message shows.
+/// Maximum number of violations that a message shows.
 const SHOWN: usize = 10;
 
 /// All violations of a module, in the order of the text; never empty.
@@ -206,7 +209,7 @@ impl fmt::Display for Verified {
 }
 
 impl Module {
-    /// Checks every invariant above.
+    /// Checks the module against all rules in the documentation of the verifier.
     ///
     /// # Errors
     /// All violations, in the order of the text.
@@ -248,13 +251,13 @@ struct Report {
 }
 
 impl Report {
-    /// A violation outside instructions.
+    /// Adds a violation that belongs to no instruction.
     fn declare(&mut self, rule: Rule, message: impl Into<String>) {
         let function = self.function.clone();
         self.found.push(Violation { rule, line: 0, function, instruction: None, message: message.into() });
     }
 
-    /// A violation of an instruction.
+    /// Adds a violation of an instruction.
     fn instruction(&mut self, body: &Body, inst: &Instruction, (rule, message): Fault) {
         self.found.push(Violation {
             rule,
@@ -266,15 +269,15 @@ impl Report {
     }
 }
 
-/// The rule that an instruction breaks, and a message.
+/// The rule that an instruction breaks, and the message.
 pub(crate) type Fault = (Rule, String);
 
 pub(crate) fn fault<T>(rule: Rule, message: impl Into<String>) -> Result<T, Fault> {
     Err((rule, message.into()))
 }
 
-/// Checks each instruction alone, then definitions before uses. The second needs operands that passed the
-/// first.
+/// Checks each instruction alone, then definitions before uses. The second check needs operands that passed
+/// the first.
 fn check_body(module: &Module, function: &Function, body: &Body, symbols: &Symbols<'_>, report: &mut Report) {
     let before = report.found.len();
     let scope = symbols.enter(function, body);

@@ -8,7 +8,7 @@ use crate::{
 use super::symbols::{Scope, Symbol};
 use super::{Fault, Rule, fault};
 
-/// Checks the guard and each operand against its position.
+/// Checks the guard, and each operand against its position.
 pub(super) fn check(body: &Body, inst: &Instruction, scope: &Scope<'_>) -> Result<(), Fault> {
     let checker = Checker { body, inst, scope };
     if let Some(guard) = inst.guard
@@ -41,7 +41,7 @@ fn matched(inst: &Instruction) -> Result<Signature, Fault> {
     Ok(slots)
 }
 
-/// Whether a register of type `have` may stand where the instruction takes `want`, widths aside.
+/// Whether a register of type `have` is accepted where the instruction takes `want`, apart from widths.
 fn agrees(want: Type, have: Type) -> bool {
     if want == Type::Pred || have == Type::Pred {
         return want == have;
@@ -74,29 +74,29 @@ impl Checker<'_> {
             SlotKind::Pair(ty) => self.pair(ty, operand),
             SlotKind::Address(space) => match operand {
                 Operand::Address(address) => self.address(position, space, address),
-                _ => fault(Rule::Operand, "an address in brackets belongs here"),
+                _ => fault(Rule::Operand, "expected an address in brackets"),
             },
             SlotKind::Constant => match operand {
                 Operand::Imm(Imm::Int(_)) => Ok(()),
-                _ => fault(Rule::Operand, "an integer constant belongs here"),
+                _ => fault(Rule::Operand, "expected an integer constant"),
             },
             SlotKind::Label => match operand {
                 Operand::Label(label) => self.label(label.0),
-                _ => fault(Rule::Operand, "a label belongs here"),
+                _ => fault(Rule::Operand, "expected a label"),
             },
             SlotKind::Labels => match operand {
                 Operand::Labels(labels) if !labels.is_empty() => {
                     labels.iter().try_for_each(|l| self.label(l.0))
                 }
-                _ => fault(Rule::Operand, "a list of labels belongs here"),
+                _ => fault(Rule::Operand, "expected a list of labels"),
             },
             SlotKind::Callee => match operand {
                 Operand::Function(_) => Ok(()),
-                _ => fault(Rule::Operand, "the name of a function belongs here"),
+                _ => fault(Rule::Operand, "expected the name of a function"),
             },
             SlotKind::List => match operand {
                 Operand::List(_) => Ok(()),
-                _ => fault(Rule::Operand, "a list in parentheses belongs here"),
+                _ => fault(Rule::Operand, "expected a list in parentheses"),
             },
         }
     }
@@ -117,25 +117,25 @@ impl Checker<'_> {
             (Operand::Imm(imm), Flow::Read) => immediate(ty, *imm),
             (Operand::Special(register), Flow::Read) => special(ty, *register),
             (Operand::Symbol(name, _), Flow::Read) => self.symbol(ty, name),
-            (Operand::Vector(_), _) => fault(Rule::Vector, "one value belongs here, not a vector"),
-            (_, Flow::Write | Flow::ReadWrite) => fault(Rule::Operand, "a register belongs here"),
-            _ => fault(Rule::Operand, "a register or an immediate belongs here"),
+            (Operand::Vector(_), _) => fault(Rule::Vector, "expected one value, found a vector"),
+            (_, Flow::Write | Flow::ReadWrite) => fault(Rule::Operand, "expected a register"),
+            _ => fault(Rule::Operand, "expected a register or an immediate"),
         }
     }
 
     fn typed(&self, reg: Reg, ty: Type, wide: bool) -> Result<(), Fault> {
         let have = self.register(reg)?;
         let fits = if wide && ty != Type::Pred { have.bits() >= ty.bits() } else { have.bits() == ty.bits() };
-        // A register wider than the type holds an extended integer or bits; floats are never extended.
+        // A register wider than the type holds an extended integer or bits. Floats are never extended.
         let agreed = agrees(ty, have) && (have.bits() == ty.bits() || !ty.is_float());
         if fits && agreed {
             return Ok(());
         }
         let name = &self.body.registers[reg.0 as usize].name;
-        fault(Rule::Type, format!("{name} is .{have}, and .{ty} belongs here"))
+        fault(Rule::Type, format!("{name} is .{have}; expected .{ty}"))
     }
 
-    /// The address of a variable or function has 32 or 64 bits.
+    /// Checks an address of a variable or function as a value: its type must have 32 or 64 bits.
     fn symbol(&self, ty: Type, name: &str) -> Result<(), Fault> {
         if self.scope.get(name).is_none() {
             return fault(Rule::Symbol, format!("{name} is not declared"));
@@ -143,14 +143,14 @@ impl Checker<'_> {
         if matches!(ty.bits(), 32 | 64) && (ty.is_integer() || ty.is_bits()) {
             return Ok(());
         }
-        fault(Rule::Type, format!("the address {name} is no .{ty}"))
+        fault(Rule::Type, format!("the address {name} is not a .{ty}"))
     }
 
     fn packable(&self, flow: Flow, ty: Type, operand: &Operand) -> Result<(), Fault> {
         let Operand::Vector(parts) = operand else { return self.value(flow, ty, false, operand) };
         let other_vector = self.inst.operands.iter().filter(|o| matches!(o, Operand::Vector(_))).count() > 1;
         if other_vector {
-            return fault(Rule::Vector, "mov packs or unpacks: a vector stands on one side only");
+            return fault(Rule::Vector, "mov packs or unpacks: only one side can be a vector");
         }
         let part = match (ty, parts.len()) {
             (Type::B16, 2) => Type::B8,
@@ -162,16 +162,16 @@ impl Checker<'_> {
             (Type::B128, 4) => Type::B32,
             _ => return fault(Rule::Vector, format!(".{ty} does not consist of {} elements", parts.len())),
         };
-        // Bytes are packed from and unpacked to 16-bit registers.
+        // Bytes are packed from, and unpacked to, 16-bit registers.
         parts.iter().try_for_each(|operand| self.value(flow, part, part == Type::B8, operand))
     }
 
     fn vector(&self, flow: Flow, ty: Type, n: usize, wide: bool, operand: &Operand) -> Result<(), Fault> {
         let Operand::Vector(parts) = operand else {
-            return fault(Rule::Vector, format!("a vector of {n} .{ty} in braces belongs here"));
+            return fault(Rule::Vector, format!("expected a vector of {n} .{ty} in braces"));
         };
         if parts.len() != n {
-            return fault(Rule::Vector, format!("{} elements; {n} of .{ty} belong here", parts.len()));
+            return fault(Rule::Vector, format!("{} elements; expected {n} of .{ty}", parts.len()));
         }
         parts.iter().try_for_each(|operand| self.value(flow, ty, wide, operand))
     }
@@ -187,7 +187,7 @@ impl Checker<'_> {
     fn address(&self, position: usize, space: Space, address: &Address) -> Result<(), Fault> {
         let op = &self.inst.op;
         if op.tensor_map_operand() == Some(position) && address.offset != 0 {
-            return fault(Rule::Address, "the address of a tensor map takes no offset");
+            return fault(Rule::Address, "the address of a tensor map cannot have an offset");
         }
         let (bytes, unit) = (op.accessed_bytes(position), alignment(op, position));
         match &address.base {
@@ -218,8 +218,8 @@ impl Checker<'_> {
     }
 }
 
-/// The alignment of the address at a position: the size of the access, except for a box in shared memory and
-/// for a tensor map (PTX ISA, "cp.async.bulk.tensor").
+/// The alignment in bytes of the address at a position: the size of the access, except for a box in shared
+/// memory and for a tensor map (PTX ISA, "cp.async.bulk.tensor").
 fn alignment(op: &Op, position: usize) -> Option<u32> {
     match op.tensor_map_operand() {
         Some(map) if map == position => Some(TensorMapSpec::ALIGN),
@@ -228,7 +228,7 @@ fn alignment(op: &Op, position: usize) -> Option<u32> {
     }
 }
 
-/// Refuses an offset that is misaligned whatever the base is: the alignment of the base is at least `align`.
+/// Rejects an offset that is misaligned for every base that is aligned to `align`.
 fn aligned(bytes: Option<u32>, align: u32, offset: i64) -> Result<(), Fault> {
     let Some(bytes) = bytes.filter(|&bytes| bytes > 0) else { return Ok(()) };
     if offset.rem_euclid(i64::from(align.min(bytes).max(1))) == 0 {
@@ -243,11 +243,14 @@ fn inside(bytes: Option<u32>, size: Option<u64>, offset: i64, name: &str) -> Res
     if end.is_some_and(|end| end <= size) {
         return Ok(());
     }
-    fault(Rule::Address, format!("{bytes} bytes at {offset} leave {name}, which has {size}"))
+    fault(
+        Rule::Address,
+        format!("{bytes} bytes at offset {offset} are outside {name}, which has {size} bytes"),
+    )
 }
 
-/// A symbol must lie in the space that the instruction names. A generic address may name a variable in global
-/// memory, whose generic address equals its address.
+/// Checks that a symbol is in the space that the instruction names. A generic address may name a variable in
+/// global memory, because the generic address of such a variable equals its address.
 fn reachable(space: Space, name: &str, symbol: &Symbol<'_>) -> Result<(), Fault> {
     let Some(own) = symbol.space() else {
         return fault(Rule::Symbol, format!("{name} is a function, not memory"));
@@ -260,8 +263,8 @@ fn reachable(space: Space, name: &str, symbol: &Symbol<'_>) -> Result<(), Fault>
     if fits {
         return Ok(());
     }
-    let wanted = if space == Space::Generic { "generic address" } else { space.suffix() };
-    fault(Rule::Symbol, format!("{name} lies in {}; a {wanted} belongs here", own.suffix()))
+    let wanted = if space == Space::Generic { "a generic address" } else { space.suffix() };
+    fault(Rule::Symbol, format!("{name} is in {}; expected {wanted}", own.suffix()))
 }
 
 fn immediate(ty: Type, imm: Imm) -> Result<(), Fault> {
@@ -269,7 +272,7 @@ fn immediate(ty: Type, imm: Imm) -> Result<(), Fault> {
         Imm::Int(_) if ty.is_float() => {
             return fault(
                 Rule::Type,
-                format!("an integer where a .{ty} belongs; write 1.0, or its bits as in 0f3F800000"),
+                format!("expected a .{ty}, found an integer; write 1.0, or the bits as in 0f3F800000"),
             );
         }
         Imm::Int(value) if ty.bits() < 64 => {
@@ -285,15 +288,15 @@ fn immediate(ty: Type, imm: Imm) -> Result<(), Fault> {
 
 fn special(ty: Type, register: SpecialReg) -> Result<(), Fault> {
     let have = register.ty();
-    // `%gridid` was 32 bits wide once; reading its low half is still legal.
+    // `%gridid` had 32 bits in early versions of PTX. Reading its low half is still legal.
     let fits = have.bits() == ty.bits() || register == SpecialReg::GridId;
     if fits && !ty.is_float() {
         return Ok(());
     }
-    fault(Rule::Type, format!("{} is .{have}, and .{ty} belongs here", register.name()))
+    fault(Rule::Type, format!("{} is .{have}; expected .{ty}", register.name()))
 }
 
-/// A label that is used must be placed exactly once.
+/// Checks that each label in use is placed exactly once.
 pub(super) fn labels(body: &Body) -> Vec<Fault> {
     let mut places = vec![0u32; body.labels.len()];
     let mut used = vec![false; body.labels.len()];
@@ -317,8 +320,8 @@ pub(super) fn labels(body: &Body) -> Vec<Fault> {
     }
     let faults = body.labels.iter().zip(places.iter().zip(used));
     let faults = faults.filter_map(|(name, (&places, used))| match places {
-        0 if used => Some(format!("{name} stands nowhere")),
-        2.. => Some(format!("{name} stands at {places} places")),
+        0 if used => Some(format!("the label {name} is not placed")),
+        2.. => Some(format!("the label {name} is placed {places} times")),
         _ => None,
     });
     faults.map(|message| (Rule::Label, message)).collect()

@@ -1,15 +1,15 @@
-//! Rules that the rows of instructions are made of.
+//! Rules that the rows of instructions are composed of.
 
 use crate::{Imm, Instruction, Operand, Type};
 
 use super::{Fault, Rule, fault};
 
-/// `Err` with a message unless the condition holds.
+/// `Err` with a message if `holds` is false.
 pub(crate) fn ensure(holds: bool, message: impl FnOnce() -> String) -> Result<(), String> {
     if holds { Ok(()) } else { Err(message()) }
 }
 
-/// `Err` that lists the accepted types unless `ty` is one of them.
+/// `Err` with the accepted types if `ty` is not one of them.
 pub(crate) fn one_of(what: &str, ty: Type, types: &[Type]) -> Result<(), String> {
     ensure(types.contains(&ty), || {
         let list = types.iter().map(|t| format!(".{t}")).collect::<Vec<_>>().join(" ");
@@ -25,7 +25,7 @@ pub(crate) fn constant(inst: &Instruction, position: usize) -> Option<i64> {
     }
 }
 
-/// A constant is in a range, limits included. Registers pass.
+/// Checks that a constant is in a range, limits included. Registers pass.
 pub(crate) fn range(what: &str, value: Option<i64>, least: i64, most: i64) -> Result<(), Fault> {
     match value {
         Some(value) if !(least..=most).contains(&value) => {
@@ -35,17 +35,17 @@ pub(crate) fn range(what: &str, value: Option<i64>, least: i64, most: i64) -> Re
     }
 }
 
-/// A constant is a multiple. Registers pass.
+/// Checks that a constant is a multiple of `of`. Registers pass.
 pub(crate) fn multiple(what: &str, value: Option<i64>, of: i64) -> Result<(), Fault> {
     match value {
         Some(value) if value % of != 0 => {
-            fault(Rule::Constant, format!("{what}: {value} is no multiple of {of}"))
+            fault(Rule::Constant, format!("{what}: {value} is not a multiple of {of}"))
         }
         _ => Ok(()),
     }
 }
 
-/// A constant member mask names at least one lane.
+/// Checks that a constant member mask names at least one lane.
 pub(crate) fn member_mask(value: Option<i64>) -> Result<(), Fault> {
     match value {
         Some(0) => fault(Rule::Constant, "a member mask of 0 names no lane"),

@@ -1,4 +1,4 @@
-//! The names of a module and of its functions.
+//! The names in a module and in its functions.
 
 use std::collections::HashMap;
 
@@ -16,7 +16,7 @@ pub(super) enum Symbol<'m> {
         /// Size in bytes.
         bytes: u64,
     },
-    /// A function: its definition, or a declaration where there is no definition.
+    /// A function: its definition, or a declaration if there is no definition.
     Function(&'m Function),
 }
 
@@ -30,7 +30,7 @@ impl Symbol<'_> {
         }
     }
 
-    /// The alignment and, where known, the size, both in bytes.
+    /// The alignment and, if known, the size, both in bytes.
     pub(super) fn layout(&self) -> Option<(u32, Option<u64>)> {
         match self {
             Symbol::Variable(variable) => {
@@ -47,14 +47,14 @@ impl Symbol<'_> {
 #[derive(Default)]
 pub(super) struct Symbols<'m>(pub(super) HashMap<&'m str, Symbol<'m>>);
 
-/// The names that a function sees. Its own names hide those of the module.
+/// The names visible in a function. The function's own names hide those of the module.
 pub(super) struct Scope<'s> {
     module: &'s Symbols<'s>,
     own: HashMap<&'s str, Symbol<'s>>,
 }
 
 impl<'m> Symbols<'m> {
-    /// The names that `function` sees.
+    /// The names visible in `function`.
     pub(super) fn enter<'s>(&'s self, function: &'s Function, body: &'s Body) -> Scope<'s> {
         let variables = body.variables.iter().map(|v| (&*v.name, Symbol::Variable(v)));
         let params = function.params.iter().chain(&function.returns);
@@ -74,7 +74,7 @@ impl<'s> Scope<'s> {
 }
 
 impl Variable {
-    /// Size in bytes; `None` where it overflows. 0 for an array of unknown length.
+    /// Size in bytes; 0 for an array of unknown length; `None` on overflow.
     pub(super) fn checked_bytes(&self) -> Option<u64> {
         let element = u64::from(self.ty.bytes()) * u64::from(self.vector);
         self.dims.iter().try_fold(element, |bytes, &dim| bytes.checked_mul(dim))

@@ -1,9 +1,9 @@
-//! Modules from a sequence of numbers: every operation with arbitrary modifiers, and operands of the kinds that its
-//! signature takes. They need not be legal, only printable.
+//! Generates modules from a sequence of numbers: every operation with arbitrary modifiers, and operands of
+//! the kinds in its signature. The modules need not be legal, only printable.
 
 use flashcore_ptx::*;
 
-/// Numbers to choose by, one after the other and again from the start.
+/// Numbers that make the choices, used in order and repeated from the start.
 pub struct Choices {
     numbers: Vec<u32>,
     at: usize,
@@ -16,7 +16,7 @@ impl Choices {
 
     fn number(&mut self) -> u32 {
         self.at += 1;
-        // Mixed with the position, so that going round again gives other choices.
+        // Mixed with the position, so that repeated numbers give different choices.
         self.numbers[self.at % self.numbers.len()].wrapping_mul(2_654_435_761).wrapping_add(self.at as u32)
             >> 3
     }
@@ -146,7 +146,7 @@ fn fragment(c: &mut Choices) -> WmmaAccess {
 }
 
 fn wmma(c: &mut Choices) -> Wmma {
-    // The text names both of A and B or, for two f16, neither.
+    // The text names both A and B or, for two f16, neither.
     let (a, b) = c.of(&[(Type::F16, Type::F16), (Type::Bf16, Type::Tf32), (Type::U8, Type::F16)]);
     Wmma {
         a_order: c.named(MatrixOrder::NAMES),
@@ -220,7 +220,7 @@ fn arithmetic(c: &mut Choices) -> Op {
     match c.number() % 19 {
         0 => {
             let op = c.named(UnaryOp::NAMES);
-            // `bfind` takes no modifiers of floats.
+            // `bfind` accepts no floating-point modifiers.
             let mods =
                 if matches!(op, UnaryOp::Bfind | UnaryOp::BfindShiftamt) { FloatMods::NONE } else { mods(c) };
             Op::Unary(op, ty(c), mods)
@@ -302,7 +302,7 @@ fn other(c: &mut Choices) -> Op {
     }
 }
 
-/// An operand of the kind; registers are `%r0` to `%r7`, 8 is a predicate.
+/// An operand of the kind. Registers are `%r0` to `%r7`; register 8 is a predicate.
 fn operand(c: &mut Choices, slot: Slot) -> Operand {
     let reg = Reg(c.number() % 8);
     let element = |c: &mut Choices| Operand::Reg(Reg(c.number() % 8));
@@ -341,7 +341,7 @@ fn instruction(c: &mut Choices) -> Instruction {
     let guard = c.maybe(|c| Guard { reg: Reg(8), negated: c.flag() });
     let mut operands: smallvec::SmallVec<[Operand; 4]> =
         op.signature().iter().map(|&slot| operand(c, slot)).collect();
-    // Which optional operand of `cp.async` is written shows by its type only.
+    // Only the type of the optional operand of `cp.async` shows which operand it is.
     if let Op::CpAsync(copy) = &mut op {
         operands[3] = Operand::Reg(Reg(if copy.ignore_src { 8 } else { 0 }));
     }

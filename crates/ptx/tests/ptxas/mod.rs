@@ -1,4 +1,4 @@
-//! NVIDIA's assembler, where it is present: `FLASHCORE_PTXAS` names it.
+//! NVIDIA's assembler, if `FLASHCORE_PTXAS` names it.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use flashcore_ptx::Target;
 
-/// The assembler, or a message that it is missing.
+/// The path of the assembler. Prints a message if it is missing.
 pub fn find() -> Option<PathBuf> {
     let path = std::env::var_os("FLASHCORE_PTXAS").map(PathBuf::from);
     if path.is_none() {
@@ -30,7 +30,7 @@ pub fn assemble(ptxas: &Path, text: &str, target: Target) -> Result<(), String> 
         .arg(&result)
         .output()
         .map_err(|e| format!("{}: {e}", ptxas.display()))?;
-    // Kept when it fails, to look at.
+    // The files of a failed run are kept for inspection.
     if run.status.success() {
         for file in [&source, &result] {
             std::fs::remove_file(file).map_err(|e| e.to_string())?;
