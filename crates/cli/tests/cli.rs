@@ -137,7 +137,7 @@ fn ptx_is_emulated_on_the_architecture_asked_for() {
         let (code, said) = check(&older, sm);
         assert_eq!(code, Some(0), "{sm:?}: {said}");
     }
-    assert!(check(&older, &["--sm", "89"]).1.contains("accepted: at most 101376 bytes on sm_89"));
+    assert!(check(&older, &["--sm", "89"]).1.contains("expected at most 101376 bytes on sm_89"));
     let (code, said) = check(&newer, &["--sm", "89"]);
     assert_eq!(code, Some(3));
     let refused = said.contains("invalid value '89' for --sm: expected 90: ");
@@ -741,7 +741,7 @@ fn explain_says_which_plan_a_problem_gets() {
     assert_eq!(given["plan"], plan, "{}", text(&output.stderr));
     plan["block_n"] = 17.into();
     for (args, message) in [
-        (&["--plan", &plan.to_string()][..], "block_n = 17"),
+        (&["--plan", &plan.to_string()][..], "invalid value '17' for block_n"),
         (&["--plan", "{}"], "--plan"),
         (&["--device", "gtx480"], "cannot be used multiple times"),
     ] {

@@ -312,7 +312,7 @@ fn refusals_name_the_argument() {
         (CpuPlan { splits: 65, ..plan }, "invalid value '65' for plan.splits: expected 1 to 64"),
         (
             CpuPlan { isa: Isa::Avx512Vnni, lanes: Lanes::Dims, ..CpuPlan::widest(Isa::Avx512, 1, 1, 1) },
-            "plan.lanes = dims is",
+            "invalid value 'dims' for plan.lanes with plan.isa",
         ),
     ] {
         let error = run(&full, &mut out, None, &bad).unwrap_err().to_string();

@@ -346,7 +346,12 @@ fn admission() {
     );
     let mut deep = k.clone();
     deep.launch.dynamic_shared = 240 << 10;
-    assert!(load(&context, &deep).unwrap_err().to_string().contains("shared bytes per CTA = 245760"));
+    assert!(
+        load(&context, &deep)
+            .unwrap_err()
+            .to_string()
+            .contains("invalid value '245760' for shared bytes per CTA")
+    );
     let mut absent = kernel("store");
     absent.entry = "elsewhere".to_owned();
     assert!(load(&context, &absent).unwrap_err().to_string().contains("no entry of that name"));

@@ -557,7 +557,7 @@ fn plans_that_cannot_work_are_refused_with_the_reason() {
         of(|p| p.cluster = 1)
             .starts_with("invalid value '512' for seq_kv: expected up to 256 with this plan")
     );
-    assert!(of(|p| p.kv_warpgroups = 0).starts_with("kv_warpgroups = 0;"));
+    assert!(of(|p| p.kv_warpgroups = 0).starts_with("invalid value '0' for kv_warpgroups:"));
     assert!(
         of(|p| p.row_warpgroups = 5).starts_with("invalid value '5' for row_warpgroups: expected 1 to 4")
     );
@@ -613,7 +613,7 @@ fn plans_that_cannot_work_are_refused_with_the_reason() {
     assert!(of(|p| p.resident_ctas = 3).contains("bytes of shared memory are needed"));
     assert!(
         of(|p| (p.cluster, p.kv_warpgroups, p.merge) = (4, 2, Merge::Shares))
-            .starts_with("head_dim_v / parts = 8;")
+            .starts_with("invalid value '8' for head_dim_v / parts:")
     );
     let wide = Problem::new(1, 8, 512, 256, DType::F16);
     let plan = SmallPlan { block_n: 256, ..good.clone() };

@@ -150,13 +150,19 @@ fn what_cannot_be_shared_is_refused() {
         Plan::Wgmma(plan).check(problem, &Arch::SM_90).expect_err("refused").to_string()
     };
     let causal = refusal(&problem.clone().with_band(Band::CAUSAL), base());
-    assert!(causal.contains("not computed by wgmma with tail = shared"), "{causal}");
+    assert!(causal.contains("with family wgmma with tail = shared"), "{causal}");
     for (handout, name) in [(Handout::Dynamic, "dynamic"), (Handout::Folded, "folded")] {
         let dynamic = refusal(&problem, WgmmaPlan { handout, ..base() });
-        assert!(dynamic.starts_with(&format!("handout beside tail = shared = {name}")), "{dynamic}");
+        assert!(
+            dynamic.starts_with(&format!("invalid value '{name}' for handout beside tail = shared")),
+            "{dynamic}"
+        );
     }
     let own = refusal(&problem, WgmmaPlan { ends: Ends::Own, ..base() });
-    assert!(own.starts_with("ends beside tail = shared = own") && own.ends_with("common"), "{own}");
+    assert!(
+        own.starts_with("invalid value 'own' for ends beside tail = shared") && own.ends_with("common"),
+        "{own}"
+    );
 }
 
 /// The kernel with its entry's statements changed.

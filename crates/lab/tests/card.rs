@@ -146,7 +146,7 @@ fn refused() {
     let card = card();
     let plan = plan(&card);
     let (reason, detail) = rejected(&mut Cuda::new(card, None), &task(Stage::Screen, plan));
-    assert!(reason == "resources" && detail.contains("accepted"), "{reason}: {detail}");
+    assert!(reason == "resources" && detail.contains("expected"), "{reason}: {detail}");
 }
 
 fn unknown() {

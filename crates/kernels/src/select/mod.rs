@@ -381,7 +381,7 @@ mod tests {
         (ragged.k.row, ragged.k.head, ragged.k.batch) = (65, 65 * 2048, 65 * 2048 * 16);
         let choice = choose(&ragged, &H200, &table).unwrap();
         assert_eq!(block_n(&choice), 48, "{:?}", choice.why);
-        assert!(choice.why[0].starts_with("refused: "), "{:?}", choice.why);
+        assert!(choice.why[0].starts_with("rejected: "), "{:?}", choice.why);
         let without_rows = choose(&ragged, &H200, &TunedTable::default()).unwrap();
         assert_eq!(without_rows.plan.family(), "mma");
     }
@@ -406,7 +406,7 @@ mod tests {
         let choice = choose(&mission, &Device { arch: small, ..H200 }, &table(vec![near, far])).unwrap();
         assert_eq!(block_n(&choice), 32, "{:?}", choice.why);
         assert!(
-            choice.why[0].starts_with("refused: ") && choice.why[0].contains("shared memory"),
+            choice.why[0].starts_with("rejected: ") && choice.why[0].contains("shared memory"),
             "{:?}",
             choice.why
         );

@@ -212,13 +212,13 @@ mod tests {
     fn a_bad_line_is_named() {
         let good = serde_json::to_string(&row(Problem::mission())).unwrap();
         for (change, with, message) in [
-            ("\"us\":10.0", "\"us\":-1.0", "us = -1"),
-            ("\"sm\":90", "\"sm\":75", "sm = 75"),
+            ("\"us\":10.0", "\"us\":-1.0", "invalid value '-1' for us"),
+            ("\"sm\":90", "\"sm\":75", "invalid value '75' for sm"),
             ("\"kind\":\"measured\"", "\"kind\":\"guessed\"", "guessed"),
-            ("\"dtype\":\"f16\"", "\"dtype\":\"f32\"", "dtype = f32"),
+            ("\"dtype\":\"f16\"", "\"dtype\":\"f32\"", "invalid value 'f32' for dtype"),
             ("\"heads_kv\":8", "\"heads_kv\":3", "heads_kv = 3"),
             ("\"run\":", "\"ran\":", "ran"),
-            ("\"multiprocessors\":132", "\"multiprocessors\":0", "multiprocessors = 0"),
+            ("\"multiprocessors\":132", "\"multiprocessors\":0", "invalid value '0' for multiprocessors"),
             ("{", "", "line 2"),
         ] {
             let bad = good.replacen(change, with, 1);

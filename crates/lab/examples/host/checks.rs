@@ -150,7 +150,7 @@ fn f32_goes_to_the_cpu() -> Outcome<String> {
     ensure(out.data.iter().all(|x| (x - 0.5).abs() < 1e-6), || "wrong on the CPU".to_owned())?;
     match attention(view, view, view).device(Device::Cuda(0)).run() {
         Err(error @ AttentionError::Kernel(_)) => {
-            ensure(error.to_string().contains("accepted: f16, bf16"), || error.to_string())?;
+            ensure(error.to_string().contains("expected f16, bf16"), || error.to_string())?;
             Ok(error.to_string())
         }
         other => Err(format!("on the GPU by name: {other:?}").into()),

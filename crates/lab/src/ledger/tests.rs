@@ -385,9 +385,9 @@ fn what_is_compared_with_is_counted_by_itself() {
     let of = |arm: Arm| -> Vec<(Stage, i64)> {
         entered.iter().filter(|e| e.arm == arm).map(|e| (e.stage, e.count)).collect()
     };
-    let once = [(Stage::Microbench, 1), (Stage::Check, 1), (Stage::Screen, 1)];
+    let once = [(Stage::Check, 1), (Stage::Microbench, 1), (Stage::Screen, 1)];
     assert_eq!((of(Arm::Baseline), of(Arm::Control)), (once.to_vec(), once.to_vec()));
-    let all = [(Stage::Microbench, 3), (Stage::Check, 3), (Stage::Race, 2), (Stage::Screen, 3)];
+    let all = [(Stage::Check, 3), (Stage::Microbench, 3), (Stage::Race, 2), (Stage::Screen, 3)];
     assert_eq!(of(Arm::Evolution), all);
     let fault = Rejection { stage: Stage::Race, reason: "wrong".into(), detail: "the later one".into() };
     ledger.rejected(crossing, &fault).unwrap();

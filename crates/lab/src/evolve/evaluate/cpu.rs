@@ -320,7 +320,7 @@ mod tests {
         };
         let bad = CpuPlan { splits: 1000, ..plan };
         let (reason, detail) = why(&task(Stage::Screen, &problem, bad, None));
-        assert!(reason == "plan" && detail.contains("plan.splits = 1000"), "{detail}");
+        assert!(reason == "plan" && detail.contains("invalid value '1000' for plan.splits"), "{detail}");
         let integers = CpuPlan { isa: Isa::Avx512Vnni, lanes: Lanes::Dims, ..plan };
         assert_eq!(
             why(&task(Stage::Screen, &problem, CpuPlan { vectors: 1, tile_rows: 1, ..integers }, None)).0,

@@ -329,6 +329,6 @@ mod tests {
             rejected(Step::Microbench, Candidate::Kernel(Source { launch: swapped, ..source }));
         assert!(reason == "wrong" && detail.contains("wrong answer"), "{reason}: {detail}");
         let (reason, detail) = rejected(Step::Screen, plan(json!({ "block_n": 7 })));
-        assert!(reason == "plan" && detail.contains("accepted"), "{reason}: {detail}");
+        assert!(reason == "plan" && detail.contains("expected"), "{reason}: {detail}");
     }
 }
