@@ -27,7 +27,8 @@ pub fn oracle<T: Element>(problem: &Problem, q: &[T], k: &[T], v: &[T]) -> Resul
 }
 
 /// Standard attention in the precision of its inputs, as the reference of FlashAttention's tests: Q·scale, S, P and
-/// O are rounded to `T`, sums and the softmax are f32. Twice its distance from [`oracle`] is a tolerance.
+/// O are rounded to `T`, sums and the softmax are f32. Twice its distance from [`oracle`] is a tolerance. Of P the precision alone
+/// is that of `T`: an f16 loses what lies below 2^-25, and such weights may make up most of a row's O.
 ///
 /// # Errors
 /// A [`CpuError`] if the problem or a buffer is refused.
@@ -58,8 +59,10 @@ trait Arithmetic {
         + std::ops::Div<Output = Self::Real>;
     const NEG_INFINITY: Self::Real;
     fn real(x: f32) -> Self::Real;
-    /// Rounding of what standard attention stores: Q·scale, S, P and O.
+    /// Rounding of what standard attention stores: Q·scale, S and O.
     fn store(x: Self::Real) -> Self::Real;
+    /// The same of P, whatever its exponent is.
+    fn store_weight(x: Self::Real) -> Self::Real;
     fn exp(x: Self::Real) -> Self::Real;
     fn ln(x: Self::Real) -> Self::Real;
     fn tanh(x: Self::Real) -> Self::Real;
@@ -74,6 +77,9 @@ impl Arithmetic for Exact {
         f64::from(x)
     }
     fn store(x: f64) -> f64 {
+        x
+    }
+    fn store_weight(x: f64) -> f64 {
         x
     }
     fn exp(x: f64) -> f64 {
@@ -97,6 +103,11 @@ impl<T: Element> Arithmetic for Rounded<T> {
     }
     fn store(x: f32) -> f32 {
         T::from_f32(x).to_f32()
+    }
+    fn store_weight(x: f32) -> f32 {
+        // Rounded in [1, 2), where every type has its full precision; a NaN stays one.
+        let power = f32::from_bits(x.to_bits() & f32::INFINITY.to_bits());
+        if power == 0.0 { x } else { Self::store(x / power) * power }
     }
     fn exp(x: f32) -> f32 {
         x.exp()
@@ -247,7 +258,7 @@ fn exponentiate<A: Arithmetic>(
     for weights in weights {
         for lane in 0..LANES {
             let massless = sum[lane].into() == 0.0;
-            weights[lane] = if massless { weights[lane] } else { A::store(weights[lane] / sum[lane]) };
+            weights[lane] = if massless { weights[lane] } else { A::store_weight(weights[lane] / sum[lane]) };
         }
     }
     sum
