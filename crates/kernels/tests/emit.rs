@@ -174,7 +174,7 @@ fn plans_that_cannot_work_are_refused_with_the_reason() {
     assert!(of(|p| p.stages = 0).starts_with("stages = 0;"));
     assert!(of(|p| p.resident_ctas = Some(0)).starts_with("resident_ctas = 0;"));
     assert!(of(|p| p.resident_ctas = Some(3)).starts_with("73728 bytes of shared memory"));
-    assert!(of(|p| p.rescale = Rescale::Beyond(16)).starts_with("rescale.beyond = 16;"));
+    assert_eq!(of(|p| p.rescale = Rescale::Beyond(9)), "rescale.beyond = 9; accepted: 0 to 8 in f16");
     assert!(
         of(|p| (p.block_m, p.block_n) = (256, 256))
             .contains("registers per thread are needed, 255 are there")

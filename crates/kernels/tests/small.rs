@@ -559,6 +559,10 @@ fn plans_that_cannot_work_are_refused_with_the_reason() {
     let wraps = |p: &mut SmallPlan| (p.key_copies, p.qk_pieces) = (1, (1 << 29) + 1);
     assert!(of(wraps).starts_with("qk_pieces = 536870913; accepted: divisors"));
     assert!(of(|p| p.rescale = Rescale::Beyond(8)).starts_with("stages = 1; accepted: 2 to 8 with rescale"));
+    let rescaled = SmallPlan { stages: 2, cluster: 1, rescale: Rescale::Beyond(9), ..plain() };
+    let in_f16 = reason(&mission, &rescaled, &ARCH);
+    assert_eq!(in_f16, "rescale.beyond = 9; accepted: 0 to 8 in f16");
+    rescaled.check(&Problem { dtype: DType::Bf16, ..mission.clone() }, &ARCH).unwrap();
     assert!(of(|p| p.guess = Some(8)).starts_with("stages = 1; accepted: 2 to 8 with a guess"));
     assert!(of(|p| p.turns = Turns::PingPong).starts_with("stages = 1; accepted: 2 to 8 with turns"));
     assert!(

@@ -213,6 +213,8 @@ fn plans_that_cannot_work_are_refused_with_the_reason() {
     let f16 = Problem { dtype: DType::F16, ..good.clone() };
     let overflowing = WgmmaPlan { softmax: optimist(8, 16), ..plan.clone() };
     assert!(reason(&f16, &overflowing, &ARCH).starts_with("limit = 16; accepted: 9 to 15"));
+    let overflowing = WgmmaPlan { softmax: Softmax::Lazy { slack: 9 }, ..plan.clone() };
+    assert_eq!(reason(&f16, &overflowing, &ARCH), "slack = 9; accepted: 0 to 8 in f16");
     assert!(reason(&good, &plan, &Arch::SM_89).starts_with("sm = 89; accepted: 90"));
     assert!(reason(&good, &plan, &Arch::SM_120).starts_with("sm = 120; accepted: 90"));
     let no_keys = good.clone().with_seq_kv(0, Layout::Bhsd);
