@@ -62,6 +62,8 @@ trait Arithmetic {
     fn real(x: f32) -> Self::Real;
     /// Rounding of the values that standard attention stores: Q·scale, S, P and O.
     fn store(x: Self::Real) -> Self::Real;
+    /// The same of P, whatever its exponent is.
+    fn store_weight(x: Self::Real) -> Self::Real;
     fn exp(x: Self::Real) -> Self::Real;
     fn ln(x: Self::Real) -> Self::Real;
     fn tanh(x: Self::Real) -> Self::Real;
@@ -76,6 +78,9 @@ impl Arithmetic for Exact {
         f64::from(x)
     }
     fn store(x: f64) -> f64 {
+        x
+    }
+    fn store_weight(x: f64) -> f64 {
         x
     }
     fn exp(x: f64) -> f64 {
@@ -99,6 +104,11 @@ impl<T: Element> Arithmetic for Rounded<T> {
     }
     fn store(x: f32) -> f32 {
         T::from_f32(x).to_f32()
+    }
+    fn store_weight(x: f32) -> f32 {
+        // Rounded in [1, 2), where every type has its full precision; a NaN stays one.
+        let power = f32::from_bits(x.to_bits() & f32::INFINITY.to_bits());
+        if power == 0.0 { x } else { Self::store(x / power) * power }
     }
     fn exp(x: f32) -> f32 {
         x.exp()
@@ -249,7 +259,7 @@ fn exponentiate<A: Arithmetic>(
     for weights in weights {
         for lane in 0..LANES {
             let massless = sum[lane].into() == 0.0;
-            weights[lane] = if massless { weights[lane] } else { A::store(weights[lane] / sum[lane]) };
+            weights[lane] = if massless { weights[lane] } else { A::store_weight(weights[lane] / sum[lane]) };
         }
     }
     sum

@@ -177,7 +177,8 @@ fn plans_that_cannot_work_are_refused_with_the_reason() {
     assert!(of(|p| p.stages = 0).starts_with("invalid value '0' for stages:"));
     assert!(of(|p| p.resident_ctas = Some(0)).starts_with("invalid value '0' for resident_ctas:"));
     assert!(of(|p| p.resident_ctas = Some(3)).starts_with("73728 bytes of shared memory"));
-    assert!(of(|p| p.rescale = Rescale::Beyond(16)).starts_with("invalid value '16' for rescale.beyond:"));
+    let beyond_f16 = of(|p| p.rescale = Rescale::Beyond(9));
+    assert_eq!(beyond_f16, "invalid value '9' for rescale.beyond: expected 0 to 8 in f16");
     assert!(
         of(|p| (p.block_m, p.block_n) = (256, 256))
             .contains("registers per thread are needed, 255 are there")

@@ -593,6 +593,10 @@ fn plans_that_cannot_work_are_refused_with_the_reason() {
         of(|p| p.rescale = Rescale::Beyond(8))
             .starts_with("invalid value '1' for stages: expected 2 to 8 with rescale")
     );
+    let rescaled = SmallPlan { stages: 2, cluster: 1, rescale: Rescale::Beyond(9), ..plain() };
+    let in_f16 = reason(&mission, &rescaled, &ARCH);
+    assert_eq!(in_f16, "invalid value '9' for rescale.beyond: expected 0 to 8 in f16");
+    rescaled.check(&Problem { dtype: DType::Bf16, ..mission.clone() }, &ARCH).unwrap();
     assert!(
         of(|p| p.guess = Some(8)).starts_with("invalid value '1' for stages: expected 2 to 8 with a guess")
     );

@@ -234,6 +234,8 @@ fn plans_that_cannot_work_are_refused_with_the_reason() {
     let f16 = Problem { dtype: DType::F16, ..good.clone() };
     let overflowing = WgmmaPlan { softmax: optimist(8, 16), ..plan.clone() };
     assert!(reason(&f16, &overflowing, &ARCH).starts_with("invalid value '16' for limit: expected 9 to 15"));
+    let overflowing = WgmmaPlan { softmax: Softmax::Lazy { slack: 9 }, ..plan.clone() };
+    assert_eq!(reason(&f16, &overflowing, &ARCH), "invalid value '9' for slack: expected 0 to 8 in f16");
     assert!(reason(&good, &plan, &Arch::SM_89).starts_with("invalid value '89' for sm: expected 90"));
     assert!(reason(&good, &plan, &Arch::SM_120).starts_with("invalid value '120' for sm: expected 90"));
     let no_keys = good.clone().with_seq_kv(0, Layout::Bhsd);

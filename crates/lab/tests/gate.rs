@@ -6,15 +6,17 @@ mod common;
 use common::small_tiles;
 use emu::Schedule;
 use flashcore_lab as lab;
-use kernels::forward::mma::QueryHome;
-use kernels::forward::wgmma::{Ends, WgmmaPlan};
+use kernels::forward::mma::{MmaPlan, QueryHome};
+use kernels::forward::small::SmallPlan;
+use kernels::forward::wgmma::{Ends, Softmax, WgmmaPlan};
 use kernels::{Arch, Family, Plan};
 use lab::gate::inputs::Style;
 use lab::gate::mutate::{Fault, mutant, sites};
 use lab::gate::{CheckReport, Settings, Verdict, check_family, check_kernel, torture};
 use lab::launchfile::Bound;
 use problem::{Band, DType, Layout, Problem};
-use tile::{Handout, Tail, Turns};
+use ptx::{Imm, Item, Kernel, Op, Operand, Statement, TernaryOp, Type};
+use tile::{Handout, Rescale, RowStore, Sums, Tail, Turns};
 
 fn fused(problem: &Problem) -> Bound {
     let arch = Arch::SM_80;
@@ -143,6 +145,101 @@ fn what_is_left_beside_one_heavy_key_counts() {
             assert_eq!(check.verdict, Verdict::Passed, "{dtype} {plan:?} {}", show(&check));
         }
     }
+}
+
+/// Kernels of all families in a 16-bit type, of each kind of softmax, on few rows and many keys.
+fn of_each_softmax(dtype: DType) -> Vec<Bound> {
+    let problem = Problem::new(1, 1, 64, 64, dtype).with_seq_kv(KEYS, Layout::Bhsd);
+    let arch = Arch::SM_90;
+    let wgmma = WgmmaPlan::default_for(&problem, &arch);
+    let guessing = Softmax::Optimistic { slack: 8, limit: 15 };
+    let small = SmallPlan::default_for(&problem, &arch);
+    let at_once = SmallPlan {
+        stages: 1,
+        cluster: 4,
+        kv_warpgroups: 2,
+        row_warpgroups: 1,
+        block_n: 256,
+        softmax_steps: 2,
+        qk_pieces: 2,
+        guess: None,
+        rescale: Rescale::Always,
+        turns: Turns::Free,
+        store: RowStore::Pairs,
+        resident_ctas: 1,
+        ..small.clone()
+    };
+    let mma = MmaPlan::default_for(&problem, &arch);
+    let mut plans = vec![
+        Plan::Small(at_once),
+        Plan::Small(SmallPlan { guess: Some(15), ..small.clone() }),
+        Plan::Small(SmallPlan { guess: None, rescale: Rescale::Always, ..small }),
+        Plan::Mma(MmaPlan { rescale: Rescale::Always, ..mma.clone() }),
+        Plan::Mma(mma),
+    ];
+    plans
+        .extend([Softmax::Classic, Softmax::Lazy { slack: 8 }, guessing].map(|softmax| {
+            Plan::Wgmma(WgmmaPlan { softmax, sums: Sums::Lanes, lse: true, ..wgmma.clone() })
+        }));
+    let bind = |plan: &Plan| {
+        let kernel = kernels::emit(&problem, plan, &arch).unwrap_or_else(|e| panic!("{plan:?}: {e}"));
+        Bound::of_kernel(kernel, &problem).unwrap()
+    };
+    plans.iter().map(bind).collect()
+}
+
+/// So many that roundings of light weights to a few bits average out.
+const KEYS: usize = 2048;
+
+/// A verdict on one style of light keys.
+fn on_light_keys(bound: &Bound, style: Style) -> Proof {
+    let runs = vec![(style, 1, Schedule::Late)];
+    prove(bound, &Settings { runs, ..Settings::quick() }).unwrap()
+}
+
+/// Keys count that are lighter than what f16 holds beside 1.
+#[test]
+fn keys_lighter_than_f16_holds_count() {
+    for dtype in [DType::F16, DType::Bf16] {
+        for bound in of_each_softmax(dtype) {
+            for style in Style::LIGHT {
+                let proof = on_light_keys(&bound, style);
+                assert_eq!(proof.verdict, Verdict::Proven, "{dtype} {} {}", bound.kernel.entry, show(&proof));
+            }
+        }
+    }
+}
+
+/// They would not, were references the maxima themselves.
+#[test]
+fn without_room_below_f16_loses_light_keys() {
+    for mut bound in of_each_softmax(DType::F16) {
+        raise_references(&mut bound.kernel);
+        for style in Style::LIGHT {
+            let proof = on_light_keys(&bound, style);
+            assert_eq!(proof.verdict, Verdict::Refuted, "{} {style:?}", bound.kernel.entry);
+            assert!(proof.reasons[0].starts_with("wrong answer on keys 2^"), "{}", show(&proof));
+        }
+    }
+}
+
+/// Takes from a kernel what lets references lie 7 powers of two below maxima.
+fn raise_references(kernel: &mut Kernel) {
+    let functions = kernel.module.items.iter_mut().filter_map(|item| match item {
+        Item::Function(function) => function.body.as_mut(),
+        Item::Variable(_) => None,
+    });
+    let mut raised = 0;
+    for statement in functions.flat_map(|body| &mut body.statements) {
+        if let Statement::Inst(inst) = statement
+            && matches!(inst.op, Op::Ternary(TernaryOp::Fma, Type::F32, _))
+            && inst.operands[3] == Operand::Imm(Imm::F32((-7f32).to_bits()))
+        {
+            inst.operands[3] = Operand::Imm(Imm::F32(0));
+            raised += 1;
+        }
+    }
+    assert!(raised > 0, "{} has no such reference", kernel.entry);
 }
 
 /// One large element in Q, K or V does not change other rows.

@@ -98,13 +98,21 @@ impl Handover {
             return;
         }
         let barrier = self.free(k, at);
-        k.mbarrier_wait_parity(barrier, at.parity);
+        self.wait(k, barrier, at);
     }
 
     /// Waits until the stage is full.
     pub fn wait_full(&self, k: &mut Builder, at: &Ring) {
         let barrier = self.full(k, at);
-        k.mbarrier_wait_parity(barrier, at.parity);
+        self.wait(k, barrier, at);
+    }
+
+    /// Waits for the phase of a barrier, on which peers may arrive.
+    fn wait(&self, k: &mut Builder, barrier: Shared, at: &Ring) {
+        match self.peers {
+            None => k.mbarrier_wait_parity(barrier, at.parity),
+            Some(_) => k.mbarrier_wait_parity_cluster(barrier, at.parity),
+        }
     }
 
     /// Says that the stage is full, of what the thread itself has written there.

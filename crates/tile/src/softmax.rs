@@ -11,9 +11,38 @@ use crate::{AccTile, ProbTile, Sums};
 pub enum Rescale {
     /// At every block.
     Always,
-    /// When a row of the warp exceeds its reference by more than this many powers of two. Until then probabilities may
-    /// reach `2^threshold`, which f16 holds up to 15; numerator and denominator share the factor.
+    /// When a row of the warp exceeds the maximum that its reference was taken from by more than this many powers of two, in f16 at
+    /// most [`Rescale::MOST_IN_F16`]. Until then probabilities may be larger by as much; numerator and denominator share the factor.
     Beyond(u8),
+}
+
+impl Rescale {
+    /// The most powers of two that probabilities may grow by in f16: a maximum weighs 2^7 there, and 2^15 is the last power of two.
+    pub const MOST_IN_F16: u8 = F16_LARGEST_POWER - F16_BELOW_MAXIMA;
+}
+
+/// Powers of two by which references lie below maxima where probabilities are f16, whose smallest number is 2^-24: what weighs less than
+/// 2^-25 of a reference is lost to P V, while its row's sum counts it. So that is 2^-32 of the maximum. A bf16 has the exponents of an f32.
+const F16_BELOW_MAXIMA: u8 = 7;
+/// The last power of two in f16.
+const F16_LARGEST_POWER: u8 = 15;
+
+/// Powers of two by which references lie above maxima, where nothing else asks for more.
+const fn usual_headroom(half: Half) -> f32 {
+    match half {
+        Half::F16 => -(F16_BELOW_MAXIMA as f32),
+        Half::Bf16 => 0.0,
+    }
+}
+
+/// What the sum of a lane's probabilities must stay below for the weights of none to exceed `2^limit` times that of the maximum, nor the
+/// range of f16.
+pub(crate) fn largest_sum(half: Half, limit: u8) -> f32 {
+    let power = f32::from(limit) - usual_headroom(half);
+    f32::exp2(match half {
+        Half::F16 => power.min(F16_LARGEST_POWER.into()),
+        Half::Bf16 => power,
+    })
 }
 
 /// The reference of a row that has seen no score but −∞, masked or from the inputs: finite, so that the distance of −∞ to it is −∞ and its
@@ -33,7 +62,7 @@ pub struct OnlineSoftmax {
     pub(crate) sum: Vec<F32>,
     /// Who adds probabilities up.
     pub(crate) sums: Sums,
-    /// Powers of two by which references lie above the maxima that they are taken from.
+    /// Powers of two by which references lie above the maxima that they are taken from; below them where it is negative.
     pub(crate) headroom: f32,
     /// Of eight exponentials of a guessed block, how many the FMA pipe takes.
     pub(crate) by_fma: u32,
@@ -52,11 +81,11 @@ impl OnlineSoftmax {
         let lane_rows = rows / 8;
         let reference = (0..lane_rows).map(|_| k.mov(NO_REFERENCE)).collect();
         let sum = (0..lane_rows).map(|_| k.mov(0.0f32)).collect();
-        let (sums, headroom) = (Sums::Lanes, 0.0);
+        let (sums, headroom) = (Sums::Lanes, usual_headroom(half));
         OnlineSoftmax { half, when: rescale, factor, reference, sum, sums, headroom, by_fma: 0 }
     }
 
-    /// The same with sums that a product makes ([`OnlineSoftmax::take_sums`]), and references so many powers of two above maxima.
+    /// The same, in bf16, with sums that a product makes ([`OnlineSoftmax::take_sums`]), and references so many powers of two above maxima.
     /// Thresholds are above the maxima still.
     #[must_use]
     pub fn summed_by_products(self, headroom: u8) -> OnlineSoftmax {
@@ -77,7 +106,7 @@ impl OnlineSoftmax {
         match self.when {
             Rescale::Always => self.rescale(k, &maxima, o),
             Rescale::Beyond(threshold) => {
-                let exceeds = self.exceeds(k, &maxima, self.above_reference(threshold));
+                let exceeds = self.exceeds(k, &maxima, threshold.into());
                 let any = k.vote_any(exceeds);
                 k.if_(any, |k| self.rescale(k, &maxima, o));
             }
@@ -124,7 +153,7 @@ impl OnlineSoftmax {
         f32::from(threshold) - self.headroom
     }
 
-    /// Whether a row's maximum exceeds its reference by more than `threshold`. What is not a number does not.
+    /// Whether what a row's reference would be exceeds what it is by more than `threshold`. What is not a number does not.
     fn exceeds(&self, k: &mut Builder, maxima: &[F32], threshold: f32) -> Pred {
         let growth = k.mov(f32::NEG_INFINITY);
         for (&reference, &maximum) in self.reference.iter().zip(maxima) {

@@ -7,6 +7,7 @@
 
 use ptx::{Builder, CmpOp, F32, Half, Pred, R32, Src};
 
+use crate::softmax::largest_sum;
 use crate::{
     AccTile, Agreement, Chains, Circle, Coverage, OnlineSoftmax, Order, ProbTile, SharedMatrix, SharedProbs,
     Skips, Softcap, Sums, TileStream,
@@ -71,9 +72,16 @@ pub struct BlockSteps<S, M, A> {
 #[derive(Clone, Copy, Debug)]
 pub struct Guess {
     /// What a lane's sum of a block's probabilities must stay below; where a product makes the sums, each must stay below 2.
-    pub limit: f32,
+    limit: f32,
     /// How the warpgroup agrees, since products are its common business.
-    pub agreement: Agreement,
+    agreement: Agreement,
+}
+
+impl Guess {
+    /// That a lane's sum of a block's probabilities stays below `2^limit` times that of a maximum, and in f16 within its range.
+    pub fn new(half: Half, limit: u8, agreement: Agreement) -> Guess {
+        Guess { limit: largest_sum(half, limit), agreement }
+    }
 }
 
 /// A warpgroup's registers and streams while it visits the blocks of a tile of query rows.

@@ -4,7 +4,7 @@
 
 use std::collections::HashMap;
 
-use ptx::{Mbarrier, MbarrierOp, MemSem, Space};
+use ptx::{Mbarrier, MbarrierOp, MemSem, Scope, Space};
 
 use super::Env;
 use super::access::{Site, addresses, plain};
@@ -13,7 +13,7 @@ use super::run::Flow;
 use super::warp::{Split, Warp};
 use crate::decode::Inst;
 use crate::memory::{RANK_SHIFT, SHARED_BASE, resolve};
-use crate::order::{Access, Agent, Clock, Epoch, Strength, Touch};
+use crate::order::{Access, Actors, Agent, Clock, Epoch, Strength, Touch};
 use crate::report::HazardKind;
 use crate::trace::{Detail, MbarrierPlace};
 
@@ -33,8 +33,8 @@ struct Object {
     bytes: i64,
     phase: u64,
     /// What this phase's arrivals release, and what those of all completed ones did.
-    arriving: Clock,
-    completed: Clock,
+    arriving: Released,
+    completed: Released,
     /// The actor that its copies are accesses of.
     actor: usize,
     /// Copies on their way that will complete on it.
@@ -44,6 +44,48 @@ struct Object {
     made_at: u32,
 }
 
+/// What arrivals release, by how far it reaches. An arrival and a wait synchronise only if the scopes of both take in both threads.
+#[derive(Clone, Debug)]
+struct Released {
+    /// To threads of the arriving thread's CTA, by its rank in the cluster; what copies brought, to all.
+    near: Vec<Clock>,
+    /// To those of other CTAs, whose wait reaches as far: what was released at the scope of the cluster.
+    far: Clock,
+}
+
+impl Released {
+    fn nothing(actors: Actors) -> Released {
+        let clock = Clock::new(actors.total());
+        Released { near: vec![clock.clone(); actors.ctas], far: clock }
+    }
+
+    fn join(&mut self, home: Agent, other: &Released) {
+        for (mine, theirs) in self.near.iter_mut().zip(&other.near) {
+            mine.join(home, theirs);
+        }
+        self.far.join(home, &other.far);
+    }
+
+    /// A thread of a CTA arrives.
+    fn add(&mut self, home: Agent, clock: &Clock, rank: usize, scope: Scope) {
+        self.near[rank].join(home, clock);
+        if reaches_peers(scope) && self.near.len() > 1 {
+            self.far.join(home, clock);
+        }
+    }
+
+    /// What a wait of a thread of a CTA acquires.
+    fn reaching(&self, rank: usize, scope: Scope) -> impl Iterator<Item = &Clock> {
+        let far = reaches_peers(scope) && self.near.len() > 1;
+        std::iter::once(&self.near[rank]).chain(far.then_some(&self.far))
+    }
+}
+
+/// Whether a scope takes in the other CTAs of the cluster.
+fn reaches_peers(scope: Scope) -> bool {
+    scope != Scope::Cta
+}
+
 /// An arrival.
 struct Arrival<'c> {
     count: u32,
@@ -51,8 +93,9 @@ struct Arrival<'c> {
     dropped: u32,
     /// Bytes announced with it.
     bytes: u32,
-    /// What it releases.
+    /// What it releases, and how far.
     clock: Option<&'c Clock>,
+    scope: Scope,
 }
 
 /// Who brings a phase forward.
@@ -161,7 +204,8 @@ impl Env<'_> {
                     let announces = m.op.expects_bytes();
                     let (count, bytes) = if announces { (1, n) } else { (n, 0) };
                     let dropped = if m.op.drops() { count } else { 0 };
-                    let arrival = Arrival { count, dropped, bytes, clock: released.1.as_ref() };
+                    let arrival =
+                        Arrival { count, dropped, bytes, clock: released.1.as_ref(), scope: m.scope };
                     states[lane] = self.arrive_at(cause, address, &arrival);
                     if matches!(m.op, MbarrierOp::ArriveNoComplete | MbarrierOp::ArriveDropNoComplete) {
                         self.check_incomplete(cause, address, states[lane]);
@@ -194,7 +238,7 @@ impl Env<'_> {
             });
         }
         self.replace(warp, cause, address, Touch::Mbarrier);
-        let clock = Clock::new(self.actors.total());
+        let nothing = Released::nothing(self.actors);
         let actor = self.actors.mbarrier((address >> RANK_SHIFT) as usize, self.mbarriers.made);
         self.mbarriers.made += 1;
         let object = Object {
@@ -202,8 +246,8 @@ impl Env<'_> {
             pending: count,
             bytes: 0,
             phase: 0,
-            arriving: clock.clone(),
-            completed: clock,
+            arriving: nothing.clone(),
+            completed: nothing,
             actor,
             flights: 0,
             maker: (warp.view.agent(), 1 << cause.lane, warp.view.now()),
@@ -319,14 +363,15 @@ impl Env<'_> {
 
     /// Returns the state: the phase and what was pending before.
     fn arrive_at(&mut self, cause: Cause, address: u64, arrival: &Arrival) -> u64 {
-        let Arrival { count, dropped, bytes, clock } = *arrival;
+        let Arrival { count, dropped, bytes, clock, scope } = *arrival;
         self.expect_bytes(cause, address, bytes);
         // An object of another CTA is of the same cluster: clocks have one home.
         let home = (self.cluster as u32).wrapping_mul(self.actors.total() as u32);
+        let rank = cause.warp / self.actors.warps;
         let Some(object) = self.mbarriers.objects.get_mut(&address) else { return 0 };
         let state = object.phase << 32 | u64::from(object.pending);
         if let Some(clock) = clock {
-            object.arriving.join(home, clock);
+            object.arriving.add(home, clock, rank, scope);
         }
         object.expected -= dropped.min(object.expected);
         if count > object.pending {
@@ -354,8 +399,7 @@ impl Env<'_> {
     }
 
     fn complete_phase(&mut self, cause: Cause, address: u64) {
-        let total = self.actors.total();
-        let home = (self.cluster as u32).wrapping_mul(total as u32);
+        let home = (self.cluster as u32).wrapping_mul(self.actors.total() as u32);
         let Some(object) = self.mbarriers.objects.get_mut(&address) else { return };
         if object.pending != 0 || object.bytes != 0 {
             return;
@@ -363,10 +407,12 @@ impl Env<'_> {
         let flights = object.flights;
         object.phase += 1;
         object.pending = object.expected;
-        let arrived = std::mem::replace(&mut object.arriving, Clock::new(total));
+        let arrived = std::mem::replace(&mut object.arriving, Released::nothing(self.actors));
         object.completed.join(home, &arrived);
         let epoch = self.mbarriers.phases.entry(object.actor).or_insert(1);
-        object.completed.learn(home, home + object.actor as Agent, !0, *epoch);
+        for completed in &mut object.completed.near {
+            completed.learn(home, home + object.actor as Agent, !0, *epoch);
+        }
         *epoch += 1;
         if flights > 0 {
             let lines = self.lines_of_flights(address);
@@ -411,7 +457,9 @@ impl Env<'_> {
             let (address, here) = (places[lane], together(places, left, lane));
             left &= !here;
             if let Some(object) = self.mbarriers.objects.get(&address) {
-                warp.view.acquire(here, warp.live, &object.completed);
+                for clock in object.completed.reaching(warp.index / self.actors.warps, m.scope) {
+                    warp.view.acquire(here, warp.live, clock);
+                }
             }
         }
         if done == mask {
@@ -440,7 +488,8 @@ impl Env<'_> {
             let clock = warp.view.release(here);
             for_lanes(here, |lane| {
                 if self.check_made(warp, inst, lane, places[lane]) {
-                    let arrival = Arrival { count: 1, dropped: 0, bytes: 0, clock: Some(&clock) };
+                    let arrival =
+                        Arrival { count: 1, dropped: 0, bytes: 0, clock: Some(&clock), scope: Scope::Cta };
                     self.arrive_at(Cause { inst, warp: warp.index, lane }, places[lane], &arrival);
                 }
             });

@@ -2,9 +2,10 @@
 
 use problem::{Band, Corner, DType, Problem, Strides, Tensor};
 use ptx::{Access, Arg, BufferSpec, Builder, Element, Global, Half, R32, R64};
-use tile::{After, KeyBand, Softcap, TensorRows};
+use tile::{After, KeyBand, Rescale, Softcap, TensorRows};
 
 use crate::PlanError;
+use crate::error::accept;
 
 /// Strides of a tensor map lie below this many bytes (CUDA Driver API, `cuTensorMapEncodeTiled`).
 const STRIDE_LIMIT: i64 = 1 << 40;
@@ -12,6 +13,29 @@ const STRIDE_LIMIT: i64 = 1 << 40;
 /// The element type of all four tensors; a plan's check has refused f32.
 pub(crate) fn half(problem: &Problem) -> Half {
     if problem.dtype == DType::Bf16 { Half::Bf16 } else { Half::F16 }
+}
+
+/// The largest threshold of [`Rescale::Beyond`] for probabilities of a type.
+const fn most_beyond(dtype: DType) -> u8 {
+    match dtype {
+        DType::F16 => Rescale::MOST_IN_F16,
+        DType::Bf16 | DType::F32 => 15,
+    }
+}
+
+/// Refuses thresholds that take probabilities out of their type's range.
+pub(crate) fn check_rescale(rescale: Rescale, dtype: DType) -> Result<(), PlanError> {
+    let Rescale::Beyond(threshold) = rescale else { return Ok(()) };
+    let most = most_beyond(dtype);
+    accept("rescale.beyond", threshold.into(), threshold <= most, &format!("0 to {most} in {dtype}"))
+}
+
+/// The nearest that [`check_rescale`] accepts.
+pub(crate) fn rescale_within(rescale: Rescale, dtype: DType) -> Rescale {
+    match rescale {
+        Rescale::Always => Rescale::Always,
+        Rescale::Beyond(threshold) => Rescale::Beyond(threshold.min(most_beyond(dtype))),
+    }
 }
 
 /// The band as kernels are made for it: without bounds that exclude nothing, and where lengths are equal aligned to the bottom

@@ -11,6 +11,7 @@ use std::cmp::Ordering;
 use problem::Problem;
 use serde::Serialize;
 
+use crate::forward::contract::rescale_within;
 use crate::forward::mma::MmaPlan;
 use crate::{Arch, Family, KernelError, Plan, PlanError};
 
@@ -159,6 +160,7 @@ fn adapt(row: &TunedRow, default: &Plan, problem: &Problem, arch: &Arch) -> Resu
             Plan::Mma(safe) => safe.clone(),
             _ => MmaPlan::default_for(problem, arch),
         };
+        ours.rescale = rescale_within(ours.rescale, problem.dtype);
         if matches!(ours.check(problem, arch), Err(PlanError::Misaligned { .. })) {
             ours.copy = safe.copy;
         }
@@ -210,6 +212,7 @@ const fn name(kind: Kind) -> &'static str {
 mod tests {
     use problem::{Band, DType, Layout};
     use serde_json::json;
+    use tile::Rescale;
 
     use super::*;
     use crate::forward::wgmma::{Softmax, WgmmaPlan};
@@ -278,6 +281,20 @@ mod tests {
             let choice = choose(&problem(dtype), &H200, &table(vec![row.clone()])).unwrap();
             let Plan::Wgmma(plan) = choice.plan else { panic!("{:?}", choice.why) };
             assert_eq!(plan.softmax, guess(limit));
+        }
+    }
+
+    /// The same of thresholds.
+    #[test]
+    fn a_threshold_beyond_f16_is_taken_within_it() {
+        let problem = |dtype| Problem::new(1, 8, 512, 64, dtype);
+        let mut row = row(problem(DType::Bf16));
+        let Plan::Mma(plan) = &mut row.plan else { panic!("the default is of the family") };
+        plan.rescale = Rescale::Beyond(14);
+        for (dtype, threshold) in [(DType::Bf16, 14), (DType::F16, 8)] {
+            let choice = choose(&problem(dtype), &H200, &table(vec![row.clone()])).unwrap();
+            let Plan::Mma(plan) = choice.plan else { panic!("{:?}", choice.why) };
+            assert_eq!(plan.rescale, Rescale::Beyond(threshold));
         }
     }
 

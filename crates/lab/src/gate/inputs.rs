@@ -39,6 +39,11 @@ pub enum Style {
     MinusInfinity,
     /// NaN in every buffer element outside the rows (the padding between rows).
     PoisonedPadding,
+    /// One key 2^25.4 times as heavy as any other, with values of 1, and large negative values elsewhere, which take a part of that away: an
+    /// f16 that holds 1 for the heaviest key has no number for the others.
+    Light,
+    /// One key 2^26.5 times as heavy as any other, with values of 0, and large values elsewhere: all of O is theirs.
+    Lighter,
     /// Normal, with one large element (10² to 6·10⁴) in Q, K or V of each key head, in a row that causal
     /// masks show to all queries, to some, or to one. The element must not change the output of queries that
     /// do not see it.
@@ -46,6 +51,11 @@ pub enum Style {
 }
 
 impl Style {
+    /// Styles that test the smallest weight that counts. A kernel that rounds probabilities of at most 1 to f16
+    /// fails them, as FlashAttention does: they are for kernels that promise more.
+    pub const LIGHT: [Style; 2] = [Style::Light, Style::Lighter];
+
+    /// Every style but [`Style::LIGHT`].
     pub const ALL: [Style; 12] = [
         Style::Normal,
         Style::Positive,
@@ -80,6 +90,8 @@ impl Style {
             Style::MinusInfinity => "logits of -Inf",
             Style::PoisonedPadding => "NaN in padding",
             Style::Outlier => "one large element",
+            Style::Light => "keys 2^25.4 lighter than one",
+            Style::Lighter => "keys 2^26.5 lighter than one",
         }
     }
 }
@@ -176,6 +188,7 @@ fn element(
         (Style::Spike, Tensor::K) => 0.05 * noise,
         (Style::Spike, Tensor::V) if row == problem.seq_kv / 3 => 0.0,
         (Style::Spike, _) => 1.0 + 0.1 * noise,
+        (Style::Light | Style::Lighter, _) => beside_one(problem, tensor, style, row, d, noise),
         (Style::TinyValues, Tensor::V) => noise * tiny(problem.dtype),
         (Style::NonFinite, Tensor::K) if row == problem.seq_kv / 2 && d == 0 => f32::NAN,
         // Not under a mask: the matrix product multiplies a masked probability, 0, by the value, and 0 · ∞ is
@@ -202,6 +215,24 @@ fn element(
             | Style::MinusInfinity,
             _,
         ) => noise,
+    }
+}
+
+/// Of queries that are 1 in their first dimension and keys that are 0 there, but for a heavy one.
+fn beside_one(problem: &Problem, tensor: Tensor, style: Style, row: usize, d: usize, noise: f32) -> f32 {
+    let (powers, value, others) = match style {
+        Style::Light => (25.4, 1.0, -4096.0),
+        _ => (26.5, 0.0, 1024.0),
+    };
+    let heavy = row == problem.seq_kv / 3;
+    match (tensor, heavy, d) {
+        (Tensor::Q, _, 0) => 1.0,
+        (Tensor::Q, ..) => noise,
+        (Tensor::K, true, 0) => powers * std::f32::consts::LN_2 / problem.softmax_scale(),
+        (Tensor::K, true, _) | (Tensor::K, _, 0) => 0.0,
+        (Tensor::K, ..) => 0.05 * noise,
+        (_, true, _) => value,
+        _ => others * (1.0 + 0.1 * noise),
     }
 }
 

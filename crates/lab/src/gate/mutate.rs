@@ -133,7 +133,7 @@ impl Fault {
             }
             (Fault::WrongScale, Op::Binary(BinaryOp::Mul, Type::F32, _))
             | (Fault::WrongScale, Op::Ternary(TernaryOp::Fma, Type::F32, _)) => {
-                inst.operands.iter().any(|o| matches!(o, Operand::Imm(Imm::F32(_))))
+                factors(inst).iter().any(|o| matches!(o, Operand::Imm(Imm::F32(_))))
             }
             (Fault::SkipStore, Op::St(memory)) => memory.space == Space::Global,
             _ => false,
@@ -155,7 +155,7 @@ impl Fault {
                 }
             }
             Fault::WrongScale => {
-                for operand in &mut edited.operands {
+                for operand in &mut edited.operands[1..3] {
                     if let Operand::Imm(Imm::F32(bits)) = operand {
                         *bits = (f32::from_bits(*bits) * 1.125).to_bits();
                     }
@@ -195,6 +195,11 @@ impl Fault {
         }
         vec![edited]
     }
+}
+
+/// What a product multiplies; not what is added to it.
+fn factors(product: &Instruction) -> &[Operand] {
+    &product.operands[1..3]
 }
 
 /// Offset of a misplaced copy, bytes: one pattern of the 128-byte swizzle.

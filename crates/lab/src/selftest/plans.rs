@@ -63,7 +63,7 @@ fn mma() -> Vec<(&'static str, Value)> {
         ("16 keys a block", json!({ "block_n": 16 })),
         ("48 keys a block", json!({ "block_n": 48, "resident_ctas": null })),
         ("rescaled always", json!({ "rescale": "always" })),
-        ("rescaled late", json!({ "rescale": { "beyond": 15 } })),
+        ("rescaled early", json!({ "rescale": { "beyond": 2 } })),
         ("heads first", json!({ "grid": "heads_first" })),
         ("rows first", json!({ "grid": "rows_first" })),
         ("four warps on one row tile", json!({ "block_m": 16, "warps": 4, "kv_warps": 4 })),

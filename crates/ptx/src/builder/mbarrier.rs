@@ -1,10 +1,13 @@
 //! mbarrier objects.
 
 use super::{Builder, Pointer, Pred, R32, Shared, SharedPointer, Src};
-use crate::{Mbarrier, MbarrierOp, Op, Operand, Scope};
+use crate::{Mbarrier, MbarrierOp, Op, Operand, Scope, Space};
 
+/// On an object of another CTA, an arrival releases to that CTA.
 fn on<P: SharedPointer>(op: MbarrierOp) -> Mbarrier {
-    Mbarrier { space: P::SPACE, ..Mbarrier::new(op) }
+    let peers = P::SPACE == Space::SharedCluster && op.arrives();
+    let scope = if peers { Scope::Cluster } else { Scope::Cta };
+    Mbarrier { space: P::SPACE, scope, ..Mbarrier::new(op) }
 }
 
 impl Builder {

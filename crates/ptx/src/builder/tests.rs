@@ -193,7 +193,7 @@ fn a_kernel_of_sm_90a_says_what_it_was_told() {
         "bar.sync 2, 64;",
         "mapa.shared::cluster.u32 %r5, %r0, 1;",
         "st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [%r5+64], {%f0, %f1, %f2, %f3}, [%r6];",
-        "mbarrier.arrive.shared::cluster.b64 _, [%r6];",
+        "mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%r6];",
         "st.async.shared::cluster.mbarrier::complete_tx::bytes.b32 [%r5+64], %r4, [%r6];",
         "cp.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes [%r5+64], [%r0], 128, [%r6];",
         "mbarrier.expect_tx.shared.b64 [%r1], 256;",

@@ -3,7 +3,7 @@ use serde::{Deserialize, Serialize};
 use tile::{CopyMode, Order, Rescale, TileLayout, merge_bytes};
 
 use crate::error::accept;
-use crate::forward::contract::{misaligned, most_rows};
+use crate::forward::contract::{check_rescale, misaligned, most_rows};
 use crate::{Arch, PlanError};
 
 /// Where a warp's queries are while keys go by.
@@ -181,7 +181,7 @@ impl MmaPlan {
     /// The first reason why not.
     pub fn check(&self, problem: &Problem, arch: &Arch) -> Result<(), PlanError> {
         self.check_problem(problem)?;
-        self.check_genes()?;
+        self.check_genes(problem)?;
         let columns = problem.head_dim_v as u32 / 8;
         let even = columns.is_multiple_of(self.kv_warps);
         accept("kv_warps", self.kv_warps.into(), even, "divisors of head_dim_v / 8")?;
@@ -227,7 +227,7 @@ impl MmaPlan {
         Ok(())
     }
 
-    fn check_genes(&self) -> Result<(), PlanError> {
+    fn check_genes(&self, problem: &Problem) -> Result<(), PlanError> {
         let warps = (1..=16).contains(&self.warps);
         accept("warps", self.warps.into(), warps, "1 to 16")?;
         let divides = self.kv_warps > 0 && self.warps.is_multiple_of(self.kv_warps);
@@ -248,11 +248,7 @@ impl MmaPlan {
         if let Some(resident) = self.resident_ctas {
             accept("resident_ctas", resident.into(), (1..=16).contains(&resident), "1 to 16")?;
         }
-        if let Rescale::Beyond(threshold) = self.rescale {
-            // 2^15 is the last power of two in f16.
-            accept("rescale.beyond", threshold.into(), threshold <= 15, "0 to 15")?;
-        }
-        Ok(())
+        check_rescale(self.rescale, problem.dtype)
     }
 
     /// Copies of 16 bytes need every row to begin at a multiple of them.

@@ -5,6 +5,7 @@ use tile::{Packing, Rescale, RowStore, Turns, WARPGROUP_ROWS};
 
 use super::plan::{MOST_PATHS, MOST_STAGES, Merge, Requests, RowOrder, Scores, SmallPlan};
 use crate::Arch;
+use crate::forward::contract::rescale_within;
 use crate::forward::packing::packs_well;
 
 /// How many waves of multiprocessors tiles of 64 query rows are: up to so many.
@@ -192,8 +193,9 @@ impl SmallPlan {
         self
     }
 
-    /// The plan with the joins and stores that it and the problem allow.
+    /// The plan with the joins, stores and thresholds that it and the problem allow.
     pub(crate) fn fitted(mut self, problem: &Problem) -> SmallPlan {
+        self.rescale = rescale_within(self.rescale, problem.dtype);
         if self.check_merge(problem).is_err() {
             self.merge = Merge::Shares;
         }

@@ -6,7 +6,7 @@ use tile::{
 };
 
 use crate::error::accept;
-use crate::forward::contract::{band, check_tensor_maps, misaligned, most_rows};
+use crate::forward::contract::{band, check_rescale, check_tensor_maps, misaligned, most_rows};
 use crate::forward::packing::{check_packing, packed_heads};
 use crate::{Arch, PlanError};
 
@@ -76,7 +76,8 @@ pub struct SmallPlan {
     pub stages: u32,
     /// When accumulators are rescaled while blocks stream by.
     pub rescale: Rescale,
-    /// Powers of two that a lane's sum of a block's exponentials must stay below for its rows' references to have been good enough: no maximum
+    /// Powers of two above the weight of a maximum that a lane's sum of a block's exponentials must stay below (in f16 more than 8 mean 8)
+    /// for its rows' references to have been good enough: no maximum
     /// is taken of blocks that stream by and need no mask, and a block that reaches the limit is computed once more.
     #[serde(default)]
     pub guess: Option<u8>,
@@ -274,7 +275,7 @@ impl SmallPlan {
     /// The first reason why not.
     pub fn check(&self, problem: &Problem, arch: &Arch) -> Result<(), PlanError> {
         accept("sm", arch.sm.into(), arch.sm == 90, "90")?;
-        self.check_genes()?;
+        self.check_genes(problem)?;
         self.check_problem(problem)?;
         self.check_merge(problem)?;
         self.check_store(problem)?;
@@ -305,7 +306,7 @@ impl SmallPlan {
         check_tensor_maps(problem, FAMILY)
     }
 
-    fn check_genes(&self) -> Result<(), PlanError> {
+    fn check_genes(&self, problem: &Problem) -> Result<(), PlanError> {
         for (what, value) in [("cluster", self.cluster), ("kv_warpgroups", self.kv_warpgroups)] {
             accept(what, value.into(), [1, 2, 4].contains(&value), "1, 2, 4")?;
         }
@@ -339,11 +340,10 @@ impl SmallPlan {
             }
         }
         let streams = |accepted| accept("stages", self.stages.into(), self.streams(), accepted);
-        // 2^15 is the last power of two in f16.
-        if let Rescale::Beyond(threshold) = self.rescale {
+        if matches!(self.rescale, Rescale::Beyond(_)) {
             streams("2 to 8 with rescale = beyond")?;
-            accept("rescale.beyond", threshold.into(), threshold <= 15, "0 to 15")?;
         }
+        check_rescale(self.rescale, problem.dtype)?;
         if let Some(limit) = self.guess {
             streams("2 to 8 with a guess")?;
             accept("guess", limit.into(), (1..=15).contains(&limit), "1 to 15")?;

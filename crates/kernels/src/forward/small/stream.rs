@@ -110,7 +110,7 @@ impl Forward<'_> {
             circle: (plan.turns == Turns::PingPong).then(|| Circle::new(k, &consumer, plan.row_warpgroups)),
             guess: plan.guess.map(|limit| {
                 let warpgroup = k.shr_u(self.place.warp, 2);
-                Guess { limit: f32::exp2(limit.into()), agreement: Agreement::new(k, warpgroup) }
+                Guess::new(self.half, limit, Agreement::new(k, warpgroup))
             }),
             halved: None,
             skips: self.ends_differ().then(|| Skips::none(k)),

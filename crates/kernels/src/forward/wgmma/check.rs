@@ -125,7 +125,10 @@ impl WgmmaPlan {
         }
         let turns = self.turns == Turns::Free || self.consumers > 1;
         accept("consumers", self.consumers.into(), turns, "2 or 3 with turns = ping_pong")?;
-        let slack_fits = |slack: u8| within("slack", slack.into(), 0, largest_slack(problem.dtype).into());
+        let slack_fits = |slack: u8| {
+            let most = largest_slack(problem.dtype);
+            accept("slack", slack.into(), slack <= most, &format!("0 to {most} in {}", problem.dtype))
+        };
         match self.softmax {
             Softmax::Classic => Ok(()),
             Softmax::Lazy { slack } => slack_fits(slack),

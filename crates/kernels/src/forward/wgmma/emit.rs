@@ -387,10 +387,9 @@ impl<'a> Forward<'a> {
             },
             circle: (plan.turns == Turns::PingPong).then(|| Circle::new(k, consumer, plan.consumers)),
             guess: match plan.softmax {
-                Softmax::Optimistic { limit, .. } => Some(Guess {
-                    limit: f32::exp2(limit.into()),
-                    agreement: Agreement::new(k, consumer.group),
-                }),
+                Softmax::Optimistic { limit, .. } => {
+                    Some(Guess::new(self.half, limit, Agreement::new(k, consumer.group)))
+                }
                 _ => None,
             },
             chains: plan.chains,

@@ -3,8 +3,8 @@
 use problem::{DType, Problem, Tensor};
 use serde::{Deserialize, Serialize};
 use tile::{
-    Chains, Handout, LastRound, Ones, Order, Packing, RowStore, Sums, SwizzledTile, Tail, TileOrder, Tiles,
-    Turns, WARPGROUP_ROWS,
+    Chains, Handout, LastRound, Ones, Order, Packing, Rescale, RowStore, Sums, SwizzledTile, Tail, TileOrder,
+    Tiles, Turns, WARPGROUP_ROWS,
 };
 
 use crate::Arch;
@@ -19,17 +19,17 @@ pub enum Softmax {
     Classic,
     /// The reference moves only when a score of the warp exceeds it by more than `slack` powers of two.
     Lazy {
-        /// Powers of two; f16 holds probabilities up to 15.
+        /// Powers of two; in f16 up to [`Rescale::MOST_IN_F16`].
         slack: u8,
     },
     /// No maximum is taken of blocks that need no mask, but for the first: exponentials are taken against the old reference, and
-    /// a block of which a lane's sum reaches `2^limit` is computed once more, with its maximum. Where products make the sums, a block
+    /// a block of which a lane's sum reaches `2^limit` times the weight of a maximum is computed once more, with its maximum. Where products make the sums, a block
     /// is where a probability reaches 2, as of a score that exceeds the maximum that its reference was taken from by `limit + 1` powers.
     Optimistic {
         /// As of [`Softmax::Lazy`], for the blocks that do take a maximum.
         slack: u8,
-        /// Powers of two; f16 holds 15. Where products make the sums, references lie `limit` powers of two above maxima, and
-        /// probabilities as far below one; then, too, it is at most 15.
+        /// Powers of two, up to 15 in f16, where 8 and more mean the same: maxima weigh 2^7 there, and f16 holds 2^15. Where products
+        /// make the sums, references lie `limit` powers of two above maxima, and probabilities as far below one; then, too, it is at most 15.
         limit: u8,
     },
 }
@@ -49,11 +49,11 @@ impl Softmax {
     }
 }
 
-/// The largest slack: 2^15 is the last power of two in f16. A bf16 has the range of the f32 that the sums are, and so has
-/// O: it overflows, where the mean of the values would not, from values of about 2^60 on.
+/// The largest slack. A bf16 has the range of the f32 that the sums are, and so has O: it overflows, where the mean of the values would
+/// not, from values of about 2^60 on.
 pub(super) const fn largest_slack(dtype: DType) -> u8 {
     match dtype {
-        DType::F16 => 15,
+        DType::F16 => Rescale::MOST_IN_F16,
         DType::Bf16 | DType::F32 => 60,
     }
 }
