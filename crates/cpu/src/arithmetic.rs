@@ -99,7 +99,7 @@ impl<'a, T: Element> HeadRows<'a, T> {
         HeadRows { view, batch, head, range: KeyRange { start: 0, end: rows } }
     }
 
-    pub(crate) fn rows(self) -> impl Iterator<Item = Elements<'a>> {
+    pub(crate) fn rows(self) -> impl Iterator<Item = Elements<'a>> + Clone {
         let HeadRows { view, batch, head, range } = self;
         (range.start..range.end).map(move |row| T::elements(view.row(batch, head, row)))
     }

@@ -90,13 +90,16 @@ class Load:
         return max(others, 0.0) / max((wall - self.wall) * (os.cpu_count() or 1), 1e-9)
 
 
-def rows(session: Any, problems: list[Stated], seconds: float) -> Iterator[tuple[Row, float]]:
+def rows(session: Any, args: Any, problems: list[Stated]) -> Iterator[tuple[Row, float]]:
     """The rows of all races, FlashCore's first, each with the part of the processor that other programs used."""
-    peer = f"torch {torch.__version__} SDPA"
-    for index, stated in enumerate(problems):
+    peer, began = f"torch {torch.__version__} SDPA", time.monotonic()
+    for index, stated in list(enumerate(problems))[args.start - 1 :]:
+        if args.limit is not None and time.monotonic() - began > args.limit:
+            print(f"flashcore.bench: time is up; --start {index + 1} goes on from here", file=sys.stderr)
+            return
         (_, heads, _, length, _, dim), dtype, _ = stated
         layer, load = Layer(stated), Load()
-        raced = session.race(stated, peer, layer, seconds)
+        raced = session.race(stated, peer, layer, args.seconds)
         others = load.of_others()
         at = f"{index + 1}/{len(problems)} {dtype} H{heads} S{length} D{dim}"
         print(f"{at}: other programs used {others:.0%} of the processor", file=sys.stderr, flush=True)
@@ -113,10 +116,14 @@ def run(args: Any) -> int:
             "flashcore.bench: evidence comes from a clean commit, and this wheel was built from none", file=sys.stderr
         )
         return 2
+    problems = _flashcore.model_problems()
+    if not 1 <= args.start <= len(problems):
+        print(f"flashcore.bench: --start {args.start} is none of the {len(problems)} problems", file=sys.stderr)
+        return 2
     waiting = os.environ.get("OMP_WAIT_POLICY") or "the runtime's own"
     print(f"{session.device()}; OMP_WAIT_POLICY: {waiting}", file=sys.stderr)
     every, bad = [], 0
-    for row, others in rows(session, _flashcore.model_problems(), args.seconds):
+    for row, others in rows(session, args, problems):
         every.append(row)
         counts = others <= MOST_BY_OTHERS
         bad += not counts or (row["fault"] is not None and row["impl"] == "flashcore")

@@ -98,9 +98,13 @@ impl Pairs for Avx512Vnni {
         unsafe { compiled(self, rows) }
     }
 
-    fn add_columns<'a>(self, rows: impl Iterator<Item = Elements<'a>>, columns: &mut Columnwise) {
+    fn add_columns<'a>(self, rows: impl Iterator<Item = Elements<'a>> + Clone, columns: &mut Columnwise) {
         #[target_feature(enable = "avx512f,avx512dq,avx512bw,avx512vl")]
-        fn compiled<'a>(p: Avx512Vnni, rows: impl Iterator<Item = Elements<'a>>, columns: &mut Columnwise) {
+        fn compiled<'a>(
+            p: Avx512Vnni,
+            rows: impl Iterator<Item = Elements<'a>> + Clone,
+            columns: &mut Columnwise,
+        ) {
             pairs::add_columns(p, rows, columns);
         }
         unsafe { compiled(self, rows, columns) }

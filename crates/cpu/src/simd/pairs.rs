@@ -56,7 +56,7 @@ pub(crate) trait Pairs: Copy + Send + Sync + 'static {
     fn extent<'a>(self, rows: impl Iterator<Item = Elements<'a>>) -> Extent;
 
     /// [`add_columns`], compiled for the instruction set.
-    fn add_columns<'a>(self, rows: impl Iterator<Item = Elements<'a>>, columns: &mut Columnwise);
+    fn add_columns<'a>(self, rows: impl Iterator<Item = Elements<'a>> + Clone, columns: &mut Columnwise);
 
     /// [`row_norms`], compiled for the instruction set.
     fn row_norms<'a>(self, rows: impl Iterator<Item = Elements<'a>>, factors: &[f32]) -> RowNorms;
@@ -130,21 +130,24 @@ pub(super) fn extent<'a, P: Pairs>(p: P, rows: impl Iterator<Item = Elements<'a>
 #[inline(always)]
 pub(super) fn add_columns<'a, P: Pairs>(
     p: P,
-    rows: impl Iterator<Item = Elements<'a>>,
+    rows: impl Iterator<Item = Elements<'a>> + Clone,
     columns: &mut Columnwise,
 ) {
     let s = p.vectors();
     let Columnwise { sums, largest, others } = columns;
-    for row in rows {
-        for at in (0..row.len()).step_by(P::Vectors::LANES) {
+    for at in (0..sums.len()).step_by(P::Vectors::LANES) {
+        let old = |of: &[f32]| p.load(Elements::F32(of), at);
+        let (mut sum, mut most, mut rest) = (old(sums), old(largest), old(others));
+        for row in rows.clone() {
             let x = magnitude(s, p.load(row, at));
-            let old = |of: &[f32]| p.load(Elements::F32(of), at);
-            let (sum, most, rest) = (old(sums), old(largest), old(others));
             let other = s.select_lt(x, most, x, most);
-            p.store(s.add(sum, x), &mut sums[at..]);
-            p.store(s.select_lt(most, x, x, most), &mut largest[at..]);
-            p.store(s.fma(other, other, rest), &mut others[at..]);
+            sum = s.add(sum, x);
+            most = s.select_lt(most, x, x, most);
+            rest = s.fma(other, other, rest);
         }
+        p.store(sum, &mut sums[at..]);
+        p.store(most, &mut largest[at..]);
+        p.store(rest, &mut others[at..]);
     }
 }
 

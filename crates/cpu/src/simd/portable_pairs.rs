@@ -97,7 +97,7 @@ impl Pairs for PortablePairs {
         pairs::extent(self, rows)
     }
 
-    fn add_columns<'a>(self, rows: impl Iterator<Item = Elements<'a>>, columns: &mut Columnwise) {
+    fn add_columns<'a>(self, rows: impl Iterator<Item = Elements<'a>> + Clone, columns: &mut Columnwise) {
         pairs::add_columns(self, rows, columns);
     }
 
