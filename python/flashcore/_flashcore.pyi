@@ -63,7 +63,7 @@ def cache_folder() -> PathLike[str] | None:
 def check_gpu(ordinal: int) -> None:
     """Raises why attention cannot be computed on a device, if so. Compiles nothing."""
 
-_Stated = tuple[tuple[int, int, int, int, int, int], str, str]
+_Stated = tuple[tuple[int, int, int, int, int, int], str, str, float | None]
 _Any = tuple[int, tuple[int, ...], tuple[int, ...]]
 
 def bench_suites() -> list[tuple[str, list[_Stated]]]:

@@ -12,22 +12,23 @@ use lab::bench::{Deck, Identity, Mode, Peaks, Row, Rules, Sensors, Suite, quanti
 use lab::genes::with_genes;
 use lab::launchfile::Bound;
 use lab::provenance::Provenance;
-use problem::{DType, Layout, Problem, Tensor};
+use problem::{DType, Layout, Problem, Score, Tensor};
 use pyo3::prelude::*;
 use serde_json::json;
 
 use crate::error::Error;
 use crate::tensor::{Described, problem_of};
 
-/// Batch, query heads, key heads, query positions, key positions, head dim; dtype; mask.
-pub type Stated = ((usize, usize, usize, usize, usize, usize), String, String);
+/// Batch, query heads, key heads, query positions, key positions, head dim; dtype; mask; softcap.
+pub type Stated = ((usize, usize, usize, usize, usize, usize), String, String, Option<f32>);
 
 /// The dense problem that is stated so.
 pub fn problem(
-    ((batch, heads_q, heads_kv, seq_q, seq_kv, dim), dtype, mask): &Stated,
+    ((batch, heads_q, heads_kv, seq_q, seq_kv, dim), dtype, mask, softcap): &Stated,
 ) -> Result<Problem, Error> {
     let problem = Problem::new(*batch, *heads_q, *seq_q, *dim, dtype.parse::<DType>()?);
-    let problem = Problem { heads_kv: *heads_kv, seq_kv: *seq_kv, band: mask.parse()?, ..problem };
+    let score = Score { softcap: *softcap, ..Score::default() };
+    let problem = Problem { heads_kv: *heads_kv, seq_kv: *seq_kv, band: mask.parse()?, score, ..problem };
     let problem = problem.with_layout(Layout::Bhsd);
     problem.check()?;
     Ok(problem)
@@ -36,7 +37,7 @@ pub fn problem(
 /// How a problem is stated.
 pub fn stated(p: &Problem) -> Stated {
     let extents = (p.batch, p.heads_q, p.heads_kv, p.seq_q, p.seq_kv, p.head_dim);
-    (extents, p.dtype.name().to_owned(), p.band.to_string().to_owned())
+    (extents, p.dtype.name().to_owned(), p.band.to_string(), p.score.softcap)
 }
 
 fn mode_named(name: &str) -> Result<Mode, Error> {

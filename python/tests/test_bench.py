@@ -20,15 +20,28 @@ def test_problems_are_parsed():
     assert Problem.parse("1,32/8,1x8192,128,bf16,causal") == Problem(1, 32, 8, 1, 8192, 128, "bf16", "causal")
     assert str(Problem.parse("1,8,512,64,f16")) == "B1 H8 S512 D64 f16"
     assert str(Problem.parse("1,8,2x3,64,f16,causal-top-left")) == "B1 H8 S2x3 D64 f16 causal-top-left"
-    for text in ("1,8,512,64", "1,8,512,64,f32", "1,8,512,64,f16,window", "1,8,512,64,f16,none", "x,8,512,64,f16"):
+    windowed = Problem.parse("1,8,512,64,bf16,window:127:inf,softcap:50")
+    assert (windowed.window, windowed.softcap, windowed.causal) == ((127, -1), 50.0, False)
+    assert str(windowed) == "B1 H8 S512 D64 bf16 window:127:inf softcap 50"
+    shape = "1,8,512,64"
+    for text in (
+        shape, f"{shape},f32", f"{shape},f16,window", f"{shape},f16,window:1", f"{shape},f16,none", "x,8,512,64,f16",
+        f"{shape},f16,softcap:0", f"{shape},f16,softcap:nan", f"{shape},f16,softcap:1,causal",
+    ):  # fmt: skip
         with pytest.raises(ValueError, match="BATCH,HEADS,SEQ,DIM"):
             Problem.parse(text)
 
 
 def test_suites_are_those_of_the_rust_program():
     suites = dict(_flashcore.bench_suites())
-    assert list(suites) == ["mission", "small", "forward", "ampere"]
-    assert ((1, 8, 8, 512, 512, 64), "f16", "none") in suites["mission"]
+    assert list(suites) == ["mission", "small", "forward", "ampere", "windows"]
+    assert ((1, 8, 8, 512, 512, 64), "f16", "none", None) in suites["mission"]
+    for problems in suites.values():
+        for extents, dtype, mask, softcap in problems:
+            words = f",{mask}" * (mask != "none") + f",softcap:{softcap}" * (softcap is not None)
+            batch, heads, _, seq, _, dim = extents
+            stated = Problem.parse(f"{batch},{heads},{seq},{dim},{dtype}{words}").stated
+            assert stated == (extents, dtype, mask, softcap)
 
 
 def test_peers_are_chosen_by_name():
@@ -46,8 +59,12 @@ def test_peers_refuse_what_they_compute_otherwise():
     for rows, keys in [(512, 512), (512, 1024), (1024, 512)]:
         of = [Problem.parse(f"1,8,{rows}x{keys},64,f16{mask}") for mask in ("", ",causal", ",causal-top-left")]
         square = rows == keys
-        assert [p.masked_as("causal") for p in of] == [True, True, square]
-        assert [p.masked_as("causal-top-left") for p in of] == [True, square, True]
+        assert [p.aligned_as("causal") for p in of] == [True, True, square]
+        assert [p.aligned_as("causal-top-left") for p in of] == [True, square, True]
+    for words in (",window:127:0", ",softcap:30"):
+        for name in ("sdpa-flash", "sdpa-cudnn", "sdpa-efficient", "sdpa-math"):
+            with pytest.raises(NotImplementedError, match="neither sliding windows nor a softcap"):
+                peers[name].load(Problem.parse("1,8,512,64,f16" + words))
     with pytest.raises(NotImplementedError, match="GB of scores"):
         peers["sdpa-math"].load(Problem.parse("1,32,16384,64,f16"))
 

@@ -638,7 +638,7 @@ def test_a_race_between_a_models_operations():
     from flashcore import _flashcore
     from flashcore.bench._model import Layer, Load, rows
 
-    stated = ((1, 2, 2, 40, 40, 16), "f32", "none")
+    stated = ((1, 2, 2, 40, 40, 16), "f32", "none", None)
     found = [row for row, others in rows(_flashcore.CpuSession(2), [stated], 0.0) if others >= 0]
     assert [row["impl"] for row in found] == ["flashcore", f"torch {torch.__version__} SDPA"]
     for row in found:

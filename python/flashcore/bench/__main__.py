@@ -57,7 +57,7 @@ def arguments(suites: list[str]) -> argparse.ArgumentParser:
 
 def main(argv: list[str] | None = None) -> int:
     """Runs the command; 0 if everybody raced, 1 if FlashCore itself failed somewhere, 2 if nothing could start."""
-    suites = {name: [Problem(*p[0], p[1], p[2]) for p in problems] for name, problems in _flashcore.bench_suites()}
+    suites = {name: [Problem(*p[0], *p[1:]) for p in problems] for name, problems in _flashcore.bench_suites()}
     parser = arguments(list(suites))
     args = parser.parse_args(argv)
     if args.what == "model":

@@ -24,11 +24,12 @@ def host(run: Run, problem: Problem) -> list[Row]:
     """A row for each function; turns are interleaved, every other round in the opposite order."""
     sdpa, flash = inputs(problem, "bhsd", run.device), inputs(problem, "bshd", run.device)
     calls: dict[str, tuple[Call, Call]] = {}
-    if problem.masked_as("causal-top-left"):
+    if problem.aligned_as("causal-top-left") and problem.window is None and problem.softcap is None:
         calls[OURS] = (lambda: scaled_dot_product_attention(*sdpa, is_causal=problem.causal), nullcontext)
-    if problem.masked_as("causal"):
+    if problem.aligned_as("causal"):
         name = f"{OURS} flash_attn_func"
-        calls[name] = (lambda: flash_attn_func(*flash, causal=problem.causal), nullcontext)
+        options: dict[str, Any] = {"window_size": problem.window or (-1, -1), "softcap": problem.softcap or 0.0}
+        calls[name] = (lambda: flash_attn_func(*flash, causal=problem.causal, **options), nullcontext)
     rows = []
     with torch.no_grad():
         for peer in run.peers:

@@ -22,14 +22,14 @@ DTYPES = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
 #: Rows are no evidence where other programs used more than this part of the processor during their race.
 MOST_BY_OTHERS = 0.1
 
-Stated = tuple[tuple[int, int, int, int, int, int], str, str]
+Stated = tuple[tuple[int, int, int, int, int, int], str, str, float | None]
 
 
 class Layer:
     """Layer norm, a linear map, attention, a linear map, GELU. Contestant 0 is FlashCore's attention, 1 PyTorch's."""
 
     def __init__(self, stated: Stated) -> None:
-        (batch, heads, _, rows, _, dim), dtype, self.mask = stated
+        (batch, heads, _, rows, _, dim), dtype, self.mask, _ = stated
         self.shape, self.dtype = (batch, heads, rows, dim), DTYPES[dtype]
         hidden = heads * dim
         self.norm = torch.nn.LayerNorm(hidden, dtype=self.dtype)
@@ -90,16 +90,21 @@ class Load:
         return max(others, 0.0) / max((wall - self.wall) * (os.cpu_count() or 1), 1e-9)
 
 
-def rows(session: Any, args: Any, problems: list[Stated]) -> Iterator[tuple[Row, float]]:
-    """The rows of all races, FlashCore's first, each with the part of the processor that other programs used."""
+def rows(
+    session: Any, problems: list[Stated], seconds: float, start: int = 1, limit: float | None = None
+) -> Iterator[tuple[Row, float]]:
+    """The rows of all races, FlashCore's first, each with the part of the processor that other programs used.
+
+    Begins with problem ``start`` (from 1), and begins no race after ``limit`` seconds.
+    """
     peer, began = f"torch {torch.__version__} SDPA", time.monotonic()
-    for index, stated in list(enumerate(problems))[args.start - 1 :]:
-        if args.limit is not None and time.monotonic() - began > args.limit:
+    for index, stated in list(enumerate(problems))[start - 1 :]:
+        if limit is not None and time.monotonic() - began > limit:
             print(f"flashcore.bench: time is up; --start {index + 1} goes on from here", file=sys.stderr)
             return
-        (_, heads, _, length, _, dim), dtype, _ = stated
+        (_, heads, _, length, _, dim), dtype, _, _ = stated
         layer, load = Layer(stated), Load()
-        raced = session.race(stated, peer, layer, args.seconds)
+        raced = session.race(stated, peer, layer, seconds)
         others = load.of_others()
         at = f"{index + 1}/{len(problems)} {dtype} H{heads} S{length} D{dim}"
         print(f"{at}: other programs used {others:.0%} of the processor", file=sys.stderr, flush=True)
@@ -123,7 +128,7 @@ def run(args: Any) -> int:
     waiting = os.environ.get("OMP_WAIT_POLICY") or "the runtime's own"
     print(f"{session.device()}; OMP_WAIT_POLICY: {waiting}", file=sys.stderr)
     every, bad = [], 0
-    for row, others in rows(session, args, problems):
+    for row, others in rows(session, problems, args.seconds, args.start, args.limit):
         every.append(row)
         counts = others <= MOST_BY_OTHERS
         bad += not counts or (row["fault"] is not None and row["impl"] == "flashcore")

@@ -47,7 +47,8 @@ _MATH_BYTES = 1 << 30
 
 
 def _sdpa(problem: Problem) -> Attention:
-    if not problem.masked_as("causal-top-left"):
+    _needs_plain_scores(problem)
+    if not problem.aligned_as("causal-top-left"):
         raise NotImplementedError("its causal mask is aligned to the top left")
     options: dict[str, Any] = {"is_causal": problem.causal}
     if problem.heads_q != problem.heads_kv:
@@ -67,14 +68,17 @@ def _flash_attention_3(problem: Problem) -> Attention:
     from fa3_fwd_interface import flash_attn_func
 
     _needs_bottom_right(problem)
-    return lambda q, k, v: _first(flash_attn_func(q, k, v, causal=problem.causal))
+    options = {"window_size": problem.window or (-1, -1), "softcap": problem.softcap or 0.0}
+    return lambda q, k, v: _first(flash_attn_func(q, k, v, causal=problem.causal, **options))
 
 
 def _flash_attention_4(problem: Problem) -> Attention:
     from flash_attn.cute import flash_attn_func
 
     _needs_bottom_right(problem)
-    return lambda q, k, v: _first(flash_attn_func(q, k, v, causal=problem.causal))
+    window = tuple(None if keys < 0 else keys for keys in problem.window or (-1, -1))
+    options: dict[str, Any] = {"window_size": window, "softcap": problem.softcap or 0.0}
+    return lambda q, k, v: _first(flash_attn_func(q, k, v, causal=problem.causal, **options))
 
 
 def _xformers(problem: Problem) -> Attention:
@@ -82,14 +86,20 @@ def _xformers(problem: Problem) -> Attention:
 
     if problem.heads_q != problem.heads_kv:
         raise NotImplementedError("it takes grouped heads as five dimensions; not tried")
-    top_left = problem.masked_as("causal-top-left")
+    _needs_plain_scores(problem)
+    top_left = problem.aligned_as("causal-top-left")
     mask = ops.LowerTriangularMask if top_left else ops.fmha.attn_bias.LowerTriangularFromBottomRightMask
     bias, kernel = mask() if problem.causal else None, (ops.fmha.cutlass.FwOp, None)
     return lambda q, k, v: ops.memory_efficient_attention(q, k, v, attn_bias=bias, op=kernel)
 
 
+def _needs_plain_scores(problem: Problem) -> None:
+    if problem.window is not None or problem.softcap is not None:
+        raise NotImplementedError("it has neither sliding windows nor a softcap")
+
+
 def _needs_bottom_right(problem: Problem) -> None:
-    if not problem.masked_as("causal"):
+    if not problem.aligned_as("causal"):
         raise NotImplementedError("its causal mask is aligned to the bottom right")
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import re
 from typing import NamedTuple
 
 from .._errors import invalid
@@ -9,9 +11,14 @@ from .._errors import invalid
 OURS = "flashcore"  # the name that rows give to our own kernels, and to nobody else
 
 EXPECTED = (
-    "BATCH,HEADS,SEQ,DIM,DTYPE[,MASK] as in 1,8,512,64,f16; HEADS may be QUERY/KEY heads as in 32/8, "
-    "SEQ may be QUERIESxKEYS as in 1x8192, DTYPE is f16 or bf16, MASK is causal or causal-top-left"
+    "BATCH,HEADS,SEQ,DIM,DTYPE[,MASK][,softcap:CAP] as in 1,8,512,64,f16; HEADS may be QUERY/KEY heads as in 32/8, "
+    "SEQ may be QUERIESxKEYS as in 1x8192, DTYPE is f16 or bf16, MASK is causal, causal-top-left, or a sliding window, "
+    "window:BEFORE:AFTER or window-top-left:BEFORE:AFTER, of keys before and after the query's own (inf for all)"
 )
+
+
+_CAP = "softcap:"
+_MASK = re.compile(r"causal(-top-left)?|window(-top-left)?(:([0-9]+|inf)){2}")
 
 
 class Problem(NamedTuple):
@@ -25,6 +32,7 @@ class Problem(NamedTuple):
     head_dim: int
     dtype: str
     mask: str
+    softcap: float | None = None
 
     @staticmethod
     def parse(text: str) -> Problem:
@@ -38,32 +46,46 @@ class Problem(NamedTuple):
             batch, heads, seq, dim, dtype = parts[:5]
             heads_q, _, heads_kv = heads.partition("/")
             seq_q, _, seq_kv = seq.partition("x")
-            (mask,) = parts[5:] or ["none"]
-            if mask not in ("causal", "causal-top-left") and len(parts) > 5:
+            words = parts[5:]
+            softcap = float(words.pop()[len(_CAP) :]) if words and words[-1].startswith(_CAP) else None
+            (mask,) = words or ["none"]
+            if words and not _MASK.fullmatch(mask):
                 raise ValueError(mask)
+            if softcap is not None and not 0 < softcap < math.inf:
+                raise ValueError(softcap)
             if dtype not in ("f16", "bf16"):
                 raise ValueError(dtype)
             keys, positions = int(heads_kv or heads_q), int(seq_kv or seq_q)
-            return Problem(int(batch), int(heads_q), keys, int(seq_q), positions, int(dim), dtype, mask)
+            return Problem(int(batch), int(heads_q), keys, int(seq_q), positions, int(dim), dtype, mask, softcap)
         except ValueError:
             raise invalid("problem", text, EXPECTED) from None
 
     @property
-    def stated(self) -> tuple[tuple[int, int, int, int, int, int], str, str]:
+    def stated(self) -> tuple[tuple[int, int, int, int, int, int], str, str, float | None]:
         """As Rust takes it."""
-        return self[:6], self.dtype, self.mask
+        return self[:6], self.dtype, self.mask, self.softcap
 
     @property
     def causal(self) -> bool:
-        """Whether keys are masked."""
-        return self.mask != "none"
+        """Whether the mask is a causal one, without a window."""
+        return self.mask.startswith("causal")
 
-    def masked_as(self, causal: str) -> bool:
-        """Whether the problem's mask, if it has one, is this causal one: the two are one where lengths are equal."""
-        return self.mask in ("none", causal) or self.seq_q == self.seq_kv
+    @property
+    def window(self) -> tuple[int, int] | None:
+        """Keys before and after the query's own that it sees, -1 for all; ``None`` without a window."""
+        if not self.mask.startswith("window"):
+            return None
+        before, after = (-1 if keys == "inf" else int(keys) for keys in self.mask.split(":")[1:])
+        return before, after
+
+    def aligned_as(self, causal: str) -> bool:
+        """Whether the mask, if there is one, has the alignment of this causal mask. Equal lengths have both."""
+        top_left = "top-left" in self.mask
+        return self.mask == "none" or self.seq_q == self.seq_kv or top_left == ("top-left" in causal)
 
     def __str__(self) -> str:
         heads = f"{self.heads_q}" if self.heads_q == self.heads_kv else f"{self.heads_q}/{self.heads_kv}"
         seq = f"{self.seq_q}" if self.seq_q == self.seq_kv else f"{self.seq_q}x{self.seq_kv}"
-        mask = f" {self.mask}" if self.causal else ""
-        return f"B{self.batch} H{heads} S{seq} D{self.head_dim} {self.dtype}{mask}"
+        mask = "" if self.mask == "none" else f" {self.mask}"
+        softcap = "" if self.softcap is None else f" softcap {self.softcap:g}"
+        return f"B{self.batch} H{heads} S{seq} D{self.head_dim} {self.dtype}{mask}{softcap}"

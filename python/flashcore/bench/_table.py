@@ -17,7 +17,8 @@ def title(row: Row) -> str:
     heads = f"{p['heads_q']}" if p["heads_q"] == p["heads_kv"] else f"{p['heads_q']}/{p['heads_kv']}"
     seq = f"{p['seq_q']}" if p["seq_q"] == p["seq_kv"] else f"{p['seq_q']}x{p['seq_kv']}"
     mask = "" if p["mask"] == "none" else f" {p['mask']}"
-    return f"B{p['batch']} H{heads} S{seq} D{p['head_dim']} {p['dtype']}{mask}"
+    softcap = f" softcap {p['softcap']:g}" if "softcap" in p else ""
+    return f"B{p['batch']} H{heads} S{seq} D{p['head_dim']} {p['dtype']}{mask}{softcap}"
 
 
 def table(rows: list[Row]) -> str:
