@@ -11,10 +11,7 @@ fn kernel(body: &str) -> Kernel {
          .shared .align 16 .b8 smem[4096];\n{body}\nret;\n}}\n"
     );
     Kernel {
-        module: ptx::parse(&text)
-            .unwrap_or_else(|e| panic!("{e}"))
-            .verify()
-            .unwrap_or_else(|e| panic!("{e}")),
+        module: ptx::parse(&text).unwrap_or_else(|e| panic!("{e}")).assume_verified(),
         entry: "k".into(),
         launch: Launch {
             grid: Dim3(1, 1, 1),

@@ -56,7 +56,8 @@ fn read(text: &str) -> Case {
         dynamic_shared: 0,
         overlapping: false,
     };
-    let module = module.verify().unwrap_or_else(|e| panic!("{e}"));
+    // Some hazards are in modules that the verifier refuses.
+    let module = module.assume_verified();
     let kernel =
         Kernel { tensor_maps: Vec::new(), module, entry, launch, buffers: Vec::new(), args: Vec::new() };
     let mut case = Case {

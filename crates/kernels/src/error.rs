@@ -13,7 +13,8 @@ pub enum KernelError {
     /// The verifier refuses what the generator wrote: a fault of the generator.
     #[allow(missing_docs, reason = "the message says what the fields are")]
     #[error(
-        "the generator of {family} wrote PTX that breaks its rules: {violations}; please report the plan and the problem"
+        "the generator of {family} wrote PTX that breaks its rules: {violations}; please report the plan and the \
+         problem"
     )]
     Generator { family: &'static str, violations: Violations },
 }

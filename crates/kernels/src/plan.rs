@@ -152,8 +152,8 @@ impl Plan {
 /// left so by each; scratch memory may hold anything.
 ///
 /// # Errors
-/// When the problem cannot be stated or the plan does not fit it or the architecture, and when the verifier refuses the
-/// kernel, which is a fault of ours.
+/// When the problem cannot be stated or the plan does not fit it or the architecture, and when the verifier
+/// refuses the kernel, which is a fault of ours.
 pub fn emit(problem: &Problem, plan: &Plan, arch: &Arch) -> Result<Kernel, KernelError> {
     problem.check()?;
     plan.check(problem, arch)?;

@@ -169,8 +169,8 @@ impl fmt::Display for Violations {
 
 impl std::error::Error for Violations {}
 
-/// A module that passed the verifier, as a [`Kernel`](crate::Kernel) needs it. [`Module::verify`] makes one, and it
-/// cannot be changed: an edit goes through [`Verified::into_module`] and the verifier again.
+/// A module that passed the verifier, as a [`Kernel`](crate::Kernel) needs it. [`Module::verify`] makes one,
+/// and it cannot be changed: an edit goes through [`Verified::into_module`] and the verifier again.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Verified(Module);
 
@@ -180,9 +180,9 @@ impl Verified {
         self.0
     }
 
-    /// The module as a driver compiles it for a device of compute capability `sm` (times ten): code for an older
-    /// architecture becomes code of the device's. `None` where the device does not run the module. A later target
-    /// and a later `.version` offer what the earlier ones did, so the module stays verified.
+    /// The module as a driver compiles it for a device of compute capability `sm` (times ten): code for an
+    /// older architecture becomes code of the device's. `None` where the device does not run the module. A
+    /// later target and a later `.version` offer what the earlier ones did, so the module stays verified.
     #[must_use]
     pub fn for_device(mut self, sm: u32) -> Option<Verified> {
         if !self.0.target.runs_on(sm) {
@@ -235,9 +235,10 @@ impl Module {
         if report.found.is_empty() { Ok(()) } else { Err(Violations(report.found)) }
     }
 
-    /// Takes the module for verified without a check. It is the only way around the verifier, and it is for code
-    /// that breaks a kernel on purpose to see what the emulator says: mutants and fuzzing. The emulator accepts
-    /// every module and reports what it does not define. No such module may go to a GPU.
+    /// Takes the module for verified without a check. It is the only way around the verifier, and it is for
+    /// code that shows the emulator an ill-formed kernel on purpose: mutants, fuzzing and the emulator's
+    /// tests. The emulator accepts every module and reports what it does not define. No such module may go to
+    /// a GPU.
     pub fn assume_verified(self) -> Verified {
         Verified(self)
     }
