@@ -1,4 +1,4 @@
-//! The command line as written; what it means is each command's to judge.
+//! The arguments of the command line. Each command checks the values of its own arguments.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -6,7 +6,7 @@ use std::time::Duration;
 use clap::{ArgGroup, Args, Parser, Subcommand};
 use lab::bench::suites;
 
-/// As in [`crate::Status`].
+/// The exit codes of [`crate::Status`].
 const EXIT_CODES: &str = "Exit codes: 0 done, and right as far as it was to be judged; 1 something is wrong; 2 something could not be \
      judged, or a fault of FlashCore's; 3 bad usage, or a file, ledger or device that cannot be used.";
 
@@ -96,7 +96,7 @@ pub struct Climb {
     pub thorough: bool,
 }
 
-/// The launch file's format, for those who ask for help at length.
+/// The format of the launch file, for `--help`.
 fn launch_file() -> String {
     format!("The launch file, TOML; every key, with what it means:\n\n{}", lab::launchfile::FORMAT)
 }
@@ -340,7 +340,7 @@ pub struct Microbench {
     pub emulator: bool,
 }
 
-/// Which ledger: the same for every command that reads or writes one.
+/// The option of every command that reads or writes a ledger.
 #[derive(Debug, Args)]
 pub struct LedgerFile {
     /// The ledger
@@ -381,7 +381,7 @@ pub enum ForecastCommand {
 }
 
 impl ForecastCommand {
-    /// Whether JSON was asked for.
+    /// Whether `--json` was given.
     pub fn json(&self) -> bool {
         match self {
             ForecastCommand::List(args) => args.json,
@@ -491,7 +491,7 @@ pub enum LedgerCommand {
 }
 
 impl LedgerCommand {
-    /// Whether JSON was asked for.
+    /// Whether `--json` was given.
     pub fn json(&self) -> bool {
         match self {
             LedgerCommand::Check(args) => args.json,
@@ -642,38 +642,39 @@ pub struct Evolve {
     pub ledger: LedgerFile,
 }
 
-/// What a problem's option is for, and how a problem is stated: the same for every command.
+/// The help of an option that takes a problem: its purpose, then the notation, which is the same for every
+/// command.
 fn problem_help(what: &str) -> String {
     format!("{what}: {}", suites::FORM)
 }
 
-/// Default limit on the time of all emulator runs, in seconds. It ends kernels that loop forever.
+/// Default time limit for all emulator runs together, in seconds. It ends kernels that loop forever.
 const TIMEOUT: &str = "600";
 
-/// A time limit.
+/// Reads a time limit.
 fn seconds(text: &str) -> Result<Duration, String> {
     let seconds = text.parse().ok().filter(|seconds: &f64| *seconds > 0.0);
     let limit = seconds.and_then(|seconds| Duration::try_from_secs_f64(seconds).ok());
     limit.ok_or_else(|| "expected a number of seconds above 0".to_owned())
 }
 
-/// A share of 100.
+/// Reads a percentage.
 fn percent(text: &str) -> Result<f64, String> {
     let percent = text.parse().ok().filter(|percent| (0.0..=100.0).contains(percent));
     percent.ok_or_else(|| "expected a number from 0 to 100".to_owned())
 }
 
-/// A number of things.
+/// Reads a count, 0 or more.
 fn count<N: std::str::FromStr>(text: &str) -> Result<N, String> {
     text.parse().map_err(|_| "expected a whole number, 0 or more".to_owned())
 }
 
-/// An architecture of GPUs.
+/// Reads a GPU architecture.
 fn target(text: &str) -> Result<ptx::Target, String> {
     text.parse().map_err(|_| "expected an architecture, such as 89 or 90a".to_owned())
 }
 
-/// A family of kernels by its name.
+/// Reads the name of a kernel family.
 fn family(name: &str) -> Result<kernels::Family, String> {
     let accepted = || format!("expected {}", kernels::Family::ALL.map(kernels::Family::name).join(", "));
     kernels::Family::named(name).ok_or_else(accepted)

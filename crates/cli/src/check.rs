@@ -48,19 +48,20 @@ pub fn check(args: &Check) -> Result<Status, CliError> {
     })
 }
 
-/// Puts a kernel through the gate within a time limit, and shows how far that is.
+/// Runs the gate on a kernel with a time limit, and shows the progress.
 pub fn watched(bound: &Bound, settings: &Settings, limit: Duration) -> Result<Proof, GateError> {
     let watch = Watch::start(limit);
     Progress::new(None).during(|| watch.to_string(), || prove_watched(bound, settings, &watch))
 }
 
-/// A line of the kernel's text, from 1 on.
+/// A line of the kernel's text, counted from 1.
 fn quote<'t>(lines: &[&'t str], line: u64) -> Option<&'t str> {
     let index = usize::try_from(line).ok()?.checked_sub(1)?;
     lines.get(index).map(|text| text.trim())
 }
 
-/// The proof as JSON, with the lines that its hazards name: of CUDA C++ nobody else has them.
+/// The report as JSON. Each hazard carries the text of its lines, because the PTX that NVRTC makes of CUDA
+/// C++ is in no file of the user.
 fn object(study: &Study) -> Value {
     let lines: Vec<&str> = study.text.lines().collect();
     let mut object = study.proof.json(&json!(study.findings));
@@ -73,7 +74,7 @@ fn object(study: &Study) -> Value {
     object
 }
 
-/// The shape that a kernel was run with: its launch, and the problem where the launch file states one.
+/// The shape that a kernel was run with: its launch, and the problem if the launch file states one.
 fn shape(bound: &Bound) -> Value {
     let launch = &bound.kernel.launch;
     json!({
@@ -119,7 +120,7 @@ fn print(out: &mut impl Write, study: &Study) -> Result<(), CliError> {
     Ok(())
 }
 
-/// A problem as `--problem` takes it.
+/// A problem in the notation of `--problem`.
 fn words(problem: &Problem) -> String {
     format!("problem {}", lab::bench::suites::words(problem))
 }
