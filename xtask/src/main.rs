@@ -1,5 +1,5 @@
-//! Developer commands. `cargo xtask test` is the one test command; it needs cargo and python3, and fetches
-//! the rest.
+//! Developer commands. `cargo xtask test` runs every check. It needs cargo and python3, and fetches
+//! everything else.
 
 mod book;
 mod browser;
@@ -97,13 +97,13 @@ fn main() -> ExitCode {
     }
 }
 
-/// The workspace root: the parent of this crate's folder.
+/// The root of the workspace: the parent of this crate's folder.
 fn root() -> PathBuf {
     let here = Path::new(env!("CARGO_MANIFEST_DIR"));
     here.parent().unwrap_or(here).to_path_buf()
 }
 
-/// Where cargo builds, whatever its settings and `CARGO_TARGET_DIR` say.
+/// The build folder of cargo. Settings and `CARGO_TARGET_DIR` can move it.
 fn target(root: &Path) -> Result<PathBuf, XtaskError> {
     let mut command = Command::new(env!("CARGO"));
     command.current_dir(root).args(["metadata", "--format-version", "1", "--no-deps", "--offline"]);
@@ -115,7 +115,7 @@ fn target(root: &Path) -> Result<PathBuf, XtaskError> {
     folder.ok_or(XtaskError::Failed { command: text, status: found.status })
 }
 
-/// Runs a command to its end with its output shown, and turns a failure into an error that quotes it.
+/// Runs a command to its end with its output shown. A failure becomes an error that quotes the command.
 fn run(command: &mut Command) -> Result<(), XtaskError> {
     let text = quoted(command);
     eprintln!("$ {text}");
