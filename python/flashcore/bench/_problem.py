@@ -13,7 +13,7 @@ ACCEPTED = (
 
 
 class Problem(NamedTuple):
-    """What to compute; as in the rows."""
+    """What to compute, with the field names of the rows."""
 
     batch: int
     heads_q: int
