@@ -1,6 +1,6 @@
 """Attention of PyTorch tensors on a GPU, and the checks and allocations that CPU tensors share.
 
-Every microsecond here is a microsecond of each call: what Rust checks once for a problem is not checked here again.
+Time spent here is part of every call. Rust checks each problem once, and this module does not repeat those checks.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ _CODES = {torch.float16: 0, torch.bfloat16: 1, torch.float32: 2}
 
 _enqueue = _flashcore.enqueue
 _empty_like = torch.empty_like
-# Private, and what `torch.cuda.current_device()` and `current_stream()` are made of, without their objects.
+# Private functions of PyTorch. `torch.cuda.current_device()` and `current_stream()` call them and also make
+# objects.
 _current_device = getattr(torch._C, "_cuda_getDevice", None) or torch.cuda.current_device
 _current_stream = getattr(torch._C, "_cuda_getCurrentRawStream", None) or (
     lambda device: torch.cuda.current_stream(device).cuda_stream
@@ -104,7 +105,7 @@ def explain(q: Tensor, k: Tensor, v: Tensor, heads: int, terms: Terms) -> dict[s
 
 
 def first_byte(name: str, x: Tensor, storage: torch.UntypedStorage) -> int:
-    """Where a tensor begins in its storage. Refuses one that ends beyond: its memory was given back."""
+    """The byte offset of a tensor in its storage. Refuses a tensor that ends beyond it: its memory was released."""
     (a, b, c, d), (e, f, g, h), size = x.shape, x.stride(), SIZES[x.dtype]
     first = x.storage_offset() * size
     last = first + ((a - 1) * e + (b - 1) * f + (c - 1) * g + (d - 1) * h + 1) * size
@@ -115,12 +116,12 @@ def first_byte(name: str, x: Tensor, storage: torch.UntypedStorage) -> int:
 
 
 def plain_rows(x: Tensor) -> Tensor:
-    """The tensor itself, or a copy of one whose last dimension is not contiguous."""
+    """The tensor itself, or a copy if its last dimension is not contiguous."""
     return x if x.shape[-1] <= 1 or x.stride(-1) == 1 else x.contiguous()
 
 
 def output_like(q: Tensor, dim: int) -> Tensor:
-    """Memory for the output: q's order of dimensions, dense."""
+    """Memory for the output: dense, in q's order of dimensions."""
     if q.shape[3] == dim:
         return torch.empty_like(q)
     if q.stride(1) >= q.stride(2):

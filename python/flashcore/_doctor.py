@@ -1,4 +1,4 @@
-"""What this machine has, and what that enables."""
+"""What this machine has, and what each part enables."""
 
 from __future__ import annotations
 

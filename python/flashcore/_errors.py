@@ -1,4 +1,4 @@
-"""What can go wrong. Each class is also the builtin that one would catch without knowing FlashCore."""
+"""The exceptions of FlashCore. Each is also a builtin exception that a caller would expect."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def invalid_words(argument: str, value: Any, expected: str) -> str:
 
 
 class DTypeError(FlashCoreError, TypeError):
-    """An element type other than float16, bfloat16 and float32 (which no GPU kernel takes), or types that differ."""
+    """An element type other than float16, bfloat16 and float32 (float32 on a GPU included), or types that differ."""
 
 
 class UnsupportedError(FlashCoreError, NotImplementedError):

@@ -15,12 +15,13 @@ from ._errors import ArgumentError, UnsupportedError, invalid, invalid_words
 
 __all__ = ["explain", "flash_attn_func", "scaled_dot_product_attention"]
 
-# `flashcore._torch` and `flashcore._numpy` once they are needed: neither NumPy nor PyTorch is imported on our account.
+# The modules `flashcore._torch` and `flashcore._numpy` after their first use. Importing FlashCore imports
+# neither PyTorch nor NumPy.
 _torch: Any = None
 _numpy: Any = None
 
-# A module's lock that one thread holds while another forks stays locked in the child: a fork waits for an import to
-# end.
+# Held during an import and during a fork. If a thread forks while another one imports, the module's import
+# lock stays locked in the child.
 _loading = threading.RLock()
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(before=_loading.acquire, after_in_parent=_loading.release, after_in_child=_loading.release)
@@ -383,13 +384,14 @@ def _import_backend(tensor: Any) -> Any:
 
 
 def load(name: str) -> bool:
-    """Imports a module of this package, at its first use."""
+    """Imports a module of this package at its first use."""
     with _loading:
         importlib.import_module(f"{__package__}.{name}")
     return True
 
 
-# What `torch.compiler.assume_constant_result` does: a traced call is not to trace an import.
+# Marks the function as `torch.compiler.assume_constant_result` does, so that a traced call does not trace the
+# import.
 load._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 

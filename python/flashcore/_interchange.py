@@ -1,4 +1,4 @@
-"""Arrays of other libraries: they are viewed as NumPy arrays or PyTorch tensors over the same memory."""
+"""Arrays of other libraries, viewed as NumPy arrays or PyTorch tensors over the same memory."""
 
 from __future__ import annotations
 

@@ -19,19 +19,19 @@ _DTYPES = {"float16": "f16", "bfloat16": "bf16", "float32": "f32"}  # bfloat16 i
 
 def view(array: Any) -> np.ndarray[Any, Any]:
     """Another library's array on the CPU, over the same memory."""
-    # DLPack last: JAX gives bfloat16 through `__array__`, which NumPy's DLPack does not know.
+    # DLPack comes last: JAX offers bfloat16 through `__array__`, and NumPy's DLPack does not support it.
     known = hasattr(array, "__array__") or hasattr(array, "__array_interface__")
     seen: np.ndarray[Any, Any] = np.asarray(array) if known else np.from_dlpack(array)
     return seen
 
 
 def expand(array: np.ndarray[Any, Any], shape: tuple[int, ...]) -> np.ndarray[Any, Any]:
-    """A view of ``shape``, with strides of 0 where it repeats."""
+    """A view of ``shape``. Repeated dimensions have stride 0."""
     return np.broadcast_to(array, shape)
 
 
 def reshape(array: np.ndarray[Any, Any], shape: tuple[int, ...]) -> np.ndarray[Any, Any]:
-    """A view where there can be one, else a copy."""
+    """A view if possible, else a copy."""
     return array.reshape(shape)
 
 
@@ -69,7 +69,7 @@ def attend(
     """Attention of 4-D views whose axis ``heads`` is 1 or 2, and the log-sum-exp ``[batch, heads, sequence]``."""
     for name, array in (("q", q), ("k", k), ("v", v)):
         _check(name, array)
-    # Only their memory counts from here on: a subclass may say what it likes of its shape.
+    # From here on only the memory counts. A subclass could report another shape.
     q, k, v = (array if type(array) is Array else Array.view(array, Array) for array in (q, k, v))
     if not q.dtype == k.dtype == v.dtype:
         raise DTypeError(f"q, k and v have dtypes {q.dtype}, {k.dtype} and {v.dtype}; they must be equal")
@@ -91,7 +91,7 @@ def attend(
 
 
 def _plain(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """The array itself, or a copy of one that Rust cannot address: last dimension strided, or elements misaligned."""
+    """The array itself, or a copy if its last dimension is strided or its elements are misaligned."""
     size = array.itemsize
     contiguous = array.shape[-1] <= 1 or array.strides[-1] == size
     if contiguous and array.flags.aligned and all(stride % size == 0 for stride in array.strides):

@@ -68,7 +68,7 @@ def _dispatched(
 
 
 def _undispatched(q: Tensor, k: Tensor, v: Tensor) -> UnsupportedError:
-    """What to raise where PyTorch finds no way to call the operator with tensors of such classes."""
+    """The error for tensor classes with which PyTorch cannot call the operator."""
     named = (("q", q), ("k", k), ("v", v))
     name, kind = next(((name, type(x).__name__) for name, x in named if type(x) not in PLAIN), ("q", "Tensor"))
     expected = "torch.Tensor, or a class that dispatches flashcore::attention for all of q, k and v"
@@ -93,7 +93,8 @@ def _now(q: Tensor, k: Tensor, v: Tensor, heads: int, terms: Terms, want_lse: bo
     out = _cuda.output_like(q, v.shape[3])
     lse = _cuda.lse_like(q, heads) if want_lse else None
     lse_address = None if lse is None else lse.data_ptr()
-    # The interpreter is released: another thread may give a tensor other memory, and must not free this one's.
+    # The interpreter is released during the call. Another thread may give a tensor new memory, which must not
+    # free the old memory.
     held = q.untyped_storage(), k.untyped_storage(), v.untyped_storage()
     _flashcore.attention_cpu(
         _describe("q", q, heads, held[0]),
@@ -112,12 +113,12 @@ explain = _cuda.explain
 
 
 def expand(tensor: Tensor, shape: tuple[int, ...]) -> Tensor:
-    """A view of ``shape``, with strides of 0 where it repeats."""
+    """A view of ``shape``. Repeated dimensions have stride 0."""
     return tensor.expand(shape)
 
 
 def reshape(tensor: Tensor, shape: tuple[int, ...]) -> Tensor:
-    """A view where there can be one, else a copy."""
+    """A view if possible, else a copy."""
     return tensor.reshape(shape)
 
 
@@ -129,7 +130,7 @@ def check_kinds(q: Any, k: Any, v: Any) -> None:
 
 
 def admit(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """The tensors in the type that ``torch.autocast`` wants, as PyTorch's own function takes them."""
+    """The tensors, converted to the type of ``torch.autocast`` as PyTorch's own function does."""
     check_kinds(q, k, v)
     if not (_is_compiling() or _any_autocast()):  # only the public functions can be traced
         return q, k, v
@@ -145,7 +146,7 @@ def _computed(x: Tensor) -> torch.dtype:
 
 
 def lacks(q: Tensor, k: Tensor, v: Tensor) -> str | None:
-    """In a word what keeps plain tensors from being computed where they are, or None. Launches and compiles nothing."""
+    """One word for the reason why plain tensors cannot be computed on their device, or None. Compiles nothing."""
     if q.is_nested or q.layout is not torch.strided:
         return "layout"
     kind, dtype = q.device.type, _computed(q)
@@ -158,7 +159,8 @@ def lacks(q: Tensor, k: Tensor, v: Tensor) -> str | None:
     if kind == "cpu":
         return None
     for dim in (q.shape[-1:], v.shape[-1:]):
-        # What the kernels for every GPU take: crates/kernels/src/forward/mma/plan.rs, `check_problem`.
+        # The conditions of the kernels that run on every GPU: `check_problem` in
+        # crates/kernels/src/forward/mma/plan.rs.
         if not dim or dim[0] % 8 or not 8 <= dim[0] <= 256:
             return "head_dim"
     return _gpu_lacks(q.get_device())
@@ -173,17 +175,18 @@ def _gpu_lacks(ordinal: int) -> str | None:
 
 
 def flash_is_left_out() -> bool:
-    """Whether the caller wants no flash attention, by ``sdpa_kernel`` or ``torch.backends.cuda``."""
+    """Whether ``sdpa_kernel`` or ``torch.backends.cuda`` excludes flash attention."""
     return not torch.backends.cuda.flash_sdp_enabled()
 
 
-# As `torch.compiler.assume_constant_result` does, which imports the compiler: both are asked while a graph is traced.
+# Marks both as `torch.compiler.assume_constant_result` does, without importing the compiler: both are called
+# while a graph is traced.
 _gpu_lacks._dynamo_marked_constant = True  # type: ignore[attr-defined]
 flash_is_left_out._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def script_as(function: Any, operator: str) -> None:
-    """Lets ``torch.jit.script`` compile calls of a Python function as those of an operator."""
+    """Lets ``torch.jit.script`` compile calls of a Python function as calls of an operator."""
     register = getattr(getattr(torch.jit, "_builtins", None), "_register_builtin", None)
     if register is not None:
         register(function, operator)
@@ -192,7 +195,7 @@ def script_as(function: Any, operator: str) -> None:
 def _describe(
     name: str, x: Tensor, heads: int, storage: torch.UntypedStorage
 ) -> tuple[int, tuple[int, int, int, int], tuple[int, int, int, int]]:
-    """Address, shape and strides, which do not reach beyond the storage."""
+    """Address, shape and strides of a tensor that does not reach beyond its storage."""
     shape, strides, row, first = x.shape, x.stride(), 3 - heads, _cuda.first_byte(name, x, storage)
     return (
         storage.data_ptr() + first,
@@ -220,7 +223,7 @@ def _operator(
     softcap: float,
     want_lse: bool,
 ) -> tuple[Tensor, Tensor]:
-    # Only their memory counts here: a class may say what it likes of its shape.
+    # Only the memory counts here. A subclass could report another shape.
     with torch._C.DisableTorchFunctionSubclass():
         q, k, v = (x if type(x) is Tensor else Tensor.as_subclass(x, Tensor) for x in (q, k, v))
     out, lse = _now(q, k, v, heads, (top_left, before, after, scale, softcap), want_lse)

@@ -1,23 +1,24 @@
-"""Sends an existing model's attention here.
+"""Routes an existing model's attention to FlashCore.
 
 >>> flashcore.compat.enable()          # torch.nn.functional.scaled_dot_product_attention is FlashCore's from now on
 >>> model(x)
 >>> flashcore.compat.stats()           # {'calls': 24, 'flashcore': 22, 'fallback': 2, 'reasons': {'attn_mask': 2}}
 >>> flashcore.compat.disable()
 
-What FlashCore does not support (a mask, dropout, gradients, a device, type or head dim it lacks) runs as before, and is
-counted with its reason. So do tensors of other classes than ``torch.Tensor`` (distributed ones, say), what
-``torch.jit`` and ``torch.fx`` trace, and calls where ``torch.nn.attention.sdpa_kernel`` or ``torch.backends.cuda``
-leave flash attention out: who chooses the kernel keeps the choice.
+Calls that FlashCore does not support (a mask, dropout, gradients, a device, type or head dim that it lacks) run in
+PyTorch as before, and are counted with their reason. The same holds for tensors of other classes than ``torch.Tensor``
+(distributed tensors, for example), for calls that ``torch.jit`` and ``torch.fx`` trace, and for calls where
+``torch.nn.attention.sdpa_kernel`` or ``torch.backends.cuda`` excludes flash attention: the user's choice of a kernel
+stays in force.
 
-Everything that looks the function up when it is called is reached: ``F.scaled_dot_product_attention`` and
-``torch.nn.functional.scaled_dot_product_attention`` in any module. Not reached are a name imported before
-(``from torch.nn.functional import scaled_dot_product_attention``), and the fused C++ path that
-``nn.MultiheadAttention`` and ``nn.TransformerEncoderLayer`` take in inference, which
+Code is routed if it looks the function up when it calls it: as ``F.scaled_dot_product_attention`` or
+``torch.nn.functional.scaled_dot_product_attention`` in any module. Two cases are not routed: a name that was imported
+before (``from torch.nn.functional import scaled_dot_product_attention``), and the fused C++ path of
+``nn.MultiheadAttention`` and ``nn.TransformerEncoderLayer`` in inference, which
 ``torch.backends.mha.set_fastpath_enabled(False)`` turns off.
 
-Code under ``torch.compile`` is traced through whatever is in place when it is compiled, and PyTorch compiles it anew
-when that changes. Its calls are decided once, while tracing, and are not counted.
+``torch.compile`` traces the function that is in place at compile time, and compiles again when that changes. Whether a
+compiled call is routed is decided once, during tracing. Compiled calls are not counted.
 """
 
 from __future__ import annotations
@@ -68,7 +69,7 @@ def enable() -> None:
 
 
 def disable() -> None:
-    """Undoes one :func:`enable`; the last one puts PyTorch's function back. Without one it does nothing."""
+    """Undoes one :func:`enable`. The last one restores PyTorch's function. Without one it does nothing."""
     global _original, _depth
     if _depth == 0:  # nor does it need PyTorch
         return
@@ -76,7 +77,7 @@ def disable() -> None:
 
     with _lock:
         _depth = max(_depth - 1, 0)
-        # Someone else may have put a function of theirs over ours meanwhile: that one stays.
+        # Another library may have replaced the function after `enable`. Its function stays.
         if _depth == 0 and functional.scaled_dot_product_attention is _attention:
             functional.scaled_dot_product_attention = _original
             _original = None
@@ -93,11 +94,11 @@ def enabled() -> Iterator[None]:
 
 
 def stats() -> dict[str, Any]:
-    """How many calls there were, how many ran on FlashCore, how many fell back, and why.
+    """The number of calls, of those that ran on FlashCore, of those that fell back, and the reasons.
 
     Returns:
         ``{"calls": int, "flashcore": int, "fallback": int, "reasons": {reason: int}}`` since the process began or
-        :func:`reset_stats`. Calls in compiled code are not among them.
+        since :func:`reset_stats`. Calls in compiled code are not counted.
     """
     with _lock:
         fallback = sum(_fallbacks.values())
@@ -105,7 +106,7 @@ def stats() -> dict[str, Any]:
 
 
 def reset_stats() -> None:
-    """Counts from 0 again."""
+    """Sets all counts to 0."""
     global _served
     with _lock:
         _served = 0
@@ -156,7 +157,7 @@ def _attention(
 
 
 def _unsupported_reason(torch: Any, query: Any, key: Any, value: Any, attn_mask: Any, dropout_p: float) -> str | None:
-    """What is known to fail before it is tried; a compiled call has no second try."""
+    """The reason for a call that is known to fail. A compiled call cannot fall back after it has failed."""
     for x in (query, key, value):
         if type(x) not in _torch.PLAIN:
             return f"type {type(x).__name__}"

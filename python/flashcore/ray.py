@@ -46,9 +46,10 @@ if TYPE_CHECKING:
 
 __all__ = ["evolve"]
 
-#: Seconds after its beginning at which a task is held to hang: an evaluator ends hanging kernels itself, long before.
+# Seconds after which a task that has begun counts as hanging. An evaluator ends hanging kernels itself, much
+# earlier.
 PATIENCE = 600.0
-#: Seconds between two looks at the time while nothing comes.
+# Longest wait for an answer, in seconds, before times are checked.
 LOOK = 0.5
 
 
@@ -125,7 +126,7 @@ def evolve(
     problems = _words("problem", [problem] if isinstance(problem, str) else problem)
     unseen = None if held_out is None else _words("held_out", held_out)
     drawn = _words("families", families)
-    # Before a cluster is started: that takes long.
+    # Checked before a cluster is started, because starting one takes long.
     _flashcore.check_problems("problem", problems)
     _flashcore.check_problems("held_out", unseen or [])
     cluster = _Cluster(device, accelerator_type, retries)
@@ -160,7 +161,7 @@ def _whole(value: object) -> bool:
 
 
 def _words(name: str, value: object) -> list[str]:
-    """A list of texts. A single text is none: its letters would be."""
+    """A list of strings. A single string is refused, because it would count as a list of its letters."""
     words = list(value) if isinstance(value, Iterable) and not isinstance(value, str) else None
     fits = words is not None and all(isinstance(word, str) for word in words)
     _check(name, value, fits, "a list of texts, also of one")
@@ -173,7 +174,7 @@ def _check(name: str, value: object, holds: bool, expected: str) -> None:
 
 
 def evaluate(task: str, number: int, begun: Any, version: str) -> str:
-    """Does one task, in the process that Ray gives it: JSON in, JSON out. Tells ``begun`` first."""
+    """Evaluates a task in a Ray worker process: JSON in, JSON out. Reports to ``begun`` first."""
     if version != _flashcore.__version__:
         raise UnsupportedError(f"a node has flashcore {_flashcore.__version__}, the driver's has {version}")
     begun.tell.remote(number)
@@ -181,7 +182,7 @@ def evaluate(task: str, number: int, begun: Any, version: str) -> str:
 
 
 class _Begun:
-    """An actor that knows which tasks have begun: Ray itself keeps a task waiting for a place as long as that takes."""
+    """An actor that knows which tasks have begun. The time for which a task waits is not part of its run."""
 
     def __init__(self) -> None:
         self._numbers: list[int] = []
@@ -190,13 +191,13 @@ class _Begun:
         self._numbers.append(number)
 
     def take(self) -> list[int]:
-        """The numbers told since the last time."""
+        """The numbers of the tasks that have begun since the last call."""
         numbers, self._numbers = self._numbers, []
         return numbers
 
 
 class _Cluster:
-    """Ray, and how each kind of task is to be placed."""
+    """Ray, and the placement of each kind of task."""
 
     def __init__(self, device: str, accelerator_type: str | None, retries: int) -> None:
         try:
@@ -214,7 +215,8 @@ class _Cluster:
         host: dict[str, Any] = {"num_cpus": 1, "max_retries": retries}
         timed = dict(host)
         if device == "cuda":
-            # A process keeps the card that it saw first: one for each task. In options() this would come too late.
+            # A process keeps the GPU that it saw first, so each task gets its own process. options() would
+            # set `max_calls` too late.
             timed.update(num_gpus=1, max_calls=1)
             if accelerator_type is not None:
                 timed["accelerator_type"] = accelerator_type
@@ -230,7 +232,7 @@ class _Cluster:
         return int(self.ray.cluster_resources().get("GPU", 0))
 
     def card(self) -> dict[str, Any] | None:
-        """The GPU that candidates are to be fast on, asked where it is."""
+        """The description of the GPU to optimise for, taken on a node that has it."""
         if self.device != "cuda":
             return None
         if self.gpus() == 0:
@@ -256,7 +258,7 @@ def _flashcore_card() -> str:
 
 
 class _Flight:
-    """A task that is under way, and since when it runs: not while it waits for a place."""
+    """A task under way, and the time since which it runs. Waiting for a worker does not count."""
 
     def __init__(self, task: str, number: int) -> None:
         self.task, self.number = task, number
@@ -294,7 +296,7 @@ class _Drive:
                     flight = _Flight(json.dumps(said["task"]), self.submitted)
                     self.flying[self.cluster.submit(flight.task, flight.number, said["device"])] = flight
         except BaseException:
-            # The ledger has what it was told; tasks that are still under way are not waited for.
+            # The ledger has every recorded outcome. Tasks that are still under way are not waited for.
             self.abandon()
             raise
         report: dict[str, Any] = json.loads(self.run.report())
@@ -325,7 +327,8 @@ class _Drive:
         except ray.exceptions.RayError as error:
             if isinstance(getattr(error, "cause", None), UnsupportedError):
                 raise error.cause from error  # by that node, and no fault of the candidate's
-            # Its workers died at each try, or their device cannot be used: this candidate's end, and not the run's.
+            # The workers died at each attempt, or their device is unusable: this rejects the candidate and
+            # does not end the run.
             why = str(getattr(error, "cause", None) or error).strip().splitlines()
             return _flashcore.lost(
                 task, "crashed", f"no worker came back with it: {why[0] if why else error!r}", seconds
@@ -338,7 +341,7 @@ class _Drive:
 
     def abandon(self) -> None:
         for reference in self.flying:
-            # Ray may be what failed.
+            # Ray itself may have failed.
             with contextlib.suppress(Exception):
                 self.cluster.ray.cancel(reference, force=True)
         self.flying.clear()

@@ -1,4 +1,5 @@
-//! Races of FlashCore against other libraries: `lab`'s law of time, for graphs that Python has captured from them.
+//! Races of FlashCore against other libraries by the rules of `lab`, with CUDA graphs that Python has
+//! captured.
 #![allow(unsafe_code, reason = "graphs and memory that Python hands over")]
 
 use std::sync::Arc;
@@ -19,10 +20,11 @@ use serde_json::json;
 use crate::error::Error;
 use crate::tensor::{Described, problem_of};
 
-/// Batch, query heads, key heads, query positions, key positions, head dim; dtype; mask; softcap.
+/// A problem as Python states it: batch, query heads, KV heads, query length, KV length, head dim; dtype;
+/// mask; softcap.
 pub type Stated = ((usize, usize, usize, usize, usize, usize), String, String, Option<f32>);
 
-/// The dense problem that is stated so.
+/// The problem of a statement, with dense tensors.
 pub fn problem(
     ((batch, heads_q, heads_kv, seq_q, seq_kv, dim), dtype, mask, softcap): &Stated,
 ) -> Result<Problem, Error> {
@@ -34,7 +36,7 @@ pub fn problem(
     Ok(problem)
 }
 
-/// How a problem is stated.
+/// The statement of a problem.
 pub fn stated(p: &Problem) -> Stated {
     let extents = (p.batch, p.heads_q, p.heads_kv, p.seq_q, p.seq_kv, p.head_dim);
     (extents, p.dtype.name().to_owned(), p.band.to_string(), p.score.softcap)
@@ -48,13 +50,13 @@ fn mode_named(name: &str) -> Result<Mode, Error> {
     })
 }
 
-/// The names of the suites, and the problems of each.
+/// The names of the suites, each with its problems.
 #[pyfunction]
 pub fn bench_suites() -> Vec<(&'static str, Vec<Stated>)> {
     Suite::ALL.map(|suite| (suite.name(), suite.problems().iter().map(stated).collect())).to_vec()
 }
 
-/// A device and what stands beside every figure of a run.
+/// A device, and the provenance that each row of a run carries.
 #[pyclass(frozen, module = "flashcore._flashcore")]
 pub struct Session {
     gpu: Arc<Gpu>,
@@ -75,17 +77,17 @@ impl Session {
         })
     }
 
-    /// The device's name.
+    /// The name of the device.
     fn device(&self) -> String {
         self.gpu.info().name.clone()
     }
 
-    /// The clean commit that this was built from; without one no evidence is written.
+    /// The clean commit of the build. Without it no evidence is written.
     fn commit(&self) -> Option<String> {
         self.provenance.commit.clone()
     }
 
-    /// What will be missing from the rows, for the user to know before the run.
+    /// The figures that the rows will lack, so that the user knows before the run.
     fn missing(&self) -> Vec<String> {
         let sensors = Sensors::of(&self.gpu.info().uuid);
         let sensors = sensors.missing().map(|why| format!("no clocks, power or temperatures: {why}"));
@@ -107,7 +109,7 @@ impl Session {
         Ok(json!(row).to_string())
     }
 
-    /// The row of what a call costs the host, as JSON; the samples are µs.
+    /// The row of the host time of a call, as JSON. The samples are in µs.
     fn host(&self, name: &str, stated: Stated, calls: u32, samples: Vec<f64>) -> Result<String, Error> {
         let mut row = Row::failed("host", name, &problem(&stated)?, Mode::Warm, "", &self.provenance);
         row.us_median = quantile(&samples, 0.5);
@@ -118,7 +120,7 @@ impl Session {
         Ok(json!(row).to_string())
     }
 
-    /// Draws the inputs of a race, and the answers.
+    /// Draws the inputs of a race and computes the expected outputs.
     fn race(slf: Py<Session>, py: Python<'_>, stated: Stated) -> Result<Race, Error> {
         let problem = problem(&stated)?;
         let deck = py.detach(|| Deck::draw(&problem, 1))?;
@@ -126,7 +128,7 @@ impl Session {
     }
 }
 
-/// One problem and those who race on it.
+/// One problem and its contestants.
 #[pyclass(module = "flashcore._flashcore")]
 pub struct Race {
     session: Py<Session>,
@@ -152,12 +154,13 @@ impl Race {
 
 #[pymethods]
 impl Race {
-    /// Calls in a graph for warm times.
+    /// Number of calls in a graph for warm times.
     fn calls(&self) -> u32 {
         suites::calls(&self.problem)
     }
 
-    /// FlashCore, with the kernel that a user gets, or the best of the suite's own family. The inputs are dense.
+    /// Adds FlashCore with the kernel that a user gets, or the best of the suite's own family. The inputs are
+    /// dense.
     fn ours(&mut self, suite: &str, q: u64, k: u64, v: u64) -> Result<(), Error> {
         let session = self.session.get();
         let family = Suite::named(suite).and_then(Suite::family);
@@ -170,8 +173,8 @@ impl Race {
         self.enter(prepared.plan(), None, [q, k, v])
     }
 
-    /// FlashCore again, by the same plan, with launches that may begin while the one before them ends (programmatic dependent
-    /// launch); `false` where the plan has no such gene.
+    /// Adds FlashCore a second time, with the same plan and programmatic dependent launch. Returns `false` if
+    /// the plan has no gene for that.
     fn ours_overlapping(&mut self, q: u64, k: u64, v: u64) -> Result<bool, Error> {
         let first = self.contestants.first().and_then(|c| c.identity().plan.clone());
         let plan = first.and_then(|plan| serde_json::from_value::<Plan>(plan).ok());
@@ -181,7 +184,8 @@ impl Race {
         self.enter(&plan, Some("overlapping"), [q, k, v])?;
         Ok(true)
     }
-    /// Another library: its instantiated graphs of [`Race::calls`] calls and of one, and the tensors that they read and write.
+    /// Adds another library: its instantiated graphs of [`Race::calls`] calls and of one call, and the
+    /// tensors that the graphs read and write.
     #[expect(clippy::too_many_arguments, reason = "what a peer consists of")]
     fn peer(
         &mut self,
@@ -201,14 +205,15 @@ impl Race {
             v: at(Tensor::V, &v),
             out: at(Tensor::Out, &out),
         };
-        // SAFETY: instantiated by PyTorch and kept by the caller until the race is over; nobody else launches them.
+        // SAFETY: PyTorch has instantiated the graphs, the caller keeps them until the race is over, and only
+        // the race launches them.
         let (warm, cold) = unsafe { (GraphExec::from_raw(warm), GraphExec::from_raw(cold)) };
         let peer = Contestant::peer(name, own, warm, suites::calls(&self.problem), cold, tensors);
         self.contestants.push(peer.map_err(refused)?);
         Ok(())
     }
 
-    /// Races everyone for about so many seconds; a row for each as JSON.
+    /// Races all contestants for about this many seconds. Returns a row for each, as JSON.
     fn run(&self, py: Python<'_>, suite: &str, mode: &str, seconds: f64) -> Result<Vec<String>, Error> {
         let (session, mode) = (self.session.get(), mode_named(mode)?);
         let identities: Vec<Identity> = self.contestants.iter().map(|c| c.identity().clone()).collect();
@@ -223,10 +228,10 @@ impl Race {
     }
 }
 
-/// Memory of a tensor of PyTorch's that has no negative strides.
+/// The memory of a PyTorch tensor without negative strides.
 fn slice(problem: &Problem, tensor: Tensor, address: u64) -> DeviceSlice<'static> {
     let (elements, _) = problem.span(tensor).unwrap_or_default(); // checked when the problem was stated
-    // SAFETY: the package keeps the tensor, or the graph in whose memory it lies, until the race is over.
+    // SAFETY: the package keeps the tensor, or the graph that owns its memory, until the race is over.
     unsafe { DeviceSlice::from_raw(address, elements * problem.dtype.bytes()) }
 }
 

@@ -1,4 +1,4 @@
-//! Attention on the memory of a GPU, on the caller's stream.
+//! Attention on GPU memory, on the caller's stream.
 #![allow(unsafe_code, reason = "addresses and streams that Python hands over")]
 
 use std::collections::HashMap;
@@ -19,7 +19,7 @@ type Four<T> = (T, T, T, T);
 /// A tensor in its own order of dimensions: address, shape, strides in elements.
 type Handed = (u64, Four<usize>, Four<i64>);
 
-/// What a call is looked up by: nothing is computed from shapes and strides that were seen before.
+/// The key of the cache of calls. A call with known shapes and strides skips all checks.
 #[derive(Clone, PartialEq, Eq, Hash)]
 struct Key {
     shapes: [Four<usize>; 4],
@@ -33,28 +33,30 @@ struct Key {
     ordinal: i32,
 }
 
-/// What a call needs besides addresses.
+/// What a call needs besides the addresses.
 #[derive(Clone)]
 struct Known {
     gpu: Arc<Gpu>,
     prepared: Arc<Prepared>,
-    /// Of q, k, v and out: how far below element (0, 0, 0, 0) memory begins, and how long it is, in bytes.
+    /// For each of q, k, v and out, in bytes: the distance from the start of its memory to element (0, 0, 0,
+    /// 0), and the length of its memory.
     memory: [(u64, usize); 4],
-    /// Bytes of the LSE.
+    /// Length of the LSE, bytes.
     lse: usize,
 }
 
-/// Calls that are remembered; when there are more, all are forgotten: what was loaded stays with the [`Gpu`].
+/// Largest number of cached calls. A full cache is emptied; the compiled kernels stay with the [`Gpu`].
 const MOST: usize = 1024;
 
 static KNOWN: LazyLock<Mutex<HashMap<Key, Known>>> = LazyLock::new(Mutex::default);
 
-/// Puts attention of 4-D tensors on a stream of device `ordinal`. Their axis `heads` is 1 or 2, the sequence is the other;
-/// `out` has q's shape but for its head dim, which is v's; `lse` is the address of `batch * heads_q * seq_q` floats.
-/// Returns at once; the first call for a problem compiles.
+/// Enqueues attention of 4-D tensors on a stream of device `ordinal`. The axis `heads` of the tensors is 1 or
+/// 2, and the sequence is the other one of the two. `out` has q's shape, with v's head dim. `lse` is the
+/// address of `batch * heads_q * seq_q` floats. Returns at once. The first call for a problem compiles a
+/// kernel.
 ///
-/// The result is 0, or nothing was done and it has a bit for each of q (1), k (2) and v (4) whose last dimension is not
-/// contiguous, so that the caller copies it.
+/// Returns 0 if the call was enqueued. Otherwise nothing was done, and the result has a bit for each of q
+/// (1), k (2) and v (4) whose last dimension is not contiguous: the caller must copy that tensor.
 #[pyfunction]
 #[pyo3(signature = (q, k, v, out, lse, heads, dtype, terms, ordinal, stream))]
 #[expect(clippy::too_many_arguments, reason = "Python's calling convention: flat arguments are the cheapest")]
@@ -72,7 +74,8 @@ pub fn enqueue(
     stream: u64,
 ) -> Result<u32, Error> {
     let key = Key::new([&q, &k, &v], out.1, heads, dtype_of(dtype)?, terms, lse.is_some(), ordinal)?;
-    // Before the lock, which another thread of a forked process may have held.
+    // Checked before the lock, because in a forked process another thread of the parent may have held the
+    // lock.
     driver::process::check()?;
     let known = KNOWN.lock().unwrap_or_else(PoisonError::into_inner).get(&key).cloned();
     let known = match known {
@@ -95,12 +98,13 @@ pub fn enqueue(
             known
         }
     };
-    // A launch waits while the stream's queue is full, perhaps for a callback in Python.
+    // A launch blocks while the stream's queue is full. A Python callback in that queue needs the
+    // interpreter.
     py.detach(|| known.enqueue([q.0, k.0, v.0, out.0], lse, stream))?;
     Ok(0)
 }
 
-/// The element type by its number here: an integer is the cheapest thing that Python can look up and hand over.
+/// The element type of a code. An integer is the cheapest argument that Python can look up and pass.
 fn dtype_of(code: u8) -> Result<DType, Error> {
     let known = DType::ALL.get(usize::from(code)).copied();
     known.ok_or_else(|| {
@@ -173,19 +177,20 @@ impl Known {
     fn enqueue(&self, addresses: [u64; 4], lse: Option<u64>, stream: u64) -> Result<(), Error> {
         let slice = |tensor: usize| {
             let (below, bytes) = self.memory[tensor];
-            // SAFETY: PyTorch owns the memory, and the package keeps the tensors until the call is enqueued; freeing them
-            // later is ordered on the stream by PyTorch's allocator.
+            // SAFETY: PyTorch owns the memory, and the package keeps the tensors until the call is enqueued.
+            // PyTorch's allocator orders a later reuse of the memory on the stream.
             unsafe { DeviceSlice::from_raw(addresses[tensor].wrapping_sub(below), bytes) }
         };
-        // SAFETY: as above.
+        // SAFETY: the conditions are those of the tensors above.
         let lse = lse.map(|address| unsafe { DeviceSlice::from_raw(address, self.lse) });
-        // SAFETY: PyTorch's current stream on this device, which it never destroys while it is current.
+        // SAFETY: this is PyTorch's current stream on the device. PyTorch never destroys a current stream.
         let stream = unsafe { Stream::from_raw(self.gpu.context(), stream) };
         Ok(self.prepared.enqueue(&stream, slice(0), slice(1), slice(2), slice(3), lse)?)
     }
 }
 
-/// Which plan a call of [`enqueue`] with such tensors runs by and why, and what the driver's compiler made of it.
+/// The plan that a call of [`enqueue`] with such tensors uses, why it was chosen, and the registers and local
+/// memory that the driver's compiler gave it.
 #[pyfunction]
 #[pyo3(signature = (q, k, v, out, heads, dtype, terms, ordinal))]
 #[expect(clippy::too_many_arguments, reason = "those of `enqueue`")]
@@ -220,7 +225,7 @@ pub fn explain<'py>(
     Ok(told)
 }
 
-/// The GPUs that the driver sees, a line each.
+/// The GPUs that the driver lists, one line each.
 #[pyfunction]
 pub fn describe_gpus(py: Python<'_>) -> Result<Vec<String>, Error> {
     let line = |d: &DeviceInfo| {
@@ -229,13 +234,13 @@ pub fn describe_gpus(py: Python<'_>) -> Result<Vec<String>, Error> {
     Ok(py.detach(driver::devices)?.iter().map(line).collect())
 }
 
-/// Where compiled kernels are kept; none where the system names no place for caches.
+/// The cache folder of compiled kernels. `None` if the system names no cache folder.
 #[pyfunction]
 pub fn cache_folder() -> Option<PathBuf> {
     CubinCache::of_environment().folder().map(Path::to_owned)
 }
 
-/// Raises why attention cannot be computed on a device, if so.
+/// Raises an error if attention cannot be computed on the device.
 #[pyfunction]
 pub fn check_gpu(py: Python<'_>, ordinal: i32) -> Result<(), Error> {
     py.detach(|| Gpu::open(ordinal))?;

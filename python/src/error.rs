@@ -1,5 +1,5 @@
-//! Errors as Python sees them: the classes of `flashcore._errors`, each of which is also the builtin that a Python
-//! programmer would catch.
+//! Errors as Python classes: those of `flashcore._errors`. Each class is also a subclass of the builtin
+//! exception that a Python programmer would catch.
 
 use cpu::CpuError;
 use driver::DriverError;
@@ -18,22 +18,22 @@ pub enum Error {
     /// A value that no implementation could accept (`ArgumentError`, a `ValueError`).
     #[error("{0}")]
     Argument(String),
-    /// An element type outside of f16, bf16 and f32 (`DTypeError`, a `TypeError`).
+    /// An element type other than f16, bf16 and f32 (`DTypeError`, a `TypeError`).
     #[error("{0}")]
     DType(String),
-    /// Something that is not there yet (`UnsupportedError`, a `NotImplementedError`).
+    /// A feature that FlashCore does not have yet (`UnsupportedError`, a `NotImplementedError`).
     #[error("{0}")]
     Unsupported(String),
-    /// The GPU or its driver refused (`DeviceError`, a `RuntimeError`).
+    /// An error of the GPU or its driver (`DeviceError`, a `RuntimeError`).
     #[error("{0}")]
     Device(String),
-    /// The GPU's memory is used up (`DeviceMemoryError`, a `MemoryError` besides).
+    /// The GPU has no memory left (`DeviceMemoryError`, also a `MemoryError`).
     #[error("{0}")]
     DeviceMemory(String),
     /// The ledger cannot be read or written (`LedgerError`, an `OSError`).
     #[error("{0}")]
     Ledger(String),
-    /// Python's own error.
+    /// An exception that Python raised.
     #[error(transparent)]
     Python(#[from] PyErr),
 }

@@ -1,4 +1,5 @@
-//! The evolution for whoever spreads its evaluations over processes and machines: asked and told in JSON.
+//! The evolution for programs that distribute its evaluations over processes and machines. Tasks and outcomes
+//! are JSON.
 
 use std::collections::HashMap;
 use std::path::PathBuf;
@@ -23,13 +24,13 @@ use serde_json::{Value, json};
 
 use crate::error::Error;
 
-/// What a run is, as Python says it.
+/// The configuration of a run, as Python passes it.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Wanted {
     ledger: PathBuf,
     device: String,
-    /// Of a GPU to be measured, what [`describe_card`] says of it.
+    /// The GPU to measure on, as [`describe_card`] describes it.
     card: Option<Card>,
     problems: Vec<String>,
     held_out: Option<Vec<String>>,
@@ -41,14 +42,14 @@ struct Wanted {
     families: Vec<String>,
     early_stop: bool,
     price_per_hour: Option<f64>,
-    /// Evaluations side by side that need no device, and those that do.
+    /// Parallel evaluations that need no device, then those that need one.
     workers: usize,
     devices: usize,
-    /// A run to go on with: its number, or 0 for the latest that is not finished.
+    /// The number of a run to resume; 0 for the latest unfinished run.
     resume: Option<i64>,
 }
 
-/// A GPU somewhere in a cluster.
+/// A GPU of some machine in a cluster.
 #[derive(Clone, Deserialize, Serialize)]
 struct Card {
     environment: Environment,
@@ -56,7 +57,7 @@ struct Card {
     multiprocessors: u32,
 }
 
-/// A device that a run is for.
+/// The device of a run.
 struct Place {
     target: Target,
     environment: Environment,
@@ -66,7 +67,7 @@ struct Place {
     host: Option<Target>,
 }
 
-/// A run: :meth:`ask` what to evaluate, :meth:`tell` what came of it.
+/// A run: :meth:`ask` returns what to evaluate, :meth:`tell` takes in the outcome.
 #[pyclass(frozen)]
 pub struct Evolution {
     evolution: Mutex<lab::evolve::Evolution>,
@@ -76,14 +77,14 @@ pub struct Evolution {
 
 #[pymethods]
 impl Evolution {
-    /// Begins a run, or goes on with one.
+    /// Begins or resumes a run.
     #[new]
     fn new(py: Python<'_>, wanted: &str) -> Result<Evolution, Error> {
         let wanted: Wanted = serde_json::from_str(wanted).map_err(|e| Error::Argument(e.to_string()))?;
         py.detach(|| begin(&wanted))
     }
 
-    /// The next thing to do: `{"task": …, "device": bool}`, `"wait"` or `"done"`.
+    /// The next step: `{"task": …, "device": bool}`, `"wait"` or `"done"`.
     fn ask(&self, py: Python<'_>) -> Result<String, Error> {
         py.detach(|| {
             let ask = self.engine().ask(self.began.elapsed().as_secs_f64())?;
@@ -109,7 +110,7 @@ impl Evolution {
         })
     }
 
-    /// Takes in an outcome, once however often it comes.
+    /// Records an outcome. A repeated outcome counts once.
     fn tell(&self, py: Python<'_>, outcome: &str) -> Result<(), Error> {
         let outcome: Outcome = serde_json::from_str(outcome).map_err(|e| Error::Argument(e.to_string()))?;
         py.detach(|| {
@@ -119,17 +120,18 @@ impl Evolution {
         })
     }
 
-    /// Nothing new is begun; the run can be resumed.
+    /// Stops handing out new tasks. The run can be resumed.
     fn stop(&self, py: Python<'_>) -> Result<(), Error> {
         py.detach(|| Ok(self.engine().stop()?))
     }
 
-    /// What the run came to, as JSON.
+    /// The report of the run, as JSON.
     fn report(&self, py: Python<'_>) -> String {
         py.detach(|| self.engine().report().to_string())
     }
 
-    /// How it stands, as JSON: candidates, rejected, under_way, best and random (µs and times the baseline's speed), budget.
+    /// The state of the run, as JSON: candidates, rejected, under_way, best and random (time in µs, and speed
+    /// relative to the baseline), budget.
     fn progress(&self, py: Python<'_>) -> String {
         py.detach(|| {
             let p = self.engine().progress();
@@ -141,7 +143,7 @@ impl Evolution {
         })
     }
 
-    /// The run's number in the ledger.
+    /// The number of the run in the ledger.
     #[getter]
     fn run(&self) -> i64 {
         self.engine().run().0
@@ -163,7 +165,7 @@ fn begin(wanted: &Wanted) -> Result<Evolution, Error> {
     Ok(Evolution { evolution: Mutex::new(evolution), host, began })
 }
 
-/// A new run; the ledger is begun where there is none, once all else is known to be right.
+/// Begins a run. The ledger is created last, after everything else is known to be valid.
 fn begun(wanted: &Wanted) -> Result<(lab::evolve::Evolution, Option<Target>), Error> {
     let past = match Ledger::read(&wanted.ledger) {
         Err(LedgerError::Missing { .. } | LedgerError::Empty { .. }) => None,
@@ -199,7 +201,7 @@ fn begun(wanted: &Wanted) -> Result<(lab::evolve::Evolution, Option<Target>), Er
     Ok((run, place.host))
 }
 
-/// A run of the ledger: that of this number, or the latest that did not end.
+/// Resumes the run of this number, or the latest unfinished run.
 fn resumed(wanted: &Wanted, number: Option<i64>) -> Result<(lab::evolve::Evolution, Option<Target>), Error> {
     let ledger = Ledger::open_existing(&wanted.ledger)?;
     let none = || Error::Argument(format!("{} has no such run to resume", ledger.path().display()));
@@ -219,7 +221,7 @@ fn shapes(argument: &str, words: &[String]) -> Result<Vec<Shape>, Error> {
     words.iter().map(shape).collect()
 }
 
-/// Whether every word states a problem: asked before a cluster is started.
+/// Checks that every text states a problem. Called before a cluster is started.
 #[pyfunction]
 pub fn check_problems(argument: &str, words: Vec<String>) -> Result<(), Error> {
     shapes(argument, &words).map(|_| ())
@@ -230,7 +232,7 @@ fn place(wanted: &Wanted) -> Result<Place, Error> {
     match (wanted.device.as_str(), &wanted.card) {
         ("cpu", _) => {
             let environment = CpuEvaluator::new().environment();
-            // Timings have the machine for themselves.
+            // One task at a time: other work on the CPU would disturb a timing.
             Ok(Place { target: Target::Cpu, environment, arch: None, limits: Limits::ALONE, host: None })
         }
         ("cuda", Some(card)) => {
@@ -256,7 +258,7 @@ fn place(wanted: &Wanted) -> Result<Place, Error> {
             let model = named.and_then(|(target, gpu)| Some((target, Model::of(gpu)?)));
             let (target, model) = model
                 .ok_or_else(|| Error::invalid("device", name, &format!("cpu, cuda, {}", setup::models())))?;
-            // A prediction is work for any processor.
+            // A prediction can run on any CPU of the cluster.
             let limits =
                 Limits { host: workers, device: workers, together: workers + 1, open: 2 * workers + 4 };
             Ok(Place {
@@ -270,7 +272,8 @@ fn place(wanted: &Wanted) -> Result<Place, Error> {
     }
 }
 
-/// A GPU of this machine, for a run that is begun elsewhere: device, driver, compiler, architecture, as JSON.
+/// Describes a GPU of this machine for a run on another machine: device, driver, compiler, architecture, as
+/// JSON.
 #[pyfunction]
 pub fn describe_card(py: Python<'_>, ordinal: i32) -> Result<String, Error> {
     py.detach(|| {
@@ -284,10 +287,11 @@ pub fn describe_card(py: Python<'_>, ordinal: i32) -> Result<String, Error> {
     })
 }
 
-/// Those that this process has used. One evaluation at a time: a timing wants the machine for itself.
+/// The evaluators that this process has used. The lock admits one evaluation at a time, because other work
+/// would disturb a timing.
 static EVALUATORS: LazyLock<Mutex<Evaluators>> = LazyLock::new(Mutex::default);
 
-/// Evaluates a task: JSON in, JSON out. Whatever is wrong with the candidate is an outcome, too; only a device that cannot be used is an
+/// Evaluates a task: JSON in, JSON out. A fault of the candidate is an outcome. Only an unusable device is an
 /// error.
 #[pyfunction]
 pub fn evaluate(py: Python<'_>, task: &str) -> Result<String, Error> {
@@ -313,7 +317,7 @@ fn evaluator(target: &Target) -> Result<Box<dyn Evaluator>, Error> {
     })
 }
 
-/// The outcome of a task whose evaluation never came back: `reason` in a word, `detail` in words.
+/// The outcome of a task whose evaluation was lost. `reason` is one word, `detail` is a text.
 #[pyfunction]
 pub fn lost(task: &str, reason: &str, detail: &str, seconds: f64) -> Result<String, Error> {
     let task: Task = serde_json::from_str(task).map_err(|e| Error::Argument(e.to_string()))?;
@@ -329,7 +333,7 @@ pub fn lost(task: &str, reason: &str, detail: &str, seconds: f64) -> Result<Stri
     Ok(json!(outcome).to_string())
 }
 
-/// What a ledger has of a run, counted: for tests and for those who watch.
+/// Checks a ledger and counts the facts of its tables, for tests and for monitoring.
 #[pyfunction]
 pub fn ledger_check(py: Python<'_>, path: PathBuf) -> Result<String, Error> {
     py.detach(|| {

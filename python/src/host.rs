@@ -1,4 +1,4 @@
-//! Attention on memory of the host.
+//! Attention on host memory.
 #![allow(unsafe_code, reason = "slices over the memory of the caller's tensors")]
 
 use std::ptr::NonNull;
@@ -14,9 +14,9 @@ use crate::interrupt::Interruptible;
 use crate::openmp::Team;
 use crate::tensor::{Described, Terms, band_and_score, is_empty, problem_of};
 
-/// Computes attention of tensors on the host into `out` and, where given, the log-sum-exp into `lse` (address of
-/// `batch * heads_q * seq_q` floats). A caller that names `threads` is PyTorch's, and its own threads compute, at most so many.
-/// Releases the interpreter meanwhile.
+/// Computes attention of tensors on the host into `out`, and the log-sum-exp into `lse` if that is given (the
+/// address of `batch * heads_q * seq_q` floats). If `threads` is given, the caller is PyTorch, and at most
+/// that many of its own threads compute. Releases the interpreter during the computation.
 #[pyfunction]
 #[pyo3(signature = (q, k, v, out, lse, dtype, terms, threads=None))]
 #[expect(clippy::too_many_arguments, reason = "Python's calling convention: flat arguments are the cheapest")]
@@ -59,8 +59,9 @@ enum Threads {
 }
 
 impl Threads {
-    /// As many as a plan wants, or one where there are no more; of PyTorch's if it has told how many there are. Ask with the interpreter held: then no other thread can fork while
-    /// threads are made, and leave its child with half of that.
+    /// The threads that the plan wants: PyTorch's own if PyTorch has given their number, else those of the
+    /// shared pool, else the calling thread. The interpreter must be held: then no other thread can fork
+    /// while threads are started, and no child inherits half of a pool.
     fn for_plan(_py: Python<'_>, plan: &CpuPlan, of_torch: Option<usize>) -> Threads {
         if plan.threads == 1 {
             return Threads::Caller;
@@ -79,7 +80,7 @@ impl Threads {
     }
 }
 
-/// Where the tensors' elements (0, 0, 0, 0) are.
+/// The addresses of element (0, 0, 0, 0) of each tensor.
 struct Addresses {
     q: usize,
     k: usize,
@@ -97,20 +98,21 @@ impl Addresses {
     ) -> Result<(), Error> {
         let input = |tensor, address| -> Result<Input<'_, T>, Error> {
             let (start, elements) = range::<T>(problem, tensor, address)?;
-            // SAFETY: the package describes a tensor whose storage it has measured and keeps alive during the call,
-            // and the range is that tensor's by its shape and strides; `range` checks alignment and null. Writing to
-            // an input from another Python thread meanwhile is a race of the caller's, as with any NumPy function;
-            // the gaps between its rows may be written.
+            // SAFETY: the package describes a tensor whose storage it has measured and keeps alive during the
+            // call, and the range is that tensor's by its shape and strides; `range` checks alignment and
+            // null. Writing to an input from another Python thread meanwhile is a race of the caller's, as
+            // with any NumPy function; the gaps between its rows may be written.
             Ok(unsafe { Input::from_raw_parts(start, elements) })
         };
         let (q, k, v) = (input(Tensor::Q, self.q)?, input(Tensor::K, self.k)?, input(Tensor::V, self.v)?);
         let (start, elements) = range::<T>(problem, Tensor::Out, self.out)?;
-        // SAFETY: as above; the package has just allocated it, so nothing else refers to it.
+        // SAFETY: the conditions are those of the inputs. The package has just allocated `out`, so nothing
+        // else refers to its memory.
         let out = unsafe { std::slice::from_raw_parts_mut(start.as_ptr(), elements) };
         let rows = problem.batch * problem.heads_q * problem.seq_q;
         let lse = match self.lse {
             None => None,
-            // SAFETY: as for `out`; the package allocates that many floats.
+            // SAFETY: the conditions are those of `out`. The package allocates that many floats.
             Some(address) => Some(unsafe {
                 std::slice::from_raw_parts_mut(aligned::<f32>("lse", address)?.as_ptr(), rows)
             }),
@@ -119,7 +121,7 @@ impl Addresses {
     }
 }
 
-/// The lowest element of a tensor in memory and how many elements there are up to its highest.
+/// The address of a tensor's lowest element in memory, and the number of elements up to its highest one.
 fn range<T>(problem: &Problem, tensor: Tensor, address: usize) -> Result<(NonNull<T>, usize), Error> {
     let too_large = || Error::Argument(format!("{tensor:?} reaches further than can be addressed"));
     let (elements, origin) = problem.span(tensor).ok_or_else(too_large)?;
@@ -139,7 +141,8 @@ fn aligned<T>(name: &str, address: usize) -> Result<NonNull<T>, Error> {
     })
 }
 
-/// The instruction sets that this processor has, best first, and the threads that share a call. Starts none.
+/// The instruction sets of this CPU, best first, and the number of threads that share a call. Starts no
+/// threads.
 #[pyfunction]
 pub fn describe_cpu() -> (Vec<&'static str>, usize) {
     let mut sets: Vec<&str> = cpu::Isa::available().into_iter().map(cpu::Isa::name).collect();

@@ -1,5 +1,5 @@
-//! Ctrl-C during a long call. Python's handler of a signal only makes a note; its functions run when the main thread asks for them,
-//! which it does not while it computes here.
+//! Ctrl-C during a long call. Python's own signal handler only sets a flag. The handlers written in Python
+//! run when the main thread asks for them, which it does not do while it computes here.
 #![allow(unsafe_code, reason = "the numbers that the system gives threads")]
 
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
@@ -10,23 +10,23 @@ use std::time::{Duration, Instant};
 use cpu::Executor;
 use pyo3::prelude::*;
 
-/// Time between two looks for signals.
+/// Time between two checks for signals.
 const INTERVAL: Duration = Duration::from_millis(50);
 
-/// Computes on the threads of an executor, and meanwhile runs Python's signal handlers if the caller is Python's main thread. An
-/// exception of a handler ends the call.
+/// Runs work on the threads of an executor. If the caller is Python's main thread, it also runs Python's
+/// signal handlers meanwhile. An exception of a handler ends the call.
 pub struct Interruptible<'a> {
     threads: &'a dyn Executor,
     caller: ThreadId,
     start: Instant,
-    /// When to look next, in microseconds from the start.
+    /// Time of the next check, in microseconds from the start.
     next: AtomicU64,
     stopped: AtomicBool,
     exception: Mutex<Option<PyErr>>,
 }
 
 impl<'a> Interruptible<'a> {
-    /// For a call by this thread.
+    /// An executor for a call by the current thread.
     pub fn new(threads: &'a dyn Executor) -> Interruptible<'a> {
         Interruptible {
             threads,
@@ -43,13 +43,14 @@ impl<'a> Interruptible<'a> {
         self.exception.into_inner().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Looks for signals if it is time to. Of the calling thread only.
+    /// Checks for signals if the interval has passed. Only the calling thread may do this.
     fn look(&self) {
         if (self.start.elapsed().as_micros() as u64) < self.next.load(Ordering::Relaxed) {
             return;
         }
         if !is_main_thread() {
-            // Signal handlers run on no other thread, and to ask for the interpreter may take long, or for ever at exit.
+            // Python runs signal handlers on the main thread only. Other threads must not wait for the
+            // interpreter here, which may take long, or forever while Python exits.
             return self.next.store(u64::MAX, Ordering::Relaxed);
         }
         if let Err(exception) = Python::attach(|py| py.check_signals()) {
@@ -61,9 +62,10 @@ impl<'a> Interruptible<'a> {
     }
 }
 
-/// Whether this is the process's first thread, which is Python's main thread unless another program has embedded Python.
+/// Whether this is the first thread of the process. It is Python's main thread, unless another program embeds
+/// Python.
 fn is_main_thread() -> bool {
-    // SAFETY: the functions take nothing and cannot fail.
+    // SAFETY: the functions take no arguments and cannot fail.
     unsafe { libc::gettid() == libc::getpid() }
 }
 
@@ -80,7 +82,8 @@ impl Executor for Interruptible<'_> {
                 return work();
             }
             work();
-            // Of a short call the executor itself awaits the end. Of a long one the others may have much left to do.
+            // In a short call the executor waits for the other threads. In a long call they may still have
+            // much to do, so this thread checks for signals until they end.
             while self.start.elapsed() >= INTERVAL && others.load(Ordering::Acquire) > 0 {
                 self.look();
                 std::thread::park_timeout(INTERVAL);
@@ -96,7 +99,7 @@ impl Executor for Interruptible<'_> {
     }
 }
 
-/// Counts a thread that works, and wakes the caller when the last one has ended.
+/// Counts a working thread while it exists. The last one to be dropped wakes the caller.
 struct Present<'a> {
     count: &'a AtomicUsize,
     caller: &'a Thread,

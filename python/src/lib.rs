@@ -1,8 +1,9 @@
-//! `flashcore._flashcore`: what the Python package needs from Rust. It takes addresses, shapes and strides that the
-//! package has read from the caller's tensors, so it neither links nor imports NumPy or PyTorch.
+//! `flashcore._flashcore`: the Rust part of the Python package. The package reads addresses, shapes and
+//! strides from the caller's tensors and passes them here, so this crate neither links nor imports NumPy or
+//! PyTorch.
 //!
-//! The functions here are the package's own: Python code outside of it goes through `flashcore`, which checks that an
-//! address belongs to a tensor that is alive.
+//! The functions are private to the package. Other Python code calls `flashcore`, which checks that an
+//! address belongs to a live tensor.
 
 mod bench;
 mod device;
@@ -18,7 +19,8 @@ use pyo3::prelude::*;
 
 #[pymodule]
 fn _flashcore(module: &Bound<'_, PyModule>) -> PyResult<()> {
-    // Children made by `fork` see from the answer that they have a parent.
+    // The process id is recorded at import, so that children made by `fork` later see that they have a
+    // parent.
     openmp::is_forked();
     module.add("__version__", env!("CARGO_PKG_VERSION"))?;
     module.add_function(wrap_pyfunction!(host::attention_cpu, module)?)?;

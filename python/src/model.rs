@@ -1,5 +1,5 @@
-//! Races on the CPU as a model calls attention: between other operations of PyTorch's, in PyTorch's process. Python runs the turns;
-//! the order of turns, the checks and the statistics are `lab`'s.
+//! Races of attention on the CPU as a model calls it: between other PyTorch operations, in PyTorch's process.
+//! Python makes the calls. `lab` decides their order, checks the outputs and computes the statistics.
 
 use std::path::Path;
 
@@ -14,12 +14,12 @@ use serde_json::json;
 use crate::bench::{Stated, problem, stated};
 use crate::error::Error;
 
-/// The suite in the rows.
+/// The name of the suite in the rows.
 const SUITE: &str = "model";
-/// Rounds of a race at most.
+/// Largest number of rounds in a race.
 const MOST_ROUNDS: usize = 200;
 
-/// The problems: the heads of a small transformer, from an image's patches to a long text.
+/// The problems: head counts of a small transformer, lengths from the patches of an image to a long text.
 #[pyfunction]
 pub fn model_problems() -> Vec<Stated> {
     let lengths = [197, 512, 1024, 2048];
@@ -27,7 +27,7 @@ pub fn model_problems() -> Vec<Stated> {
     [DType::F32, DType::Bf16, DType::F16].into_iter().flat_map(of).collect()
 }
 
-/// This processor, and what stands beside every figure of a run.
+/// This CPU, and the provenance that each row of a run carries.
 #[pyclass(frozen, module = "flashcore._flashcore")]
 pub struct CpuSession {
     provenance: Provenance,
@@ -40,17 +40,18 @@ impl CpuSession {
         CpuSession { provenance: Provenance::of_cpu(Path::new("."), threads) }
     }
 
-    /// The processor, and the threads that compute.
+    /// The name of the CPU, and the threads that compute.
     fn device(&self) -> String {
         self.provenance.device.clone()
     }
 
-    /// The clean commit that this was built from; without one no evidence is written.
+    /// The clean commit of the build. Without it no evidence is written.
     fn commit(&self) -> Option<String> {
         self.provenance.commit.clone()
     }
 
-    /// Races FlashCore, contestant 0 of `layer`, against `peer`, contestant 1, for about so many seconds: a row for each as JSON.
+    /// Races FlashCore (contestant 0 of `layer`) against `peer` (contestant 1) for about this many seconds.
+    /// Returns a row for each, as JSON.
     fn race(
         &self,
         stated: Stated,
@@ -73,7 +74,8 @@ impl CpuSession {
     }
 }
 
-/// A layer of a model that is made of PyTorch's operations: `load(q, k, v)`, `time(who)`, `forget(who)` and `output(who)`.
+/// A layer of PyTorch operations. The Python object has the methods `load(q, k, v)`, `time(who)`,
+/// `forget(who)` and `output(who)`.
 struct Layer<'py> {
     layer: Bound<'py, PyAny>,
     dtype: DType,

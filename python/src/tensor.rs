@@ -1,10 +1,11 @@
-//! Tensors as the package describes them, and the problem that four of them state.
+//! Tensors as the package describes them, and the problem of four tensors.
 
 use problem::{Band, Corner, DType, Layout, Problem, ProblemError, Score, Strides};
 
 use crate::error::Error;
 
-/// Address of element (0, 0, 0, 0), shape and strides in elements, both in the order batch, head, sequence, dim.
+/// Address of element (0, 0, 0, 0), shape and strides in elements, both in the order batch, head, sequence,
+/// dim.
 pub type Described = (usize, [usize; 4], [i64; 4]);
 
 /// What changes the answer besides the tensors: whether the band is aligned to the top left, the keys that a
@@ -12,11 +13,11 @@ pub type Described = (usize, [usize; 4], [i64; 4]);
 /// (0: none).
 pub type Terms = (bool, i64, i64, Option<f32>, f64);
 
-/// States the problem of `q`, `k`, `v` and `out`.
+/// The problem of the tensors `q`, `k`, `v` and `out`.
 ///
 /// # Errors
-/// When shapes do not fit each other, the last dimension is not contiguous, or no problem is stated. One without batches, heads
-/// or rows is ([`is_empty`]).
+/// When shapes do not fit each other, the last dimension is not contiguous, or the problem is invalid. A
+/// problem without batches, heads or rows is valid (see [`is_empty`]).
 pub fn problem_of(
     [q, k, v, out]: [&Described; 4],
     dtype: DType,
@@ -85,7 +86,8 @@ pub fn is_empty(problem: &Problem) -> bool {
     problem.batch == 0 || problem.heads_q == 0 || problem.seq_q == 0
 }
 
-/// The problem, or, where there is nothing to compute, one of a row that is right or wrong for the same reasons.
+/// The problem, or, if there is nothing to compute, a problem of one row that is valid or invalid for the
+/// same reasons.
 fn computed(problem: &Problem) -> Problem {
     if !is_empty(problem) {
         return problem.clone();
@@ -101,7 +103,7 @@ fn computed(problem: &Problem) -> Problem {
     Problem { out: Layout::Bhsd.strides(one.heads_q, 1, one.head_dim_v), ..one }
 }
 
-/// Strides of rows; the last dimension must be contiguous.
+/// The strides of the rows of a tensor. The last dimension must be contiguous.
 fn strides(name: &str, &(_, shape, [batch, head, row, dim]): &Described) -> Result<Strides, Error> {
     if dim != 1 && shape[3] > 1 && !shape.contains(&0) {
         let message = format!("{name}'s last dimension has stride {dim}; it must be contiguous (stride 1)");

@@ -1,4 +1,4 @@
-"""What the tests share: the reference, tolerances, and who is skipped where."""
+"""Shared by the tests: the reference implementation, tolerances, and conditions for skipping."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ TOLERANCE = {"float32": 3e-6, "float16": 3e-3, "bfloat16": 2.5e-2}
 
 
 def bf16():
-    """ml_dtypes' bfloat16, or a skip."""
+    """ml_dtypes' bfloat16. Skips the test if ml_dtypes is not installed."""
     return pytest.importorskip("ml_dtypes").bfloat16
 
 

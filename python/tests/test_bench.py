@@ -1,4 +1,4 @@
-"""The bench: what it takes, what it prints, and, on a GPU, a short race."""
+"""The bench: its arguments, its output, and a short race if there is a GPU."""
 
 from __future__ import annotations
 

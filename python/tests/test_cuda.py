@@ -1,4 +1,4 @@
-"""What only a GPU has: streams, graphs, other devices, and the cost of a call."""
+"""Tests that need a GPU: streams, graphs, several devices, and the cost of a call."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_a_first_call_may_be_inside_a_capture():
 
 
 def test_the_current_stream_is_used():
-    """The inputs are made late on a side stream: only a kernel of that stream sees them."""
+    """The inputs are written late on a side stream, so only a kernel on that stream sees them."""
     q, k, v = three(rows=256)
     fresh = three(rows=256, seed=3)
     side = torch.cuda.Stream()
@@ -136,7 +136,7 @@ def test_the_plan_is_told():
 
 
 def test_cost_of_a_call(capsys):
-    """Printed, not judged: `python -m flashcore.bench host` measures it."""
+    """Prints the cost and asserts nothing. `python -m flashcore.bench host` measures it."""
     q, k, v = three(batch=1)
     for _ in range(100):
         flashcore.scaled_dot_product_attention(q, k, v)

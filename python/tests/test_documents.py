@@ -1,4 +1,4 @@
-"""The examples of the documents, run as they stand."""
+"""Runs the examples of the documents as they stand."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ ROOT = Path(__file__).resolve().parents[2]
 def examples():
     for path in ("README.md", "python/README.md", "docs/src/guide/python.md"):
         file = ROOT / path
-        # Tests that travel with the wheel leave the documents behind.
+        # The tests that are shipped beside the wheel run without the documents.
         blocks = re.findall(r"^```python\n(.*?)^```$", file.read_text(), re.M | re.S) if file.exists() else []
         yield from (pytest.param(block, id=f"{path}-{i}") for i, block in enumerate(blocks))
 

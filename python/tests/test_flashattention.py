@@ -18,7 +18,8 @@ DTYPES = ["float32", "float16", "bfloat16"]
 
 # (left, right): on both sides, on one, of the query's own key alone, and wider than the keys on a side.
 WINDOWS = [(3, 4), (0, 0), (9, 0), (-1, 2), (7, -1), (0, -1), (2, 5000), (2**32 - 1, 1), (-1, -1)]
-# Queries, keys, query heads, key heads, head dim: no length is a multiple of a tile, the lengths differ both ways.
+# Queries, keys, query heads, key heads, head dim: no length is a multiple of a tile, the lengths differ both
+# ways.
 SHAPES = [(41, 41, 2, 2, 16), (33, 71, 4, 2, 40), (70, 33, 4, 1, 64), (1, 100, 6, 2, 64), (131, 260, 2, 1, 32)]
 
 

@@ -43,7 +43,7 @@ def test_flash_attn_func(dtype, causal, rows, keys, heads, heads_k, dim):
     assert lse.shape == (2, heads, rows) and lse.dtype == np.float32
     close(bhsd(out), exact, dtype)
     np.testing.assert_allclose(lse, exact_lse, atol=2e-5)
-    # Without an LSE, 16-bit inputs may be multiplied as integers; the same call gives the same bits.
+    # Without an LSE, 16-bit inputs may be multiplied as integers. Repeated calls give equal bits.
     alone, again = (flashcore.flash_attn_func(q, k, v, causal=causal) for _ in range(2))
     close(bhsd(alone), exact, dtype)
     assert again.tobytes() == alone.tobytes()
@@ -232,7 +232,7 @@ except flashcore.ArgumentError as error:
 
 
 class OnlyDlpack:
-    """An array of which nothing is known but DLPack."""
+    """An array that offers DLPack only."""
 
     def __init__(self, array):
         self.array = array
@@ -259,7 +259,7 @@ def test_dlpack():
 
 
 class OnlyInterface:
-    """An array of which nothing is known but NumPy's older interface."""
+    """An array that offers only NumPy's older `__array_interface__`."""
 
     def __init__(self, array):
         self.array, self.__array_interface__ = array, array.__array_interface__
@@ -307,7 +307,7 @@ print(os.waitpid(child, 0)[1])
 
 @pytest.mark.parametrize("when", ["before", "after"])
 def test_a_forked_child_computes_on_threads_of_its_own(when):
-    """It has the parent's pool but none of its threads: it must not wait for them, and need not go without."""
+    """The child inherits the parent's pool but none of its threads. It must not wait for them, and starts its own."""
     environment = {**os.environ, "RAYON_NUM_THREADS": "3"}
     fork = [sys.executable, "-c", FORK, when]
     done = subprocess.run(fork, env=environment, capture_output=True, text=True, timeout=60, check=True)

@@ -25,9 +25,9 @@ PROBLEM = "1,1,64,64,f16"
 
 @pytest.fixture(scope="module")
 def cluster():
-    # A machine that does much else starts it slowly.
+    # On a busy machine the raylet starts slowly.
     os.environ.setdefault("RAY_raylet_start_wait_time_s", "180")
-    # That a node has fallen is to be known within seconds.
+    # The loss of a node must be noticed within seconds.
     health = {"health_check_initial_delay_ms": 0, "health_check_period_ms": 1000, "health_check_failure_threshold": 3}
     head = {"num_cpus": 1, "include_dashboard": False, "_system_config": health}
     nodes = Cluster(initialize_head=True, head_node_args=head)
@@ -38,7 +38,7 @@ def cluster():
     nodes.shutdown()
 
 
-# Two copies of SQLite in one process undo each other's locks: Python's own looks from a process of its own.
+# Two copies of SQLite in one process undo each other's locks, so Python's own copy runs in another process.
 LOOK = """
 import json, sqlite3, sys
 facts = sqlite3.connect(sys.argv[1])
@@ -137,7 +137,7 @@ def test_an_evaluation_that_never_comes_back_is_an_answer():
 
 
 class Slow:
-    """A cluster on which a task waits for a place, and then never ends."""
+    """A cluster on which a task waits for a worker, and then never ends."""
 
     def __init__(self):
         self.ray, self.begins, self.ended = self, [], []
@@ -177,7 +177,7 @@ def test_only_a_task_that_has_begun_can_hang(monkeypatch):
 
 
 def test_a_card_is_used_by_a_process_of_its_own_for_each_task(cluster, monkeypatch):
-    """A process keeps the card that it saw first, and Ray may give the next task another one."""
+    """A process keeps the GPU that it saw first, and Ray may give the next task another GPU."""
 
     def where(task, number, begun, version):
         return json.dumps([os.getpid(), ray.get_runtime_context().get_accelerator_ids()["GPU"]])
@@ -189,7 +189,7 @@ def test_a_card_is_used_by_a_process_of_its_own_for_each_task(cluster, monkeypat
         found = [json.loads(ray.get(place.submit("", number, True))) for number in range(4)]
         assert len({pid for pid, _ in found}) == 4
         assert all(len(cards) == 1 for _, cards in found)
-        # Where no card is, processes are used again.
+        # Processes are reused for tasks that need no GPU.
         host = [json.loads(ray.get(place.submit("", number, False))) for number in range(6)]
         assert len({pid for pid, _ in host}) < 6 and all(cards == [] for _, cards in host)
     finally:
@@ -202,7 +202,7 @@ def test_a_node_of_another_version_is_told():
 
 
 def workers():
-    """Processes that evaluate right now."""
+    """The processes that evaluate a task at this moment."""
     titles = {}
     for process in Path("/proc").iterdir():
         if process.name.isdigit():
@@ -214,7 +214,7 @@ def workers():
 
 
 def test_a_run_survives_its_workers_and_a_node(cluster, tmp_path):
-    """The last test: its cluster has one node less then."""
+    """Must be the last test, because the cluster has one node less afterwards."""
     ledger = tmp_path / "flashcore.ledger"
     (second,) = cluster.worker_nodes
     fallen = []
@@ -236,7 +236,7 @@ def test_a_run_survives_its_workers_and_a_node(cluster, tmp_path):
     check = counted(ledger)
     (line,) = check["runs"]
     assert line["last"][1] == "finished" and line["candidates"] >= 10
-    # What came once more is known already.
+    # A repeated answer is not recorded again.
     tasks = check["facts"]["outcome"]
     again = flashcore.ray.evolve(PROBLEM, "h200", ledger=ledger, resume=line["id"])
     assert again["baseline"] == report["baseline"]

@@ -1,4 +1,4 @@
-"""Threads of a call on the CPU: how many there are, what a fork leaves of them, PyTorch's own, and Ctrl-C."""
+"""Threads of a call on the CPU: their number, calls after a fork, PyTorch's own threads, and Ctrl-C."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def tasks():
 
 
 def ran(code, **environment):
-    """What a program prints that begins with ``START``."""
+    """The output of a program that begins with ``START``."""
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", START + code],
         env={**os.environ, **TWO, **environment},
@@ -93,7 +93,7 @@ print(hung)
 
 
 def test_a_fork_during_the_first_call_leaves_a_child_that_computes():
-    """``FLASHCORE_FORKS=200`` tries it more often."""
+    """``FLASHCORE_FORKS=200`` makes more attempts."""
     attempts = os.environ.get("FLASHCORE_FORKS", "24")
     assert ran(FORKS.replace("sys.argv[1]", attempts)) == ["0"]
 
@@ -166,7 +166,7 @@ def test_ctrl_c_ends_a_call_that_would_take_hours(torch):
 
 
 def test_ctrl_c_is_seen_while_another_thread_computes_the_last_task():
-    """One query row, whose keys are two tasks of minutes each."""
+    """One query row whose keys form two tasks of some minutes each."""
     expanded = "q = draw(1)[:, :, :1]; k = v = np.broadcast_to(q, (1, 1 << 34, 1, 32))"
     short = CTRL_C.replace("x[:, :512]", "x[:, :1]")
     assert ran(expanded + short) == ["ended", "True", "True"]

@@ -15,7 +15,8 @@ TORCH_SDPA = F.scaled_dot_product_attention
 
 CUDA = pytest.param("cuda", marks=pytest.mark.needs_cuda)
 DEVICES = ["cpu", CUDA]
-# On the CPU one type and one dimension are enough here: tests/test_numpy.py runs through the same kernels.
+# On the CPU one type and one dimension are enough, because tests/test_numpy.py runs the kernels on all of
+# them.
 CASES = [("cpu", torch.float32, 64), ("cpu", torch.bfloat16, 64)] + [
     pytest.param("cuda", dtype, dim, marks=pytest.mark.needs_cuda)
     for dtype in (torch.float16, torch.bfloat16)
@@ -30,7 +31,7 @@ def draw(*shape, dtype=torch.float32, device="cpu", seed=0):
 
 
 def three(device, dtype, rows=96, keys=96, heads=4, heads_k=4, dim=64, batch=2, transposed=False):
-    """q, k and v as (batch, heads, sequence, dim); dense in that order, or in FlashAttention's."""
+    """q, k and v as (batch, heads, sequence, dim). Memory is dense in that order, or in FlashAttention's if transposed."""
 
     def make(h, s, seed):
         if transposed:
@@ -73,7 +74,7 @@ def test_flash_attn_func(device, dtype, dim, causal, rows, keys, heads, heads_k)
     torch.testing.assert_close(lse.double(), exact_lse, atol=2e-3, rtol=1e-5)
     alone = flashcore.flash_attn_func(*arguments, causal=causal)
     assert torch.equal(flashcore.flash_attn_func(*arguments, causal=causal), alone), "bits are the same from run to run"
-    # A CPU may multiply 16-bit numbers as integers where nobody asks for the log-sum-exp.
+    # On a CPU, 16-bit numbers may be multiplied as integers if the log-sum-exp is not requested.
     if device == "cpu" and dtype != torch.float32:
         close(alone.transpose(1, 2), exact, dtype)
     else:
@@ -157,7 +158,7 @@ def test_compiled_with_shapes_that_change():
 
 
 def test_compiled_first_thing_in_a_process():
-    """Traced before any eager call, and with PyTorch imported after us."""
+    """Compiled before any eager call, with PyTorch imported after FlashCore."""
     code = """
 import flashcore, torch
 q = torch.randn(1, 2, 8, 16)
@@ -262,7 +263,7 @@ class TwoLayers(torch.nn.Module):
 
 @pytest.fixture
 def slow_path():
-    """nn.TransformerEncoderLayer without its fused C++ path, which calls no Python function."""
+    """nn.TransformerEncoderLayer without its fused C++ path, which would call no Python function."""
     enabled = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)
     flashcore.compat.reset_stats()
@@ -318,7 +319,7 @@ def test_compat_under_compile_leaves_alone_what_would_fail():
     layer = torch.compile(lambda q, k, v: F.scaled_dot_product_attention(q, k, v), fullgraph=True, backend="aot_eager")
     with flashcore.compat.enabled(), torch.no_grad():
         torch.testing.assert_close(layer(q, k, v), TORCH_SDPA(q, k, v))
-        # A graph that is there already is no answer for another type.
+        # The graph that exists for one type is not used for another type.
         q, k, v = (x.float() for x in (q, k, v))
         assert torch.equal(layer(q, k, v), flashcore.scaled_dot_product_attention(q, k, v))
 
@@ -381,7 +382,7 @@ def test_compat_leaves_scripts_and_symbolic_traces_alone(slow_path):
 
 
 class Tagged(torch.Tensor):
-    """A subclass that wants to see every operator, as a distributed tensor does."""
+    """A subclass that handles every operator, as a distributed tensor does."""
 
     seen: list = []  # noqa: RUF012
 
@@ -430,7 +431,7 @@ def test_forward_mode_derivatives_are_refused(slow_path):
 
 
 def test_compat_may_be_disabled_in_the_middle_of_a_call(monkeypatch):
-    """By another thread: the call that is under way goes on with PyTorch's function."""
+    """Another thread disables it during a call. The call then uses PyTorch's function."""
     q = draw(1, 1, 4, 8)
 
     def disable(*_):
@@ -444,7 +445,7 @@ def test_compat_may_be_disabled_in_the_middle_of_a_call(monkeypatch):
 
 
 def ran(code):
-    """What a process of its own prints."""
+    """The output of a program that runs in its own process."""
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
     return done.stdout.strip()
@@ -544,7 +545,7 @@ def test_a_tensor_beyond_its_storage_is_refused_by_name():
             flashcore.ArgumentError, match=f"^{name} ends at byte 8448 of its storage, which has 0 bytes"
         ):
             flashcore.flash_attn_func(*inputs)
-    # One element too few; and as large as it must be.
+    # First one element too few, then just enough.
     flat = draw(64 + 2048)
     view = flat[64:].view(1, 64, 2, 16)
     expected = flashcore.flash_attn_func(view, view, view)
@@ -597,7 +598,7 @@ def test_a_subclass_is_as_large_as_its_memory():
 
 
 class Wrapper(torch.Tensor):
-    """A class without memory, and without an answer to any operator."""
+    """A class without memory that supports no operator."""
 
     @staticmethod
     def __new__(cls, x):

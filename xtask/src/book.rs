@@ -7,10 +7,10 @@ use std::process::Command;
 use crate::tools::Tools;
 use crate::{XtaskError, columns, links, run};
 
-/// The book's pages, from the root.
+/// The folder of the book's pages, relative to the root.
 const BOOK: &str = "docs/src";
 
-/// Documents outside the book, from the root.
+/// Documents outside the book, relative to the root.
 const DOCUMENTS: [&str; 4] = ["README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "python/README.md"];
 
 /// Checks the links and the line lengths of the documents, then builds the book into `target/book`.
@@ -32,7 +32,7 @@ pub fn check(root: &Path, tools: &Tools) -> Result<(), XtaskError> {
 
 /// A file of the repository.
 pub struct File {
-    /// Its path from the root, with `/` between folders.
+    /// The path relative to the root, with `/` between folders.
     pub path: String,
     pub text: String,
 }
@@ -40,7 +40,7 @@ pub struct File {
 /// Reads one file.
 ///
 /// # Errors
-/// When it cannot be read.
+/// When the file cannot be read.
 pub fn file(root: &Path, path: &str) -> Result<File, XtaskError> {
     let io = |source| XtaskError::Io { path: root.join(path), source };
     Ok(File { path: path.to_owned(), text: fs::read_to_string(root.join(path)).map_err(io)? })
@@ -69,7 +69,7 @@ pub fn files(root: &Path, folder: &str, extensions: &[&str]) -> Result<Vec<File>
     found.iter().map(|path| file(root, &relative(root, path))).collect()
 }
 
-/// The path from the root, with `/` between folders.
+/// The path relative to the root, with `/` between folders.
 fn relative(root: &Path, path: &Path) -> String {
     let short: PathBuf = path.strip_prefix(root).unwrap_or(path).into();
     short.components().map(|part| part.as_os_str().to_string_lossy()).collect::<Vec<_>>().join("/")

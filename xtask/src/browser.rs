@@ -7,10 +7,10 @@ use std::process::Command;
 
 use crate::{XtaskError, run, target};
 
-/// What drives it.
+/// The Python packages that drive the browser.
 const DRIVER: [&str; 2] = ["playwright==1.65.2", "pytest==9.2.0"];
 
-/// Names that a Chromium has on PATH; the first draws no windows and is the smallest.
+/// Names of Chromium on PATH. The first one has no window system and is the smallest.
 const NAMES: [&str; 6] = [
     "chromium-headless-shell",
     "chrome-headless-shell",
@@ -20,14 +20,14 @@ const NAMES: [&str; 6] = [
     "google-chrome",
 ];
 
-/// What Debian and Ubuntu call it, and fonts: a page without any shows no letters.
+/// The package of Chromium in Debian and Ubuntu, and fonts: without fonts a page shows no letters.
 const PACKAGES: [&str; 2] = ["chromium-headless-shell", "fonts-liberation"];
 
-/// Builds the command line and the demonstration ledger, and tests the pages that they show. Pictures of the
-/// pages go to `target/pages`.
+/// Builds the command line and the demonstration ledger, and tests the pages that they show. Screenshots go
+/// to `target/pages`.
 ///
 /// # Errors
-/// The failing command, or that no browser can be had.
+/// The failing command, or that no browser is available.
 pub fn test(root: &Path, cargo: impl Fn() -> Command) -> Result<(), XtaskError> {
     let python = driver(root)?;
     let chromium = chromium(root, &python)?;
@@ -46,7 +46,7 @@ pub fn test(root: &Path, cargo: impl Fn() -> Command) -> Result<(), XtaskError> 
         .env("PYTHONDONTWRITEBYTECODE", "1"))
 }
 
-/// A Python with the driver, in `.tools/browser`.
+/// A Python environment with the driver, in `.tools/browser`.
 fn driver(root: &Path) -> Result<PathBuf, XtaskError> {
     let venv = root.join(".tools/browser");
     let python = venv.join("bin/python");
@@ -62,8 +62,8 @@ fn driver(root: &Path) -> Result<PathBuf, XtaskError> {
 }
 
 /// A Chromium: the one that `FLASHCORE_CHROMIUM` names, else one on PATH, else Playwright's own in
-/// `.tools/chromium`. Where there is none, one is installed: from the system's packages where that is
-/// allowed, or by Playwright.
+/// `.tools/chromium`. If there is none, one is installed from the system's packages where that is allowed,
+/// else by Playwright.
 fn chromium(root: &Path, python: &Path) -> Result<PathBuf, XtaskError> {
     let folder = root.join(".tools/chromium");
     if let Some(named) = std::env::var_os("FLASHCORE_CHROMIUM") {
@@ -94,7 +94,7 @@ fn on_path() -> Option<PathBuf> {
     NAMES.iter().find_map(|name| folders.iter().map(|f| f.join(name)).find(|p| p.is_file()))
 }
 
-/// The browser that Playwright fetched into a folder.
+/// The browser that Playwright has fetched into a folder.
 fn fetched(folder: &Path) -> Option<PathBuf> {
     let mut open = vec![folder.to_path_buf()];
     while let Some(dir) = open.pop() {

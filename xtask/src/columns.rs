@@ -1,4 +1,4 @@
-//! Prose and comments keep to 110 columns, which rustfmt asks of code alone.
+//! Checks that prose and comments keep to 110 columns. rustfmt applies that limit to code only.
 
 use std::ops::Range;
 use std::path::Path;
@@ -8,11 +8,11 @@ use pulldown_cmark::{Event, Options, Parser, Tag};
 use crate::XtaskError;
 use crate::book::{self, File};
 
-/// The columns of a line, as in `rustfmt.toml`.
+/// The width limit, as in `rustfmt.toml`.
 const COLUMNS: usize = 110;
 
-/// Files and folders that are held to the limit, from the root. A folder stands for its Markdown, Rust and
-/// Python files. The list grows: a crate is added when its comments fit, and no entry is removed.
+/// Files and folders that are held to the limit, relative to the root. A folder stands for its Markdown, Rust
+/// and Python files. The list grows: a crate is added when its comments fit, and no entry is removed.
 const HELD: [&str; 6] =
     ["docs/src", "xtask", "README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "python/README.md"];
 
@@ -71,7 +71,7 @@ fn exempt(text: &str) -> Vec<Range<usize>> {
     ranges
 }
 
-/// The columns of a line of Markdown without the destinations of its links.
+/// The width of a line of Markdown without the destinations of its links.
 fn without_destinations(line: &str) -> usize {
     let mut parts = line.trim_end().split("](");
     let first = parts.next().unwrap_or_default().chars().count();

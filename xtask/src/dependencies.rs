@@ -1,5 +1,5 @@
-//! The crates that FlashCore is built from, held against `deny.toml`: their licences, their source, and
-//! versions that are there twice.
+//! Checks all crates that FlashCore is built from against `deny.toml`: their licences, their source, and
+//! duplicate versions.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -33,7 +33,7 @@ struct Bans {
     skip: Vec<Skip>,
 }
 
-/// A version that may be there beside a newer one.
+/// A version that is allowed beside a newer version of the crate.
 #[derive(Debug, Deserialize)]
 struct Skip {
     /// `name@version`
@@ -41,27 +41,27 @@ struct Skip {
     name: String,
 }
 
-/// A crate, as cargo tells of it.
+/// A crate, as `cargo metadata` describes it.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Deserialize)]
 pub struct Package {
     pub name: String,
     pub version: String,
     id: String,
     pub license: Option<String>,
-    /// None of a crate of the workspace.
+    /// `None` for a crate of the workspace.
     source: Option<String>,
     manifest_path: PathBuf,
     pub authors: Vec<String>,
     targets: Vec<Product>,
 }
 
-/// What a crate is built into.
+/// A build target of a crate.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Deserialize)]
 struct Product {
     kind: Vec<String>,
 }
 
-/// What `cargo metadata` says.
+/// The output of `cargo metadata`.
 #[derive(Debug, Deserialize)]
 struct Metadata {
     packages: Vec<Package>,
@@ -86,7 +86,7 @@ struct Dependency {
     dep_kinds: Vec<Kind>,
 }
 
-/// `kind` is none of what is linked, else `dev` or `build`.
+/// `kind` is `None` for a dependency that is linked, else `dev` or `build`.
 #[derive(Debug, Deserialize)]
 struct Kind {
     kind: Option<String>,
@@ -98,7 +98,7 @@ impl Package {
         format!("{}@{}", self.name, self.version)
     }
 
-    /// The folder of its sources.
+    /// The folder of the crate's sources.
     pub fn folder(&self) -> &Path {
         self.manifest_path.parent().unwrap_or(&self.manifest_path)
     }
@@ -108,7 +108,7 @@ impl Package {
     }
 }
 
-/// Holds every crate against `deny.toml`, and runs cargo-deny where it is installed.
+/// Checks every crate against `deny.toml`, and runs cargo-deny if it is installed.
 ///
 /// # Errors
 /// Everything that `deny.toml` does not allow.
@@ -130,17 +130,17 @@ pub fn check(root: &Path) -> Result<(), XtaskError> {
     let mut probe = Command::new("cargo-deny");
     probe.arg("--version").stdout(Stdio::null()).stderr(Stdio::null());
     if probe.status().is_ok_and(|status| status.success()) {
-        // Advisories need a database from a network.
+        // The check of advisories is left out, because it needs a database from the network.
         let mut deny = Command::new("cargo-deny");
         run(deny.current_dir(root).args(["--workspace", "check", "licenses", "bans", "sources"]))?;
     }
     Ok(())
 }
 
-/// The crates of others that are linked into what a crate of the workspace becomes.
+/// The third-party crates that are linked into the products of a workspace crate.
 ///
 /// # Errors
-/// When cargo cannot say.
+/// When `cargo metadata` fails.
 pub fn linked(root: &Path, name: &str) -> Result<Vec<Package>, XtaskError> {
     let mut all = BTreeSet::new();
     for target in &rules(root)?.graph.targets {
@@ -182,7 +182,7 @@ fn metadata(root: &Path, target: &str) -> Result<Metadata, XtaskError> {
     serde_json::from_slice(&found.stdout).map_err(|error| XtaskError::Check(format!("`{text}`: {error}")))
 }
 
-/// The crates that some crates lead to, these among them, over the dependencies that are followed.
+/// The crates that `begin` reaches over the followed dependencies, `begin` included.
 fn reached(
     metadata: &Metadata,
     mut begin: Vec<String>,
@@ -201,7 +201,7 @@ fn reached(
     seen.iter().filter_map(|id| packages.get(id.as_str()).copied().cloned()).collect()
 }
 
-/// Crates whose licence is none of those that are allowed.
+/// Crates without a licence that is allowed.
 fn licences(all: &[Package], allowed: &[String]) -> Result<Vec<String>, XtaskError> {
     let parse = |name: &String| {
         Licensee::parse(name)
@@ -219,7 +219,7 @@ fn licences(all: &[Package], allowed: &[String]) -> Result<Vec<String>, XtaskErr
         .collect())
 }
 
-/// Crates from anywhere but the one registry.
+/// Crates from any source other than the one registry.
 fn sources(all: &[Package]) -> Vec<String> {
     let of = |package: &Package| package.source.clone().unwrap_or_default();
     let registry = all.iter().map(of).find(|source| source.starts_with("registry+")).unwrap_or_default();
@@ -227,8 +227,8 @@ fn sources(all: &[Package]) -> Vec<String> {
     strange.map(|package| format!("{} comes from {}", package.spec(), of(package))).collect()
 }
 
-/// Older versions of crates that are there more than once, unless they are listed; and what is listed
-/// without need.
+/// Older versions of crates that occur more than once and are not listed, and listed versions that need no
+/// entry any more.
 fn doubles(all: &[Package], skip: &[Skip]) -> Vec<String> {
     let listed: BTreeSet<String> = skip.iter().map(|skip| skip.name.clone()).collect();
     let mut older = BTreeSet::new();
@@ -244,7 +244,7 @@ fn doubles(all: &[Package], skip: &[Skip]) -> Vec<String> {
     missing.chain(stale).collect()
 }
 
-/// A version as numbers; what stands behind a + or - does not count.
+/// A version as numbers. The part after a + or - does not count.
 fn number(version: &str) -> Vec<u64> {
     let plain = version.split(['+', '-']).next().unwrap_or_default();
     plain.split('.').filter_map(|part| part.parse().ok()).collect()

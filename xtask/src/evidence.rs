@@ -1,4 +1,4 @@
-//! Builds the programs that run on a GPU machine. They know the commit they were built from, because the GPU
+//! Builds the programs that run on a GPU machine. They contain the commit of the build, because the GPU
 //! machine need not have the repository. Without a clean commit they write no rows.
 
 use std::fs;
@@ -7,14 +7,14 @@ use std::process::Command;
 
 use crate::{XtaskError, run};
 
-/// Examples of `flashcore-lab`: what each measures stands at the head of its file.
+/// Examples of `flashcore-lab`. The head of each file says what it measures.
 const PROGRAMS: [&str; 8] =
     ["tensor_cores", "rungs", "probes", "approx", "host", "tune", "forecast", "hopper"];
 
-/// The command itself, which races plans and climbs.
+/// The `flashcore` command, which races plans and runs `climb`.
 const COMMAND: &str = "flashcore";
 
-/// Builds them in release mode and puts them into `.device/`.
+/// Builds the programs in release mode and puts them into `.device/`.
 ///
 /// # Errors
 /// Uncommitted changes, or a build that fails.
@@ -38,10 +38,10 @@ pub fn build(root: &Path) -> Result<(), XtaskError> {
     Ok(())
 }
 
-/// The commit of a checkout without changes that are not committed.
+/// The commit of a clean checkout.
 ///
 /// # Errors
-/// The changes.
+/// The uncommitted changes.
 pub fn commit(root: &Path) -> Result<String, XtaskError> {
     let git = |args: &[&str]| -> Result<String, XtaskError> {
         let output = Command::new("git").current_dir(root).args(args).output();

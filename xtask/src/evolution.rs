@@ -1,5 +1,5 @@
-//! A whole evolution, as a new user runs it: two minutes on this processor. The test is that the run ends and
-//! that every candidate is accounted for. Speed is not tested.
+//! Runs a whole evolution as a new user does: two minutes on this CPU. The test passes if the run ends and
+//! every candidate is accounted for. Speed is not tested.
 
 use std::collections::HashSet;
 use std::fs;
@@ -12,16 +12,16 @@ use serde_json::Value;
 use crate::{XtaskError, quoted, run, target};
 
 const MINUTES: u64 = 2;
-/// What a run may take: a busy machine is slow, and one that hangs is ended.
+/// Time limit of a run: enough for a busy machine, and the end of a run that hangs.
 const PATIENCE: Duration = Duration::from_secs(10 * 60);
-/// Time between two looks at whether a command has ended.
+/// Time between two checks whether a command has ended.
 const LOOK: Duration = Duration::from_millis(100);
 
-/// Evolves with the command line and tests the report, the ledger and the page, which stay in
+/// Evolves with the command line and checks the report, the ledger and the page, which stay in
 /// `target/evolution`.
 ///
 /// # Errors
-/// The failing command, or what it left undone.
+/// The failing command, or what is missing from its results.
 pub fn test(root: &Path, cargo: impl Fn() -> Command) -> Result<(), XtaskError> {
     run(cargo().args(["build", "--workspace", "--quiet", "--bin", "flashcore"]))?;
     let target = target(root)?;
@@ -53,7 +53,7 @@ pub fn test(root: &Path, cargo: impl Fn() -> Command) -> Result<(), XtaskError> 
     Ok(())
 }
 
-/// What the command printed.
+/// Checks the report that the command printed.
 fn look_at_report(report: &Value) -> Result<(), XtaskError> {
     let number = |value: &Value| value.as_f64().is_some_and(|number| number > 0.0);
     expect(report["kind"] == "measured", &report["kind"])?;
@@ -71,7 +71,7 @@ fn look_at_report(report: &Value) -> Result<(), XtaskError> {
     expect(["continue", "stop", "use_a_library"].contains(&what), &report["decision"])
 }
 
-/// Every candidate that was made raced, or went no further for a reason; and so did the control.
+/// Checks that every candidate, the control included, either raced or was rejected for a reason.
 fn look_at_facts(lines: &str) -> Result<(), XtaskError> {
     let (mut made, mut ended) = (HashSet::new(), HashSet::new());
     for line in lines.lines() {
@@ -96,8 +96,8 @@ fn expect(holds: bool, found: impl std::fmt::Display) -> Result<(), XtaskError> 
     }
 }
 
-/// The JSON that a command prints. The output goes through a file, which cannot fill up as a pipe does. A
-/// command that takes too long is ended.
+/// Runs a command that prints JSON, and ends it after `PATIENCE`. The output goes through a file, because a
+/// full pipe would block the command.
 fn json(command: &mut Command, path: &Path) -> Result<Value, XtaskError> {
     let text = quoted(command);
     eprintln!("$ {text}");

@@ -5,16 +5,16 @@ use std::process::Command;
 
 use crate::{XtaskError, run};
 
-/// What to run.
+/// The options of `cargo xtask fuzz`.
 #[derive(Debug, clap::Args)]
 pub struct Fuzz {
-    /// How long
+    /// Seconds to run
     #[arg(long, default_value_t = 60)]
     seconds: u64,
-    /// The same seed on the same commit makes the same cases
+    /// Seed of the random numbers; a seed gives the same cases on the same commit
     #[arg(long, default_value_t = 1)]
     seed: u64,
-    /// One case again: FILE.ptx with FILE.toml
+    /// Run one case again: FILE.ptx with FILE.toml
     #[arg(long, value_name = "FILE.ptx", conflicts_with_all = ["seconds", "seed"])]
     replay: Option<PathBuf>,
 }

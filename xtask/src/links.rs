@@ -9,11 +9,11 @@ use pulldown_cmark::{Event, Options, Parser, Tag, TagEnd};
 
 use crate::book::File;
 
-/// The folder of the book's pages, and its list of them.
+/// The folder of the book's pages, and the page that lists them.
 const BOOK: &str = "docs/src/";
 const SUMMARY: &str = "docs/src/SUMMARY.md";
 
-/// What is wrong with the links of these pages, one line a fault.
+/// The faults of the links of these pages, one line each.
 pub fn faults(root: &Path, pages: &[File]) -> Vec<String> {
     let outlines: BTreeMap<&str, Outline> =
         pages.iter().map(|page| (page.path.as_str(), outline(&page.text))).collect();
@@ -41,7 +41,7 @@ pub fn faults(root: &Path, pages: &[File]) -> Vec<String> {
     faults
 }
 
-/// The file that a link names, from the root, and the anchor in it.
+/// The file that a link names, relative to the root, and the anchor in that file.
 fn target<'a>(page: &str, link: &'a str) -> (String, Option<&'a str>) {
     let (path, anchor) = link.split_once('#').map_or((link, None), |(path, anchor)| (path, Some(anchor)));
     if path.is_empty() {
@@ -59,10 +59,10 @@ fn target<'a>(page: &str, link: &'a str) -> (String, Option<&'a str>) {
     (parts.join("/"), anchor)
 }
 
-/// What a page links to, and what can be linked to in it.
+/// The links of a page, and the anchors that other pages can link to.
 #[derive(Default)]
 struct Outline {
-    /// Destinations without a scheme, of links and images.
+    /// Destinations of links and images, without those that have a scheme.
     links: Vec<String>,
     anchors: BTreeSet<String>,
 }
@@ -95,7 +95,7 @@ fn outline(text: &str) -> Outline {
     outline
 }
 
-/// A heading's anchor, as mdBook and the usual forges make it.
+/// The anchor of a heading, as mdBook and the usual forges make it.
 fn anchor(heading: &str) -> String {
     let kept = |c: char| match c {
         c if c.is_alphanumeric() || c == '_' || c == '-' => Some(c.to_ascii_lowercase()),

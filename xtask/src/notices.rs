@@ -1,5 +1,5 @@
-//! Licence texts that the wheel carries: our own two, those of every crate that is linked into the extension
-//! module, and those of Rust's standard library.
+//! Collects the licence texts that the wheel carries: FlashCore's own two, those of every crate that is
+//! linked into the extension module, and those of Rust's standard library.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -9,8 +9,8 @@ use std::process::Command;
 use crate::dependencies::{self, Package};
 use crate::{XtaskError, run};
 
-/// The folder that `license-files` of pyproject.toml names. Our own licences are links in it, the rest is
-/// made here.
+/// The folder that `license-files` of pyproject.toml names. FlashCore's own licences are symbolic links in
+/// it, and this module writes the rest.
 const FOLDER: &str = "python/licenses";
 const CRATES: &str = "third-party.txt";
 const STANDARD_LIBRARY: &str = "rust-standard-library.html";
@@ -21,10 +21,10 @@ rust-standard-library.html. Each text is given once; the number in brackets behi
 which libsqlite3-sys contains, is in the public domain.
 ";
 
-/// Writes the texts that the wheel is to carry.
+/// Writes the licence texts of the wheel.
 ///
 /// # Errors
-/// When a crate or the standard library comes without any, or a file cannot be read or written.
+/// When a crate or the standard library comes without a licence text, or a file cannot be read or written.
 pub fn write(root: &Path) -> Result<(), XtaskError> {
     let crates = dependencies::linked(root, "flashcore-python")?;
     let ours = read(&root.join("LICENSE-MIT"))?;
@@ -36,10 +36,10 @@ pub fn write(root: &Path) -> Result<(), XtaskError> {
     Ok(())
 }
 
-/// Opens a wheel and looks for the texts of all that is linked into it.
+/// Checks that a wheel contains the texts of everything that is linked into it.
 ///
 /// # Errors
-/// What is not there.
+/// The texts that are missing.
 pub fn check(root: &Path, python: &Path, wheel: &Path) -> Result<(), XtaskError> {
     let folder = root.join("target/wheels/opened");
     let io = |source| XtaskError::Io { path: folder.clone(), source };
@@ -73,7 +73,7 @@ pub fn check(root: &Path, python: &Path, wheel: &Path) -> Result<(), XtaskError>
     Err(XtaskError::Check(format!("{} has no licence text of {}", wheel.display(), unnamed.join(", "))))
 }
 
-/// Whether a crate is named, and every text that its line leads to is there.
+/// Whether a crate is listed, and every text to which its line refers is present.
 fn is_told(text: &str, package: &Package) -> bool {
     let name = format!("{} {}, ", package.name, package.version);
     let Some(line) = text.lines().find(|line| line.starts_with(&name)) else { return false };
@@ -86,7 +86,7 @@ fn heading(number: &str) -> String {
     format!("======== [{number}] ========")
 }
 
-/// The crates, one a line, and then the texts.
+/// The list of the crates, one a line, and then the texts.
 fn notices(crates: &[Package], mit: &str) -> Result<String, XtaskError> {
     let (mut list, mut texts) = (String::new(), Texts::default());
     for package in crates {
@@ -95,7 +95,7 @@ fn notices(crates: &[Package], mit: &str) -> Result<String, XtaskError> {
         let numbers: Vec<String> =
             found.into_iter().map(|text| format!("[{}]", texts.number(text))).collect();
         let licence = package.license.as_deref().unwrap_or("no licence stated");
-        // To write to a string does not fail.
+        // Writing to a `String` does not fail.
         let _ = writeln!(list, "{} {}, {licence} {}", package.name, package.version, numbers.join(" "));
     }
     let mut all = format!("{INTRODUCTION}\n{list}");
@@ -105,7 +105,7 @@ fn notices(crates: &[Package], mit: &str) -> Result<String, XtaskError> {
     Ok(all)
 }
 
-/// Each text once: two that differ in white space alone are one.
+/// Each text once. Texts that differ in white space only are one text.
 #[derive(Default)]
 struct Texts {
     in_order: Vec<String>,
@@ -137,7 +137,7 @@ fn texts_of(package: &Package) -> Result<Vec<String>, XtaskError> {
     files.iter().map(|path| read(path)).collect()
 }
 
-/// The text of a crate that ships none: that of the MIT licence, where its manifest states this licence.
+/// The text for a crate that ships none: the MIT licence, if the manifest of the crate states it.
 fn stated(package: &Package, mit: &str) -> Result<String, XtaskError> {
     let is_mit =
         package.license.as_deref().is_some_and(|licence| licence.split([' ', '/']).any(|word| word == "MIT"));
@@ -155,7 +155,7 @@ fn stated(package: &Package, mit: &str) -> Result<String, XtaskError> {
     ))
 }
 
-/// The notices of the standard library of the compiler in use.
+/// The notices of the standard library of the compiler that is in use.
 fn standard_library(root: &Path) -> Result<PathBuf, XtaskError> {
     let mut rustc = Command::new("rustc");
     let found = rustc.current_dir(root).args(["--print", "sysroot"]).output();
@@ -180,7 +180,7 @@ mod tests {
         let crates = dependencies::linked(&root, "flashcore-python").unwrap();
         let names: Vec<&str> = crates.iter().map(|package| package.name.as_str()).collect();
         assert!(names.contains(&"pyo3") && names.contains(&"rusqlite"), "{names:?}");
-        // Macros, tools of tests and crates of our own are not linked as another's.
+        // Procedural macros, test tools and workspace crates are not linked third-party crates.
         assert!(
             !names.iter().any(|name| ["serde_derive", "proptest", "flashcore-ptx"].contains(name)),
             "{names:?}"

@@ -1,18 +1,19 @@
-//! Tables and pictures of the documents, made by `flashcore tables` from the rows in `evidence/`.
+//! Updates the tables and pictures of the documents. `flashcore tables` makes them from the rows in
+//! `evidence/`.
 
 use std::path::Path;
 use std::process::Command;
 
 use crate::{XtaskError, run, target};
 
-/// Documents with tables, from the root.
+/// Documents with tables, relative to the root.
 const DOCUMENTS: [&str; 4] =
     ["README.md", "docs/src/benchmarks.md", "docs/src/how/hopper.md", "docs/src/how/evolution.md"];
 
-/// Fills them anew, or only checks that they are what their rows give.
+/// Updates the tables, or with `check` only compares them with their rows.
 ///
 /// # Errors
-/// When they are stale, or the rows cannot be read.
+/// When a table is stale, or the rows cannot be read.
 pub fn make(root: &Path, check: bool) -> Result<(), XtaskError> {
     let mut build = Command::new(env!("CARGO"));
     build.current_dir(root).args(["build", "--workspace", "--quiet", "--bin", "flashcore"]);

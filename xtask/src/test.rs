@@ -1,4 +1,4 @@
-//! `cargo xtask test`: everything that has to hold before a change lands.
+//! `cargo xtask test`: every check that must pass before a change lands.
 
 use std::path::Path;
 use std::process::Command;
@@ -20,7 +20,7 @@ pub fn all(root: &Path) -> Result<(), XtaskError> {
     dependencies::check(root)?;
     run(cargo().args(["clippy", "--workspace", "--all-targets", "--quiet", "--", "-D", "warnings"]))?;
     if has_target(root, ARM) {
-        // The NEON kernels, which no other check compiles here.
+        // The NEON kernels, which no other check compiles on this machine.
         let clippy = ["clippy", "--package", "flashcore-cpu", "--all-targets", "--quiet", "--target", ARM];
         run(cargo().args(clippy).args(["--", "-D", "warnings"]))?;
     } else {
@@ -36,7 +36,7 @@ pub fn all(root: &Path) -> Result<(), XtaskError> {
     Ok(())
 }
 
-/// The book alone.
+/// Checks and builds the book only.
 ///
 /// # Errors
 /// The failing command, or the faults of the documents.
@@ -44,7 +44,7 @@ pub fn book(root: &Path) -> Result<(), XtaskError> {
     book::check(root, &tools::fetch(root)?)
 }
 
-/// The pages in a browser, alone.
+/// Tests the pages in a browser only.
 ///
 /// # Errors
 /// The failing command.
@@ -53,16 +53,16 @@ pub fn browser(root: &Path) -> Result<(), XtaskError> {
     browser::test(root, || cargo(root, &tools))
 }
 
-/// A whole evolution, alone.
+/// Runs the evolution test only.
 ///
 /// # Errors
-/// The failing command, or what it left undone.
+/// The failing command, or what is missing from its results.
 pub fn evolution(root: &Path) -> Result<(), XtaskError> {
     let tools = tools::fetch(root)?;
     evolution::test(root, || cargo(root, &tools))
 }
 
-/// Cargo, with the tools named to what it runs.
+/// A cargo command whose environment names the fetched tools.
 fn cargo(root: &Path, tools: &Tools) -> Command {
     let mut command = Command::new(env!("CARGO"));
     command.current_dir(root).env("FLASHCORE_PTXAS", &tools.ptxas);
@@ -72,7 +72,7 @@ fn cargo(root: &Path, tools: &Tools) -> Command {
 
 const ARM: &str = "aarch64-unknown-linux-gnu";
 
-/// Whether rustup is there and has the target for the toolchain in use.
+/// Whether rustup is installed and the toolchain in use has the target.
 fn has_target(root: &Path, target: &str) -> bool {
     let listed = Command::new("rustup").args(["target", "list", "--installed"]).current_dir(root).output();
     listed.is_ok_and(|l| String::from_utf8_lossy(&l.stdout).lines().any(|line| line == target))

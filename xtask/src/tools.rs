@@ -10,12 +10,12 @@ use std::process::Command;
 
 use crate::{XtaskError, run};
 
-/// The wheels. ptxas decides registers and spills, so its version is recorded with every result.
+/// The wheels to fetch. ptxas decides register use and spills, so its version is recorded with every result.
 const WHEELS: [&str; 7] = [
     "nvidia-cuda-nvcc==13.5.37",
     "nvidia-cuda-nvdisasm==13.5.37",
     "nvidia-cuda-nvrtc==13.5.37",
-    // cuda_fp16.h and mma.h, what mma.h includes, and nv/target, which cuda_fp16.h includes.
+    // cuda_fp16.h and mma.h, and the headers that they include (nv/target among them).
     "nvidia-cuda-runtime==13.5.37",
     "nvidia-cuda-crt==13.5.37",
     "nvidia-cuda-cccl==13.3.5.0.6",
@@ -44,17 +44,17 @@ impl fmt::Display for Tools {
     }
 }
 
-/// Finds the tools under `.tools/`, fetching them first where they are missing or of another version.
+/// Finds the tools under `.tools/`. Fetches tools that are missing or of another version.
 ///
 /// # Errors
-/// When python3 is missing, the packages cannot be had, or they do not hold what they should.
+/// When python3 is missing, a package is not available, or a package lacks an expected file.
 pub fn fetch(root: &Path) -> Result<Tools, XtaskError> {
     let folder = root.join(".tools");
     let venv = folder.join("venv");
     let stamp = folder.join("versions");
     let wanted = WHEELS.join("\n");
     if fs::read_to_string(&stamp).ok().as_deref() != Some(&wanted) {
-        // A file of an older version; that it may not be there is no error.
+        // Removes the file of an older version. A missing file is no error.
         let _ = fs::remove_file(folder.join("bin/ptxas"));
         fs::create_dir_all(&folder).map_err(|source| XtaskError::Io { path: folder.clone(), source })?;
         run(Command::new("python3").args(["-m", "venv"]).arg(&venv))?;
@@ -68,7 +68,7 @@ pub fn fetch(root: &Path) -> Result<Tools, XtaskError> {
         nvrtc: find(&venv, |name| name.starts_with("libnvrtc.so"))?,
         mdbook: find(&venv, |name| name == "mdbook")?,
     };
-    // Where the command line looks for it when it is run from this folder.
+    // The command line searches here when it runs from this folder.
     let bin = folder.join("bin");
     let io = |source| XtaskError::Io { path: bin.clone(), source };
     fs::create_dir_all(&bin).map_err(io)?;

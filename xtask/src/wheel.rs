@@ -1,4 +1,4 @@
-//! The Python wheel: built by maturin, held against what it promises, tested from the outside.
+//! The Python wheel: maturin builds it, and this module checks its size, its platform tag and its tests.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -6,8 +6,8 @@ use std::process::Command;
 
 use crate::{XtaskError, evidence, notices, run};
 
-/// What builds and checks it. NumPy and ml_dtypes are what its tests compare with; Ray is what
-/// spreads an evolution over machines.
+/// Packages that build and check the wheel. The tests compare with NumPy and ml_dtypes, and Ray distributes
+/// an evolution over machines.
 const BUILD: [&str; 7] = [
     "maturin==1.16.0",
     "pytest==9.2.0",
@@ -17,26 +17,27 @@ const BUILD: [&str; 7] = [
     "mypy==2.4.1",
     "ray==2.60.0",
 ];
-/// What the tests of tensors need, on top. PyTorch's package brings the libraries of CUDA: some 5 GB.
+/// Packages that the tests of PyTorch tensors need in addition. PyTorch brings the CUDA libraries: about 5
+/// GB.
 const TORCH: [&str; 4] = ["torch==2.15.0", "pytest==9.2.0", "numpy==2.4.6", "ml_dtypes==0.6.0"];
-/// The tests that are of PyTorch's tensors, or run with them as well.
+/// Tests that need PyTorch, or that also run with PyTorch.
 const TORCH_TESTS: [&str; 3] = ["test_torch.py", "test_threads.py", "test_flashattention.py"];
-/// pytest as wheels of pure Python, for a GPU machine without a network.
+/// pytest as pure Python wheels, for a GPU machine without a network.
 const CARRIED: [&str; 5] = ["pytest==9.2.0", "iniconfig", "pluggy", "packaging", "pygments"];
 
-/// The largest wheel that is accepted, bytes.
+/// The largest accepted wheel, bytes.
 const LARGEST: u64 = 10_000_000;
-/// The newest glibc that it may need: Ubuntu 22.04, Debian 12 and RHEL 9 have 2.34 or later.
+/// The newest glibc that the wheel may require. Ubuntu 22.04, Debian 12 and RHEL 9 have 2.34 or later.
 const NEWEST_GLIBC: (u32, u32) = (2, 34);
 
-/// Builds the wheel in release mode into `target/wheels`, with its tests and what they need beside it.
+/// Builds the wheel in release mode into `target/wheels`, and puts its tests and their packages beside it.
 ///
 /// # Errors
-/// A build that fails, a wheel that is too large or not portable.
+/// A build that fails, or a wheel that is too large or not portable.
 pub fn release(root: &Path) -> Result<(), XtaskError> {
     let python = environment(root)?;
     let out = root.join("target/wheels");
-    // `python -m flashcore.bench` writes no evidence from a wheel that does not know its commit.
+    // A wheel that does not know its commit cannot write evidence with `python -m flashcore.bench`.
     let commit = evidence::commit(root).unwrap_or_else(|error| {
         eprintln!("xtask: this wheel writes no evidence: {error}");
         String::new()
@@ -58,8 +59,8 @@ pub fn release(root: &Path) -> Result<(), XtaskError> {
     Ok(())
 }
 
-/// Lints the package, builds a wheel as `cargo test` builds (quickly), installs it and runs its tests, those
-/// of PyTorch's tensors with a PyTorch of its own.
+/// Lints the package, builds a wheel in the profile of `cargo test` (a quick build), installs it and runs its
+/// tests. The tests of PyTorch tensors run in an environment with PyTorch.
 ///
 /// # Errors
 /// The failing command.
@@ -82,13 +83,13 @@ pub fn test(root: &Path) -> Result<(), XtaskError> {
     pytest(root, &python, &TORCH_TESTS.map(|name| package.join("tests").join(name)))
 }
 
-/// Runs tests of the installed package, from a folder in which there is no other.
+/// Runs tests of the installed package from a folder that does not contain the package.
 fn pytest(root: &Path, python: &Path, tests: &[PathBuf]) -> Result<(), XtaskError> {
     let mut pytest = Command::new(python);
     run(pytest.current_dir(root.join("target")).args(["-m", "pytest", "--quiet"]).args(tests))
 }
 
-/// Builds into `out`, which holds no other wheel of ours afterwards, and checks the result.
+/// Builds into `out`, removes other FlashCore wheels there, and checks the result.
 fn build(
     root: &Path,
     python: &Path,
@@ -122,12 +123,12 @@ fn build(
     Ok(wheel)
 }
 
-/// Holds a wheel's name against what it must run on, and a release against its size.
+/// Checks the platform tag of a wheel, and the size of a release.
 fn check(wheel: &Path, release: bool) -> Result<(), XtaskError> {
     let name = wheel.file_name().map(|n| n.to_string_lossy().into_owned()).unwrap_or_default();
     let bytes =
         fs::metadata(wheel).map_err(|source| XtaskError::Io { path: wheel.to_owned(), source })?.len();
-    // maturin reads the versions of all symbols and gives the oldest tag that fits them.
+    // maturin reads the versions of all symbols and chooses the oldest tag that allows them.
     let glibc = manylinux(&name);
     eprintln!("xtask: {name}, {:.1} MB", bytes as f64 / 1e6);
     if !name.contains("-abi3-") {
@@ -143,15 +144,15 @@ fn check(wheel: &Path, release: bool) -> Result<(), XtaskError> {
     Ok(())
 }
 
-/// The glibc that a wheel's name asks for: (2, 34) of `manylinux_2_34`.
+/// The glibc version that a wheel's name requires: (2, 34) for `manylinux_2_34`.
 fn manylinux(name: &str) -> Option<(u32, u32)> {
     let (_, rest) = name.split_once("manylinux_")?;
     let mut parts = rest.split('_');
     Some((parts.next()?.parse().ok()?, parts.next()?.parse().ok()?))
 }
 
-/// The virtual environment under `.tools/` that builds the wheel, with the packages of the system's Python
-/// in it.
+/// The virtual environment under `.tools/` that builds the wheel. It contains the packages of the system's
+/// Python.
 fn environment(root: &Path) -> Result<PathBuf, XtaskError> {
     installed(&root.join(".tools/python"), &["--system-site-packages"], &BUILD)
 }
@@ -159,7 +160,7 @@ fn environment(root: &Path) -> Result<PathBuf, XtaskError> {
 /// The virtual environment under `.tools/` that has PyTorch.
 ///
 /// # Errors
-/// When PyTorch cannot be installed: tests that are left out would look like tests that pass.
+/// When PyTorch cannot be installed. Leaving its tests out would look like tests that pass.
 fn torch(root: &Path) -> Result<PathBuf, XtaskError> {
     let folder = root.join(".tools/torch");
     installed(&folder, &[], &TORCH).map_err(|error| {
@@ -169,7 +170,7 @@ fn torch(root: &Path) -> Result<PathBuf, XtaskError> {
     })
 }
 
-/// A virtual environment with these packages, which are installed once for each list.
+/// A virtual environment with these packages. Each list of packages is installed once.
 fn installed(folder: &Path, options: &[&str], packages: &[&str]) -> Result<PathBuf, XtaskError> {
     let (python, stamp) = (folder.join("bin/python"), folder.join("versions"));
     let wanted = packages.join("\n");

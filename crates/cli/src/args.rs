@@ -1,4 +1,4 @@
-//! The command line as written; what it means is each command's to judge.
+//! The arguments of the command line. Each command checks the values of its own arguments.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -6,7 +6,7 @@ use std::time::Duration;
 use clap::{ArgGroup, Args, Parser, Subcommand};
 use lab::bench::suites;
 
-/// As in [`crate::Status`].
+/// The exit codes of [`crate::Status`].
 const EXIT_CODES: &str = "Exit codes: 0 done, and right as far as it was to be judged; 1 something is wrong; 2 something could not be \
      judged, or a fault of FlashCore's; 3 bad usage, or a file, ledger or device that cannot be used.";
 
@@ -20,73 +20,79 @@ pub struct Cli {
 
 #[derive(Debug, Subcommand)]
 pub enum Command {
-    /// Check, time or predict, and diagnose every version of the kernel, from the first slow one to the fused one; write a report
+    /// Check, time or predict, and diagnose every version of the kernel, from the first slow one to the fused
+    /// one; write a report
     Climb(Climb),
-    /// Check a kernel (PTX, or CUDA C++ through NVRTC) in the emulator: data races, out-of-bounds accesses, wrong results
+    /// Check a kernel (PTX, or CUDA C++ through NVRTC) in the emulator: data races, out-of-bounds accesses,
+    /// wrong results
     ///
     /// Exit code: 0 passed, 1 failed, 2 incomplete, 3 bad usage.
     #[command(after_long_help = launch_file())]
     Check(Check),
-    /// Say why a kernel is slow (root causes, predicted time, what each line costs), or which plan a problem gets and why
+    /// Say why a kernel is slow (root causes, predicted time, what each line costs), or which plan a problem
+    /// gets and why
     ///
-    /// A kernel that fails its check is explained too. Exit code: 0 explained, whatever the verdict; 3 bad usage.
+    /// A kernel that fails its check is explained too. Exit code: 0 explained, whatever the verdict; 3 bad
+    /// usage.
     Explain(Explain),
-    /// Compute attention on tensors in files, on this machine's processor
+    /// Compute attention on tensors in files, on the CPU
     Run(Run),
-    /// Time kernels: on the CPU interleaved with PyTorch's where python3 can import torch, on a GPU plan against plan
+    /// Time kernels: on the CPU against PyTorch if python3 can import torch, on a GPU plan against plan
     Bench(Bench),
-    /// Fill the tables in documents from the rows in evidence/
+    /// Update the tables in documents from the rows in evidence/
     ///
-    /// Exit code: 0 done, or with --check nothing is stale; 1 --check found a table that is not what its rows give; 3 bad usage, a
-    /// document that cannot be read, or a table without rows, and nothing is written.
+    /// Exit code: 0 done, or with --check no table is stale; 1 --check found a stale table; 3 bad usage, a
+    /// document that cannot be read, or a table without rows (then nothing is written).
     Tables(Tables),
-    /// Hold this machine's GPU against the emulator: attention, arithmetic, repeats, compute-sanitizer
+    /// Compare this machine's GPU with the emulator: attention, arithmetic, repeats, compute-sanitizer
     ///
-    /// Exit code: 0 all passed, 1 something is wrong, 2 something could not be tested (no sanitizer, say), 3 bad usage or
-    /// no GPU.
+    /// Exit code: 0 all passed, 1 something is wrong, 2 something could not be tested (for example without
+    /// the sanitizer), 3 bad usage or no GPU.
     Selftest(Selftest),
-    /// Write a run of the evolution, as the ledger has it, as one page without script or network
+    /// Write a run of the evolution as one page, without scripts or network access
     Report(Report),
-    /// Show the ledger in a browser, live
+    /// Show a ledger in a browser, live
     Serve(Serve),
-    /// Show what this machine has and what that enables
+    /// Show what this machine has and what each part enables
     Doctor(Doctor),
-    /// Measure on a GPU the unit costs that the time model rests on (ex2, shuffle, ldmatrix, mma, cp.async, barrier, launch, …)
+    /// Measure the unit costs of a GPU for the time model (ex2, shuffle, ldmatrix, mma, cp.async, barrier,
+    /// launch, …)
     ///
-    /// Writes the machine's description, which --machine of other commands takes. Exit code: 0 all measured, 1 some probes
-    /// failed, 3 bad usage or no GPU.
+    /// Writes a description of the machine for the option --machine of other commands. Exit code: 0 all
+    /// measured, 1 some probes failed, 3 bad usage or no GPU.
     Microbench(Microbench),
-    /// Evaluate candidates: one task a line on standard input, one outcome a line on standard output, both JSON
+    /// Evaluate candidates: one task per line on standard input, one outcome per line on standard output,
+    /// both JSON
     #[command(hide = true)]
     Worker(Worker),
-    /// Restrict this process, then run a line of the shell in its place: what --proposer-sandbox of `evolve`
-    /// runs
+    /// Restrict this process, then replace it by a shell command: `evolve --proposer-sandbox` runs this
     #[command(hide = true)]
     Sandboxed(Sandboxed),
     /// Search for faster kernels: make, check, time and race candidates; write every result to a ledger
     ///
-    /// Beside the search's own candidates run random samples (a control group) and an A/A test of the baseline. On a
-    /// device that is not at hand (h200, l4, …) times are predicted by the time model, and everything says so. Ctrl-C
-    /// ends after the tasks under way, and --resume goes on.
+    /// Beside the search's own candidates run random samples (a control group) and an A/A test of the
+    /// baseline. On a device that is not at hand (h200, l4, …) times are predicted by the time model, and
+    /// everything says so. Ctrl-C ends after the tasks under way, and --resume goes on.
     ///
     /// Exit code: 0 ended or stopped, 2 a fault of FlashCore's, 3 bad usage or a device that cannot be used.
     Evolve(Evolve),
-    /// The best plans for a problem on a device, as the ledger knows them
+    /// List the best plans in the ledger for a problem on a device
     Topk(Topk),
-    /// Say what an idea will bring before it is measured, and see how forecasts came out: people's and the model's
+    /// Record what an idea is expected to bring, and score the forecasts of people and of the time model
     #[command(subcommand)]
     Forecast(ForecastCommand),
-    /// The ledger as a file: export its facts, check it, list its runs
+    /// Export the facts of a ledger, check it, or list its runs
     #[command(subcommand)]
     Ledger(LedgerCommand),
 }
 
 #[derive(Debug, Args)]
 pub struct Climb {
-    /// Where the versions are measured: cpu (predicted only), cuda, cuda:N, or auto: on a GPU where there is one
+    /// Where the versions are measured: cpu (predicted only), cuda, cuda:N, or auto: on a GPU where there is
+    /// one
     #[arg(long, default_value = "auto")]
     pub device: String,
-    /// Where the page goes
+    /// File of the page
     #[arg(long, value_name = "FILE", default_value = "report.html")]
     pub out: PathBuf,
     /// Print one JSON object instead of the table
@@ -97,35 +103,35 @@ pub struct Climb {
     pub thorough: bool,
 }
 
-/// The launch file's format, for those who ask for help at length.
+/// The format of the launch file, for `--help`.
 fn launch_file() -> String {
     format!("The launch file, TOML; every key, with what it means:\n\n{}", lab::launchfile::FORMAT)
 }
 
 #[derive(Debug, Args)]
 pub struct Check {
-    /// PTX (.ptx) or CUDA C++ (.cu)
+    /// Kernel file: PTX (.ptx) or CUDA C++ (.cu)
     pub file: PathBuf,
-    /// The launch file: grid, block, and what each parameter is
+    /// Launch file: grid, block, and the meaning of each parameter
     #[arg(long, value_name = "FILE.toml")]
     pub launch: PathBuf,
     /// Print one JSON object
     #[arg(long)]
     pub json: bool,
-    /// Fewer inputs and schedules
+    /// Use fewer inputs and schedules
     #[arg(long)]
     pub quick: bool,
-    /// Seconds that all runs in the emulator may take; after them the verdict is incomplete
+    /// Time limit for all emulator runs together; beyond it the verdict is incomplete
     #[arg(long, value_name = "SECONDS", default_value = TIMEOUT, value_parser = seconds)]
     pub timeout: Duration,
-    /// The share of the kernel's instructions that must have been executed, in percent; below it the verdict is incomplete
+    /// Percentage of the kernel's instructions that must be executed; below it the verdict is incomplete
     #[arg(long, value_name = "PERCENT", value_parser = percent)]
     pub require_coverage: Option<f64>,
-    /// Where the PTX goes to which line numbers refer: that of CUDA C++ is NVRTC's
+    /// File for the PTX to which line numbers refer; for CUDA C++ this is the PTX that NVRTC makes
     #[arg(long, value_name = "FILE.ptx")]
     pub keep_ptx: Option<PathBuf>,
-    /// The GPU's architecture, as in 89 or 90a: what CUDA C++ is compiled for (default: 80), and what PTX is emulated on (default:
-    /// its own target, which the architecture must run)
+    /// GPU architecture, such as 89 or 90a: CUDA C++ is compiled for it (default: 80), and PTX is emulated on
+    /// it (default: the target of the PTX; the architecture must be able to run that target)
     #[arg(long, value_name = "NN[a]", value_parser = target)]
     pub sm: Option<ptx::Target>,
 }
@@ -135,41 +141,42 @@ pub struct Explain {
     /// PTX or CUDA C++; left out: the kernel that the reference problem (1,8,512,64,f16) gets on the GPU
     #[arg(requires = "launch")]
     pub file: Option<PathBuf>,
-    /// The launch file
+    /// Launch file
     #[arg(long, value_name = "FILE.toml", requires = "file")]
     pub launch: Option<PathBuf>,
-    /// The machine whose time is predicted: H200, H100, A100, L4 or "RTX 4090"
+    /// Machine whose time is predicted: H200, H100, A100, L4 or "RTX 4090"
     #[arg(long, default_value = "L4")]
     pub gpu: String,
-    /// The machine whose time is predicted, as `microbench` described it
+    /// Machine whose time is predicted: a description that `microbench` wrote
     #[arg(long, value_name = "FILE.json", conflicts_with_all = ["gpu", "problem"])]
     pub machine: Option<PathBuf>,
     /// Print one JSON object
     #[arg(long)]
     pub json: bool,
-    /// Seconds that all runs in the emulator may take; after them the verdict is incomplete
+    /// Time limit for all emulator runs together; beyond it the verdict is incomplete
     #[arg(long, value_name = "SECONDS", default_value = TIMEOUT, value_parser = seconds, conflicts_with = "problem")]
     pub timeout: Duration,
-    /// Lines to list, the most expensive first
+    /// Number of lines to list, the most expensive first
     #[arg(long, default_value_t = 15, value_parser = count::<usize>)]
     pub lines: usize,
-    /// The GPU's architecture, as in 89 or 90a: what CUDA C++ is compiled for (default: 80), and what PTX is emulated on (default:
-    /// its own target, which the architecture must run)
+    /// GPU architecture, such as 89 or 90a: CUDA C++ is compiled for it (default: 80), and PTX is emulated on
+    /// it (default: the target of the PTX; the architecture must be able to run that target)
     #[arg(long, value_name = "NN[a]", value_parser = target)]
     pub sm: Option<ptx::Target>,
     #[arg(long, conflicts_with_all = ["file", "gpu", "lines", "sm"], help = problem_help("Say instead which plan computes a problem, and why"))]
     pub problem: Option<String>,
-    /// The device of --problem: cuda (this machine's GPU, the default), H200, H100, A100, L4 or "RTX 4090"
+    /// Device of --problem: cuda (this machine's GPU, the default), H200, H100, A100, L4 or "RTX 4090"
     #[arg(long, value_name = "NAME", requires = "problem")]
     pub device: Option<String>,
-    /// A plan to use for --problem instead of the chosen one, as JSON (as this command or `topk` prints it): is it possible?
+    /// Check this plan for --problem instead of choosing one; JSON, as this command or `topk` prints it
     #[arg(long, value_name = "JSON", requires = "problem")]
     pub plan: Option<String>,
 }
 
 #[derive(Debug, Args)]
 pub struct Run {
-    /// Queries: .npy, or .safetensors with a tensor "q"; keys and values are read from there too unless given
+    /// Queries: .npy, or .safetensors with a tensor "q". Keys and values come from the same file unless --k
+    /// or --v is given
     #[arg(long, value_name = "FILE")]
     pub q: PathBuf,
     /// Keys (tensor "k")
@@ -178,23 +185,24 @@ pub struct Run {
     /// Values (tensor "v")
     #[arg(long, value_name = "FILE")]
     pub v: Option<PathBuf>,
-    /// The output: .npy, or .safetensors with tensors "out" and "lse"
+    /// Output: .npy, or .safetensors with the tensors "out" and "lse"
     #[arg(long, value_name = "FILE")]
     pub out: PathBuf,
-    /// Each query sees the keys up to its own position, counted from the end
+    /// Causal mask aligned to the bottom right: the last query sees all keys
     #[arg(long)]
     pub causal: bool,
-    /// Each query sees the keys up to its own position, counted from the start, as PyTorch's is_causal
+    /// Causal mask aligned to the top left, as PyTorch's is_causal: the first query sees one key
     #[arg(long, conflicts_with = "causal")]
     pub causal_top_left: bool,
-    /// A sliding window: keys before and after the query's own that it sees, each a number or inf, as in 127,0. The query's own
-    /// key is level with it counted from the end, or from the start with --causal-top-left; with either causal mask AFTER is 0
+    /// Sliding window: number of keys that a query sees before and after its own position, such as 127,0; inf
+    /// for no bound. Positions are aligned to the bottom right, or to the top left with --causal-top-left.
+    /// With either causal mask AFTER must be 0
     #[arg(long, value_name = "BEFORE,AFTER")]
     pub window: Option<String>,
-    /// Factor on Q·Kᵀ; default 1/sqrt(head_dim)
+    /// Factor on Q·Kᵀ; default: 1/sqrt(head_dim)
     #[arg(long)]
     pub scale: Option<f32>,
-    /// Cap on the logits, as Gemma 2 has it: softcap · tanh(scale · q·k / softcap)
+    /// Cap on the logits, as in Gemma 2: softcap · tanh(scale · q·k / softcap)
     #[arg(long, value_name = "CAP")]
     pub softcap: Option<f32>,
     /// Order of dimensions: bhsd (PyTorch) or bshd (FlashAttention)
@@ -204,56 +212,58 @@ pub struct Run {
 
 #[derive(Debug, Args)]
 pub struct Bench {
-    /// Where: cpu, cuda, cuda:N (the GPU's number), or auto: a GPU where there is one
+    /// Device: cpu, cuda, cuda:N (the GPU's number), or auto (a GPU if there is one)
     #[arg(long, default_value = "cpu")]
     pub device: String,
-    /// Seconds for each problem and mode; default 3 on a CPU and 1 on a GPU
+    /// Seconds for each problem and mode; default: 3 on a CPU, 1 on a GPU
     #[arg(long)]
     pub seconds: Option<f64>,
     #[arg(long, value_name = "PROBLEM", conflicts_with = "shape", help = problem_help("A problem (may be given several times)"))]
     pub problem: Vec<String>,
-    /// Append rows to FILE; refused unless the commit is known and clean; default evidence/DEVICE.jsonl
+    /// Append rows to FILE (default: evidence/DEVICE.jsonl); refused unless the commit is known and clean
     #[arg(long, value_name = "FILE", num_args = 0..=1)]
     pub evidence: Option<Option<PathBuf>>,
     /// Print rows as JSON lines instead of a table
     #[arg(long)]
     pub json: bool,
-    /// CPU: threads; default: all cores
+    /// CPU: number of threads; default: all cores
     #[arg(long, value_parser = count::<usize>)]
     pub threads: Option<usize>,
-    /// CPU: one problem instead of the suite: BATCHxHEADSxSEQxDIM, as in 1x8x512x64
+    /// CPU: one problem instead of the suite: BATCHxHEADSxSEQxDIM, such as 1x8x512x64
     #[arg(long, value_name = "SHAPE")]
     pub shape: Option<String>,
-    /// Its element type: f32, f16 or bf16
+    /// Element type of --shape: f32, f16 or bf16
     #[arg(long, default_value = "f32", requires = "shape")]
     pub dtype: String,
-    /// Its mask: none, causal, causal-top-left or window:BEFORE:AFTER
+    /// Mask of --shape: none, causal, causal-top-left or window:BEFORE:AFTER
     #[arg(long, default_value = "none", requires = "shape")]
     pub mask: String,
-    /// GPU: a suite of problems: mission, small, forward, ampere or windows; may be given several times; default: mission
+    /// GPU: a suite of problems: mission, small, forward, ampere or windows; may be given several times;
+    /// default: mission
     #[arg(long)]
     pub suite: Vec<String>,
-    /// GPU: a plan (JSON, as `explain --problem` or `topk` prints it) instead of the chosen one; several race against each other, the
-    /// first against the rest
+    /// GPU: plan to time instead of the chosen one; JSON, as `explain --problem` or `topk` prints it;
+    /// repeatable: the first plan races against the others
     #[arg(long, value_name = "FILE.json")]
     pub plan: Vec<PathBuf>,
-    /// GPU: warm, cold, both of these, or sustained (for so long that the clocks are those which the device's power allows); default: both
+    /// GPU: warm, cold, both, or sustained (long enough for the clock to settle at the power limit); default:
+    /// both
     #[arg(long)]
     pub mode: Option<String>,
-    /// GPU: race the first plan against itself N times, each time anew, and count how often that is undecided
+    /// GPU: race the first plan against itself N times, loaded anew each time, and count the undecided races
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     pub control: Option<u32>,
 }
 
 #[derive(Debug, Args)]
 pub struct Tables {
-    /// The documents
+    /// Documents to update
     #[arg(required = true, value_name = "FILE.md")]
     pub documents: Vec<PathBuf>,
-    /// The folder that documents and rows are named from
+    /// Folder to which the paths of documents and rows are relative
     #[arg(long, value_name = "FOLDER", default_value = ".")]
     pub root: PathBuf,
-    /// Change nothing; fail where a table is not what its rows give
+    /// Change nothing; fail if a table differs from its rows
     #[arg(long)]
     pub check: bool,
 }
@@ -267,84 +277,84 @@ pub struct Doctor {
 
 #[derive(Debug, Args)]
 pub struct Selftest {
-    /// Less of everything: seconds instead of minutes
+    /// Run fewer checks: seconds instead of minutes
     #[arg(long)]
     pub quick: bool,
-    /// Only kernels of this family: mma, wgmma or small; may be given several times
+    /// Only kernels of this family: mma, wgmma or small; repeatable
     #[arg(long, value_name = "NAME", value_parser = family)]
     pub family: Vec<kernels::Family>,
     /// Print one JSON object instead of the table
     #[arg(long)]
     pub json: bool,
-    /// Which GPU, counted from 0
+    /// Number of the GPU, from 0
     #[arg(long, value_name = "N", default_value_t = 0)]
     pub device: i32,
-    /// Leave compute-sanitizer out
+    /// Leave out compute-sanitizer
     #[arg(long)]
     pub no_sanitizer: bool,
     /// Append a row to FILE; refused unless the commit is known
     #[arg(long, value_name = "FILE")]
     pub evidence: Option<PathBuf>,
-    /// Test the emulator in place of a GPU: tests the self-test
+    /// Use the emulator in place of a GPU, to test the self-test
     #[arg(long)]
     pub emulator: bool,
-    /// The short list that the sanitizer runs this program with
+    /// Run the short list, which the sanitizer watches
     #[arg(long, hide = true)]
     pub under_sanitizer: bool,
 }
 
 #[derive(Debug, Args)]
 pub struct Sandboxed {
-    /// The folder that may be written
+    /// Folder that the process may write
     #[arg(long, value_name = "PATH")]
     pub folder: PathBuf,
-    /// A file or folder that may be read
+    /// File or folder that the process may read
     #[arg(long, value_name = "PATH")]
     pub read: Vec<PathBuf>,
-    /// An environment variable that is kept
+    /// Environment variable to keep
     #[arg(long, value_name = "NAME")]
     pub env: Vec<String>,
-    /// A line of the shell
+    /// Shell command
     #[arg(last = true, value_name = "LINE")]
     pub line: String,
 }
 
 #[derive(Debug, Args)]
 pub struct Worker {
-    /// A machine's description, as `microbench --out` writes it: its times are predicted by it
+    /// Machine description, as `microbench --out` writes it; the time model uses it
     #[arg(long, value_name = "FILE.json")]
     pub machine: Option<PathBuf>,
-    /// The emulator in the place of a GPU: tests the search
+    /// Use the emulator in place of a GPU, to test the search
     #[arg(long)]
     pub emulator: bool,
-    /// Say before each piece of work how long it may take, for whoever ends a worker that hangs
+    /// Print a time limit before each step, so that the parent process can end a worker that hangs
     #[arg(long)]
     pub watched: bool,
 }
 
 #[derive(Debug, Args)]
 pub struct Microbench {
-    /// Which GPU: cuda, or cuda:N
+    /// GPU: cuda or cuda:N
     #[arg(long, default_value = "cuda")]
     pub device: String,
-    /// Where the machine's description goes
+    /// File for the machine description
     #[arg(long, value_name = "FILE.json", default_value = "machine.json")]
     pub out: PathBuf,
-    /// Print the description, one JSON object, instead of the tables
+    /// Print the description as one JSON object instead of the tables
     #[arg(long)]
     pub json: bool,
-    /// Only the probes with this word in their names; what they do not tell stays as in the table of machines
+    /// Run only the probes with this word in their names; other constants keep their values from the table
     #[arg(long, value_name = "WORD")]
     pub only: Option<String>,
-    /// Run the probes on the emulator, whose clock counts instructions: tests the command
+    /// Run the probes on the emulator, whose clock counts instructions, to test the command
     #[arg(long)]
     pub emulator: bool,
 }
 
-/// Which ledger: the same for every command that reads or writes one.
+/// The option of every command that reads or writes a ledger.
 #[derive(Debug, Args)]
 pub struct LedgerFile {
-    /// The ledger
+    /// Ledger file
     #[arg(long = "ledger", value_name = "FILE", default_value = "flashcore.ledger")]
     pub path: PathBuf,
 }
@@ -353,10 +363,10 @@ pub struct LedgerFile {
 pub struct Topk {
     #[arg(long, help = problem_help("The problem"))]
     pub problem: String,
-    /// The device: cpu or cuda (this machine's), or the name of one, or part of it, as in h200
+    /// Device: cpu or cuda (of this machine), or a name or part of a name, such as h200
     #[arg(long)]
     pub device: String,
-    /// How many
+    /// Number of plans to list
     #[arg(short, value_name = "N", default_value_t = 10, value_parser = count::<usize>)]
     pub k: usize,
     /// Print one JSON array
@@ -368,21 +378,21 @@ pub struct Topk {
 
 #[derive(Debug, Subcommand)]
 pub enum ForecastCommand {
-    /// Add a forecast; prints its number
+    /// Add a forecast and print its number
     Add(ForecastAdd),
-    /// Say how a forecast came out
+    /// Record the measured time of a forecast
     Outcome(ForecastOutcome),
-    /// List people's forecasts, the newest first
+    /// List the forecasts of people, newest first
     List(ForecastList),
-    /// Score everyone whose forecasts came out: bias, coverage of the interval, rank correlation, error
+    /// Score each author with measured forecasts: bias, coverage of the interval, rank correlation, error
     Score(ForecastScore),
-    /// Fit a map of an author's forecasts to the older half of those that came out, judge it on the newer half, and keep it; later
-    /// forecasts of the model's use it if it helped
+    /// Correct an author's forecasts: fit a map to the older half of the measured ones, and test it on the
+    /// newer half. A map that helps is kept and applied to later forecasts of the time model
     Recalibrate(ForecastRecalibrate),
 }
 
 impl ForecastCommand {
-    /// Whether JSON was asked for.
+    /// Whether `--json` was given.
     pub fn json(&self) -> bool {
         match self {
             ForecastCommand::List(args) => args.json,
@@ -397,26 +407,26 @@ impl ForecastCommand {
 #[derive(Debug, Args)]
 #[command(group = ArgGroup::new("of what").args(["device", "candidate"]).required(true))]
 pub struct ForecastAdd {
-    /// The idea, in words
+    /// The idea in words
     pub hypothesis: String,
-    /// Who says so
+    /// Name of the person who makes the forecast
     #[arg(long, value_name = "NAME")]
     pub author: String,
-    /// The device: cpu or cuda (this machine's), or the name of one, as in h200
+    /// Device: cpu or cuda (of this machine), or a name, such as h200
     #[arg(long)]
     pub device: Option<String>,
     #[arg(long, help = problem_help("The problem"))]
     pub problem: Option<String>,
-    /// A candidate of the ledger, on its device and problem: its measurement is the outcome
+    /// Candidate of the ledger, on its own device and problem; its measurement is the outcome
     #[arg(long, value_name = "N", conflicts_with_all = ["device", "problem"])]
     pub candidate: Option<i64>,
-    /// The time that is expected, µs
+    /// Expected time, µs
     #[arg(long)]
     pub us: f64,
-    /// Lower end of what would not surprise; default: 10 % less
+    /// Lower end of the expected interval, µs; default: 10 % below --us
     #[arg(long, value_name = "US")]
     pub low: Option<f64>,
-    /// Upper end; default: 10 % more
+    /// Upper end of the expected interval, µs; default: 10 % above --us
     #[arg(long, value_name = "US")]
     pub high: Option<f64>,
     /// Print one JSON object
@@ -428,12 +438,12 @@ pub struct ForecastAdd {
 
 #[derive(Debug, Args)]
 pub struct ForecastOutcome {
-    /// The forecast's number
+    /// Number of the forecast
     pub forecast: i64,
-    /// The time that was measured, µs
+    /// Measured time, µs
     #[arg(long)]
     pub us: f64,
-    /// Anything to remember
+    /// A note to keep with the outcome
     #[arg(long, default_value = "")]
     pub note: String,
     /// Print one JSON object
@@ -445,7 +455,7 @@ pub struct ForecastOutcome {
 
 #[derive(Debug, Args)]
 pub struct ForecastList {
-    /// How many
+    /// Number of forecasts to list
     #[arg(short, value_name = "N", default_value_t = 50, value_parser = count::<usize>)]
     pub n: usize,
     /// Print one JSON array
@@ -466,10 +476,10 @@ pub struct ForecastScore {
 
 #[derive(Debug, Args)]
 pub struct ForecastRecalibrate {
-    /// Whose forecasts
+    /// Author of the forecasts
     #[arg(long, value_name = "NAME", default_value = "model")]
     pub author: String,
-    /// For which device: cpu or cuda (this machine's), or the name of one, or part of it, as in h200
+    /// Device: cpu or cuda (of this machine), or a name or part of a name, such as h200
     #[arg(long)]
     pub device: String,
     /// Print one JSON object
@@ -481,18 +491,19 @@ pub struct ForecastRecalibrate {
 
 #[derive(Debug, Subcommand)]
 pub enum LedgerCommand {
-    /// Write all facts: one JSON object a line into FILE.jsonl, or with --parquet one file a table into a folder
+    /// Write all facts: to FILE.jsonl as one JSON object per line, or with --parquet to a folder as one file
+    /// per table
     Export(LedgerExport),
-    /// Look over every page, reference and summary
+    /// Check every page, reference and summary of the file
     ///
     /// Exit code: 0 sound, 1 something disagrees, 3 damaged or no ledger.
     Check(LedgerCheck),
-    /// List the runs, the newest first
+    /// List the runs, newest first
     Runs(LedgerRuns),
 }
 
 impl LedgerCommand {
-    /// Whether JSON was asked for.
+    /// Whether `--json` was given.
     pub fn json(&self) -> bool {
         match self {
             LedgerCommand::Check(args) => args.json,
@@ -504,10 +515,10 @@ impl LedgerCommand {
 
 #[derive(Debug, Args)]
 pub struct LedgerExport {
-    /// The file, or the folder
+    /// The file to write, or the folder with --parquet
     #[arg(value_name = "FILE.jsonl|FOLDER")]
     pub to: PathBuf,
-    /// One Parquet file a table
+    /// Write one Parquet file per table
     #[arg(long)]
     pub parquet: bool,
     /// Print one JSON array
@@ -539,10 +550,10 @@ pub struct LedgerRuns {
 pub struct Report {
     #[command(flatten)]
     pub ledger: LedgerFile,
-    /// Which run; default: the latest
+    /// Number of the run; default: the latest
     #[arg(long, value_name = "N")]
     pub run: Option<i64>,
-    /// Where the page goes
+    /// File of the page
     #[arg(long, value_name = "FILE", default_value = "evolution.html")]
     pub out: PathBuf,
 }
@@ -551,130 +562,133 @@ pub struct Report {
 pub struct Serve {
     #[command(flatten)]
     pub ledger: LedgerFile,
-    /// The port; 0: one that is free
+    /// Port; 0 for a free one
     #[arg(long, value_name = "N", default_value_t = 8765)]
     pub port: u16,
-    /// The address to listen at; whoever reaches it can read the ledger
+    /// Address to listen at; anyone who can reach it can read the ledger
     #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1")]
     pub bind: std::net::IpAddr,
 }
 
 #[derive(Debug, Args)]
 pub struct Evolve {
-    /// For which device: cpu or cuda, cuda:N (this machine's, measured), or h200, h100, a100, l4, rtx4090 (predicted)
+    /// Device: cpu, cuda or cuda:N (measured on this machine), or h200, h100, a100, l4, rtx4090 (predicted)
     #[arg(long, default_value = "cpu")]
     pub device: String,
     #[arg(long, value_name = "PROBLEM", help = problem_help(
         "What is to be computed (may be given several times; default: the reference problem, 1,8,512,64,f16)"
     ))]
     pub problem: Vec<String>,
-    /// A problem that the search does not see and a winner must not lose on; may be given several times; default: half and twice the
-    /// length of each problem
+    /// Problem that the search does not see and on which a winner must not lose; repeatable; default: half
+    /// and twice the length of each problem
     #[arg(long, value_name = "PROBLEM")]
     pub held_out: Vec<String>,
-    /// Minutes that the search may take, its races included; default: 2, unless --candidates limits it
+    /// Time limit of the search with its races, minutes; default: 2, or none if --candidates is given
     #[arg(long)]
     pub minutes: Option<f64>,
     /// Candidates that it may make, random samples included
     #[arg(long, value_name = "N", value_parser = count::<usize>)]
     pub candidates: Option<usize>,
-    /// How it searches: full (from the best of every bound and tile shape, every operator), insight (from the best, with what
-    /// helped before and what the diagnosis says) or free (from the best, by chance)
+    /// How it searches: full (from the best of every bound and tile shape, every operator), insight (from the
+    /// best, with what helped before and what the diagnosis says) or free (from the best, by chance)
     #[arg(long, default_value = "full")]
     pub configuration: String,
-    /// What chance begins with
+    /// Seed of the random numbers
     #[arg(long, default_value_t = 1, value_parser = count::<u64>)]
     pub seed: u64,
-    /// A plan (JSON, as `explain --problem` or `topk` prints it) as the only seed, which is also what is to be beaten
+    /// Plan (JSON, as `explain --problem` or `topk` prints it) that is the only seed and the baseline
     #[arg(long, value_name = "FILE.json")]
     pub seed_plan: Option<PathBuf>,
-    /// Only kernels of this family: mma, wgmma or small; may be given several times
+    /// Only kernels of this family: mma, wgmma or small; repeatable
     #[arg(long, value_name = "NAME")]
     pub family: Vec<String>,
     /// The part of the candidates that are random samples, to show what the search gains
     #[arg(long, value_name = "SHARE", default_value_t = 0.5)]
     pub random_share: f64,
-    /// A program that proposes kernels: it reads a JSON object on its standard input and answers with one (the book has a
-    /// chapter on proposers)
+    /// Program that proposes kernels: it reads a JSON object on standard input and answers with one (see the
+    /// chapter on proposers in the book)
     #[arg(long, value_name = "CMD")]
     pub proposer: Option<String>,
-    /// Run the proposer in a sandbox: no network, no files but the system's programs and libraries and those
-    /// that CMD names, a temporary folder of its own to write, and few environment variables
-    /// (docs/proposers.md)
+    /// Run the proposer in a sandbox: no network, few environment variables, a temporary folder to write, and
+    /// read access to the system's programs and libraries and the files that CMD names (see the chapter on
+    /// proposers in the book)
     #[arg(long, requires = "proposer")]
     pub proposer_sandbox: bool,
-    /// An environment variable that a proposer in a sandbox may see; may be repeated
+    /// Environment variable that a proposer in a sandbox may see; repeatable
     #[arg(long, value_name = "NAME", requires = "proposer_sandbox")]
     pub proposer_env: Vec<String>,
-    /// A file or folder that a proposer in a sandbox may read; may be repeated
+    /// File or folder that a proposer in a sandbox may read; repeatable
     #[arg(long, value_name = "PATH", requires = "proposer_sandbox")]
     pub proposer_read: Vec<PathBuf>,
-    /// What the best library takes on the first problem, µs: the advice at the end compares with it
+    /// Time of the best library on the first problem, µs; the advice at the end compares with it
     #[arg(long = "library-us", value_name = "US")]
     pub peer_us: Option<f64>,
-    /// Do not end before the budget when nothing more is to be expected
+    /// Use the whole budget, even if no further gain is expected
     #[arg(long)]
     pub no_early_stop: bool,
-    /// Go on with a run of the ledger, as it was begun: the last one that did not end, or the one of this number
+    /// Continue a run of the ledger with its original settings: the latest unfinished run, or the run of this
+    /// number
     #[arg(long, value_name = "RUN", num_args = 0..=1, conflicts_with_all = [
         "device", "problem", "held_out", "minutes", "candidates", "configuration", "seed", "seed_plan", "family", "random_share",
         "proposer", "proposer_sandbox", "peer_us", "no_early_stop", "price",
     ])]
     pub resume: Option<Option<i64>>,
-    /// What an hour of the device costs
+    /// Price of an hour of the device
     #[arg(long, visible_alias = "price-per-hour", value_name = "PRICE")]
     pub price: Option<f64>,
-    /// Threads that build and check candidates beside the device; default: all cores but one, and of a CPU's plans one
+    /// Threads that build and check candidates beside the device; default: all cores but one, and of a CPU's
+    /// plans one
     #[arg(long, value_name = "N", value_parser = count::<usize>)]
     pub jobs: Option<usize>,
-    /// Append winners to FILE, as rows of the table of tuned plans, which is of GPU kernels
+    /// Append winners to FILE as rows of the table of tuned plans; GPU kernels only
     #[arg(long, value_name = "FILE.jsonl")]
     pub promote: Option<PathBuf>,
-    /// Append the report to FILE, as a row with the commit; refused unless that is known and clean
+    /// Append the report to FILE as a row with its commit; refused unless the commit is known and clean
     #[arg(long, value_name = "FILE.jsonl")]
     pub evidence: Option<PathBuf>,
     /// Print one JSON object instead of the tables
     #[arg(long)]
     pub json: bool,
-    /// The emulator in the place of a GPU, its times those of the time model: tests the search
+    /// Use the emulator in place of a GPU, with times from the time model, to test the search
     #[arg(long, hide = true)]
     pub emulator: bool,
     #[command(flatten)]
     pub ledger: LedgerFile,
 }
 
-/// What a problem's option is for, and how a problem is stated: the same for every command.
+/// The help of an option that takes a problem: its purpose, then the notation, which is the same for every
+/// command.
 fn problem_help(what: &str) -> String {
     format!("{what}: {}", suites::FORM)
 }
 
-/// Default limit on the time of all emulator runs, in seconds. It ends kernels that loop forever.
+/// Default time limit for all emulator runs together, in seconds. It ends kernels that loop forever.
 const TIMEOUT: &str = "600";
 
-/// A time limit.
+/// Reads a time limit.
 fn seconds(text: &str) -> Result<Duration, String> {
     let seconds = text.parse().ok().filter(|seconds: &f64| *seconds > 0.0);
     let limit = seconds.and_then(|seconds| Duration::try_from_secs_f64(seconds).ok());
     limit.ok_or_else(|| "expected a number of seconds above 0".to_owned())
 }
 
-/// A share of 100.
+/// Reads a percentage.
 fn percent(text: &str) -> Result<f64, String> {
     let percent = text.parse().ok().filter(|percent| (0.0..=100.0).contains(percent));
     percent.ok_or_else(|| "expected a number from 0 to 100".to_owned())
 }
 
-/// A number of things.
+/// Reads a count, 0 or more.
 fn count<N: std::str::FromStr>(text: &str) -> Result<N, String> {
     text.parse().map_err(|_| "expected a whole number, 0 or more".to_owned())
 }
 
-/// An architecture of GPUs.
+/// Reads a GPU architecture.
 fn target(text: &str) -> Result<ptx::Target, String> {
     text.parse().map_err(|_| "expected an architecture, such as 89 or 90a".to_owned())
 }
 
-/// A family of kernels by its name.
+/// Reads the name of a kernel family.
 fn family(name: &str) -> Result<kernels::Family, String> {
     let accepted = || format!("expected {}", kernels::Family::ALL.map(kernels::Family::name).join(", "));
     kernels::Family::named(name).ok_or_else(accepted)

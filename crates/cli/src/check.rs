@@ -48,13 +48,13 @@ pub fn check(args: &Check) -> Result<Status, CliError> {
     })
 }
 
-/// Puts a kernel through the gate within a time limit, and shows how far that is.
+/// Runs the gate on a kernel with a time limit, and shows the progress.
 pub fn watched(bound: &Bound, settings: &Settings, limit: Duration) -> Result<CheckReport, GateError> {
     let watch = Watch::start(limit);
     Progress::new(None).during(|| watch.to_string(), || check_watched(bound, settings, &watch))
 }
 
-/// A line of the kernel's text, from 1 on.
+/// A line of the kernel's text, counted from 1.
 fn quote<'t>(lines: &[&'t str], line: u64) -> Option<&'t str> {
     let index = usize::try_from(line).ok()?.checked_sub(1)?;
     lines.get(index).map(|text| text.trim())
@@ -73,7 +73,7 @@ fn object(study: &Study) -> Value {
     object
 }
 
-/// The shape that a kernel was run with: its launch, and the problem where the launch file states one.
+/// The shape that a kernel was run with: its launch, and the problem if the launch file states one.
 fn shape(bound: &Bound) -> Value {
     let launch = &bound.kernel.launch;
     json!({
@@ -124,7 +124,7 @@ fn print(out: &mut impl Write, study: &Study) -> Result<(), CliError> {
     Ok(())
 }
 
-/// A problem as `--problem` takes it.
+/// A problem in the notation of `--problem`.
 fn words(problem: &Problem) -> String {
     format!("problem {}", lab::bench::suites::words(problem))
 }

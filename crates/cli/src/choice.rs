@@ -1,4 +1,4 @@
-//! `flashcore explain --problem … --device …`: which plan computes a problem on a device, and why that one.
+//! `flashcore explain --problem … --device …`: which plan computes a problem on a device, and why.
 
 use std::io::Write;
 
@@ -13,14 +13,14 @@ use crate::args::Explain;
 use crate::error::CliError;
 use crate::{Status, plan, unless_closed};
 
-/// A device by name, and what it is.
+/// A device with its name.
 pub struct Named {
     name: String,
-    /// Its architecture, with its own number of multiprocessors.
+    /// The architecture, with this device's number of SMs.
     pub arch: Arch,
 }
 
-/// Prints the choice for a problem, or judges the plan that is given instead.
+/// Prints the plan that is chosen for a problem, or checks the plan given with `--plan`.
 pub fn explain(args: &Explain, problem: &str) -> Result<Status, CliError> {
     let problem = parse(problem)?;
     let device = device(args.device.as_deref().unwrap_or("cuda"))?;
@@ -62,7 +62,7 @@ fn print(
     Ok(())
 }
 
-/// `--plan`, if it computes the problem.
+/// Reads `--plan`. A plan that cannot compute the problem is an error.
 fn given(text: &str, problem: &Problem, arch: &Arch) -> Result<Plan, CliError> {
     let plan = plan::gpu("--plan", text, text)?;
     plan.check(problem, arch).map_err(kernels::KernelError::from)?;
@@ -74,7 +74,7 @@ pub fn chosen(problem: &Problem, device: &Named) -> Result<Choice, KernelError> 
     choose(problem, &Device { name: &device.name, arch: device.arch }, TunedTable::builtin())
 }
 
-/// `--device`: the GPU of this machine, or one that the time model's table knows.
+/// Reads `--device`: the GPU of this machine, or a machine of the time model.
 fn device(name: &str) -> Result<Named, CliError> {
     let refuse =
         |accepted: String| CliError::Argument { argument: "--device", value: name.to_owned(), accepted };
@@ -87,7 +87,7 @@ fn device(name: &str) -> Result<Named, CliError> {
     model(Gpu::named(name).ok_or_else(|| refuse(format!("cuda, {}", names())))?)
 }
 
-/// A machine of the time model's.
+/// A machine of the time model as a device.
 pub fn model(gpu: &Gpu) -> Result<Named, CliError> {
     named(gpu.name, gpu.sm, gpu.sms)
 }
@@ -104,12 +104,12 @@ fn named(name: &str, sm: u32, multiprocessors: u32) -> Result<Named, CliError> {
     Ok(Named { name: name.to_owned(), arch: Arch { multiprocessors, ..arch } })
 }
 
-/// A problem as `--problem` takes it.
+/// Reads the value of `--problem`.
 pub fn parse(text: &str) -> Result<Problem, CliError> {
     parse_as("--problem", text)
 }
 
-/// The same of another argument.
+/// Reads a problem from the value of another argument, which errors name.
 pub fn parse_as(argument: &'static str, text: &str) -> Result<Problem, CliError> {
     suites::parse(text).map_err(|error| CliError::Argument {
         argument,

@@ -1,4 +1,4 @@
-//! `flashcore climb`: the main job.
+//! `flashcore climb`: analyses the ladder of kernels, from the first slow one to the fused one.
 
 use std::io::Write;
 
@@ -22,7 +22,7 @@ pub fn climb(args: &args::Climb) -> Result<Status, CliError> {
     let problem = Problem::mission();
     let mut card = card(args.device.parse()?)?;
     let info = card.as_ref().map(|card: &Workbench| card.info().clone());
-    // Without a card the kernels are those of an L4, on which the seeds were timed.
+    // Without a GPU the kernels are built for an L4, on which the original kernels were timed.
     let arch =
         info.as_ref().and_then(|info| Some(Arch { multiprocessors: info.sms, ..Arch::of(info.sm())? }));
     if let (Some(info), None) = (&info, arch) {
@@ -70,7 +70,7 @@ pub fn climb(args: &args::Climb) -> Result<Status, CliError> {
     }
 }
 
-/// The GPU to measure on.
+/// The GPU to measure on, if there is one and `device` allows it.
 fn card(device: Device) -> Result<Option<Workbench>, CliError> {
     match device {
         Device::Cpu => Ok(None),
@@ -107,7 +107,7 @@ fn print(out: &mut impl Write, climb: &Climb) -> Result<(), CliError> {
     if climb.card.is_some() {
         table::print(out, &header, &rows)?;
     } else {
-        // Nothing was measured: no column of nothing.
+        // Nothing was measured: the column is left out.
         let header: Vec<&str> = header.into_iter().filter(|name| *name != "measured µs").collect();
         let without =
             |row: Vec<String>| row.into_iter().enumerate().filter(|(i, _)| *i != 4).map(|(_, c)| c).collect();

@@ -1,17 +1,17 @@
-//! `--device`.
+//! Reads `--device`.
 
 use std::str::FromStr;
 
 use crate::error::CliError;
 
-/// Where to compute.
+/// The device to compute on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Device {
-    /// This machine's processor.
+    /// The CPU.
     Cpu,
-    /// A GPU by its number, from 0.
+    /// A GPU by its number, counted from 0.
     Cuda(i32),
-    /// The first GPU where there is one, else the processor.
+    /// The first GPU if there is one, else the CPU.
     Auto,
 }
 

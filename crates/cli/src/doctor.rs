@@ -13,15 +13,15 @@ use crate::Status;
 use crate::args::Doctor;
 use crate::error::CliError;
 
-/// One thing that the machine has or lacks.
+/// Something that the machine has or lacks.
 struct Finding {
     what: &'static str,
     present: bool,
-    /// In words.
+    /// A description in words.
     has: String,
-    /// What follows from it.
+    /// What the user can do with it.
     enables: &'static str,
-    /// The same as data.
+    /// The finding as data.
     details: Value,
 }
 
@@ -65,7 +65,7 @@ fn cpu(device: &str) -> Finding {
         .with(json!({ "device": device, "instruction_sets": sets }))
 }
 
-/// The GPUs, or why there is none.
+/// The GPUs, or the reason why there is none.
 fn gpus() -> Vec<Finding> {
     match driver::devices() {
         Ok(devices) if !devices.is_empty() => devices.iter().map(gpu).collect(),
@@ -96,7 +96,8 @@ fn gpu(device: &DeviceInfo) -> Finding {
         device.driver / 1000,
         device.driver % 1000 / 10
     );
-    // Seen is not yet usable: another user's exclusive mode shows only now.
+    // A GPU that the driver lists may still be unusable, for example because another user holds it in
+    // exclusive mode. Only opening a context shows that.
     match Context::open(device.ordinal) {
         Ok(_) if device.sm() >= 80 => {
             Finding::new("gpu", true, has, "attention runs on it, and kernels can be measured").with(details)
@@ -112,7 +113,7 @@ fn gpu(device: &DeviceInfo) -> Finding {
     }
 }
 
-/// Where compiled kernels are kept.
+/// The folder of the cache of compiled kernels.
 fn cubins() -> Finding {
     let usage = CubinCache::of_environment().usage();
     let folder = usage.folder.as_ref().map(|folder| folder.display().to_string());

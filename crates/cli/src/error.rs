@@ -1,76 +1,40 @@
 use std::path::PathBuf;
 
-/// Why a command stopped. Each names the argument, its value and what would be accepted.
+/// Why a command stopped. The message names the argument, its value and what is accepted.
 #[derive(Debug, thiserror::Error)]
 pub enum CliError {
     /// The server cannot listen, or stopped listening.
     #[error("cannot serve: {0}")]
     Serve(std::io::Error),
-    /// Standard output is gone.
+    /// Standard output cannot be written.
     #[error("cannot write to standard output: {0}")]
     Output(#[from] std::io::Error),
     /// A file that cannot be read.
     #[error("cannot read {path}: {source}")]
-    Read {
-        /// The file.
-        path: PathBuf,
-        /// Why.
-        source: std::io::Error,
-    },
-    /// An argument outside what is accepted.
+    Read { path: PathBuf, source: std::io::Error },
+    /// The value of an argument is not accepted.
     #[error("invalid value '{}' for {argument}: expected {accepted}", ptx::quote::cut(value))]
-    Argument {
-        /// The argument.
-        argument: &'static str,
-        /// Its value.
-        value: String,
-        /// What would be accepted.
-        accepted: String,
-    },
-    /// An argument that another one needs.
+    Argument { argument: &'static str, value: String, accepted: String },
+    /// An argument is missing that another argument needs.
     #[error("missing {argument}: {why}")]
-    Missing {
-        /// The argument.
-        argument: &'static str,
-        /// Why it is needed.
-        why: &'static str,
-    },
-    /// An output that would replace an input.
+    Missing { argument: &'static str, why: &'static str },
+    /// An output file would replace an input file.
     #[error(
         "{argument} {path} is the same file as {input} {source_path}; name another file, so that the input is kept"
     )]
-    Overwrites {
-        /// The output's argument.
-        argument: &'static str,
-        /// The output.
-        path: PathBuf,
-        /// The input's argument.
-        input: &'static str,
-        /// The input.
-        source_path: PathBuf,
-    },
+    Overwrites { argument: &'static str, path: PathBuf, input: &'static str, source_path: PathBuf },
     /// PTX that does not parse.
     #[error("{path}: {error}")]
-    Parse {
-        /// The file.
-        path: PathBuf,
-        /// Where and why.
-        error: ptx::ParseError,
-    },
-    /// PTX that no assembler would take.
+    Parse { path: PathBuf, error: ptx::ParseError },
+    /// PTX that violates a rule of the verifier.
     #[error(
         "{path}: the PTX is invalid ({} error{}):\n{violations}", violations.0.len(), if violations.0.len() == 1 { "" } else { "s" }
     )]
-    Verify {
-        /// The file.
-        path: PathBuf,
-        /// Where and why.
-        violations: ptx::Violations,
-    },
-    /// A kernel of the command's own that the verifier refuses.
+    Verify { path: PathBuf, violations: ptx::Violations },
+    /// The verifier refuses a kernel that the command generated.
     #[error("a kernel of this command breaks the rules of PTX, which is a fault of FlashCore: {0}")]
     Generator(#[from] ptx::Violations),
-    /// A fault of ours.
+    /// An internal error of FlashCore.
     #[error(
         "internal error: {0}\nThis is a fault of FlashCore, not of the input, and there is no verdict. Please report it \
          at {repository}/issues, with the files and this command; RUST_BACKTRACE=1 prints a backtrace.",
@@ -79,71 +43,62 @@ pub enum CliError {
     Internal(lab::panics::Panic),
     /// A tensor of the wrong rank.
     #[error("{tensor} has shape {}; expected four dimensions, [batch, heads, sequence, dim]", dims(shape))]
-    Rank {
-        /// The tensor.
-        tensor: &'static str,
-        /// Its shape.
-        shape: Vec<usize>,
-    },
-    /// Tensors of different types.
+    Rank { tensor: &'static str, shape: Vec<usize> },
+    /// Tensors of different element types.
     #[error("{tensor} holds {dtype}, but q holds {expected}; expected one element type for q, k and v")]
     DTypes {
-        /// The tensor.
         tensor: &'static str,
-        /// Its element type.
         dtype: problem::DType,
-        /// That of q.
+        /// The element type of q.
         expected: problem::DType,
     },
-    /// Tensors that do not fit each other.
+    /// Tensors whose shapes do not fit each other.
     #[error(
         "{tensor} has shape {}, which does not fit {other} of shape {}: {rule}",
         dims(shape),
         dims(expected)
     )]
     Shapes {
-        /// The tensor.
         tensor: &'static str,
-        /// Its shape.
         shape: Vec<usize>,
-        /// What it must fit.
+        /// The tensor that `tensor` must fit.
         other: &'static str,
-        /// That one's shape.
+        /// The shape of `other`.
         expected: Vec<usize>,
-        /// What must agree.
+        /// The dimensions that must agree.
         rule: &'static str,
     },
-    /// The ledger's own.
+    /// An error of the ledger.
     #[error(transparent)]
     Ledger(#[from] lab::ledger::LedgerError),
-    /// A ledger so damaged that nothing of it can be exported.
+    /// A ledger that is so damaged that nothing can be exported.
     #[error(
         "{path} is damaged: {what}; none of it can be read. Restore it from a copy, or use another file with --ledger"
     )]
     BeyondExport {
-        /// The ledger.
         path: PathBuf,
-        /// What SQLite found.
+        /// SQLite's description of the damage.
         what: String,
     },
-    /// A file of this name cannot be judged.
+    /// A kernel file with an unknown extension.
     #[error("{0}: expected a .ptx or a .cu file")]
     Extension(PathBuf),
-    /// Rows may only come from a commit.
+    /// The repository is not at a clean commit, so the rows could not name one.
     #[error(
         "--evidence: the commit is not known: this folder's repository has changes that are not committed, or is at another commit \
          than the program was built from, or there is none; commit first, or leave --evidence out"
     )]
     Unclean,
-    /// Rows from a GPU machine, which need not have the repository, name the commit that the program was built from.
+    /// The program was built without a known commit. Rows from a GPU machine name the commit of the build,
+    /// because that machine need not have the repository.
     #[error(
         "--evidence: the commit of this program is not known; build it with `cargo xtask evidence`, or leave --evidence out"
     )]
     Unbuilt,
-    /// A sandbox that was asked for cannot be had.
+    /// The system cannot provide the sandbox that was asked for.
     #[error("a proposer cannot be put into a sandbox: {0}")]
     Sandbox(String),
-    /// The device broke down in a race.
+    /// The device failed during a race.
     #[error("the race stopped: {0}")]
     Race(#[from] lab::bench::RaceError<driver::DriverError>),
     #[error(transparent)]
@@ -156,22 +111,15 @@ pub enum CliError {
     Contestant(#[from] lab::bench::gpu::ContestantError),
     /// A launch file that cannot be used, or a kernel that it cannot launch.
     #[error("{path}: {error}")]
-    Launch {
-        /// The file.
-        path: PathBuf,
-        /// Why.
-        error: Box<lab::launchfile::LaunchError>,
-    },
-    /// An option that only the other kind of device looks at.
+    Launch { path: PathBuf, error: Box<lab::launchfile::LaunchError> },
+    /// An option that only applies to the other kind of device.
     #[error("{argument} {value} is for {whose}; give --device {device}")]
     OtherDevice {
-        /// The option.
         argument: &'static str,
-        /// Its value.
         value: String,
-        /// Processors or GPUs.
+        /// "processors" or "GPUs".
         whose: &'static str,
-        /// One of those.
+        /// A value of `--device` to which the option applies.
         device: &'static str,
     },
     #[error(transparent)]
@@ -200,17 +148,14 @@ pub enum CliError {
     Evolution(#[from] lab::evolve::EvolveError),
     #[error(transparent)]
     Setup(#[from] lab::evolve::setup::SetupError),
-    /// There is no run to go on with.
+    /// The ledger has no run that can be resumed.
     #[error(
         "--resume: {ledger} has no run that can be continued; `flashcore ledger runs --ledger {ledger}` lists its runs"
     )]
-    NoRun {
-        /// The ledger.
-        ledger: PathBuf,
-    },
+    NoRun { ledger: PathBuf },
 }
 
-/// A shape: many dimensions are cut.
+/// A shape as text. A long list of dimensions is cut.
 fn dims(shape: &[usize]) -> String {
     match shape {
         [] => "[]".to_owned(),

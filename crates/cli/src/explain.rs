@@ -34,7 +34,7 @@ pub fn explain(args: &Explain) -> Result<Status, CliError> {
             (bound, Some(text))
         }
         _ => {
-            // What a user of that GPU gets.
+            // The plan that a user of that GPU gets.
             let (problem, device) = (Problem::mission(), choice::model(gpu)?);
             let plan = choice::chosen(&problem, &device)?.plan;
             (bind(&plan, &problem, &device.arch)?, None)

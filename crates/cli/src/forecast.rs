@@ -1,4 +1,4 @@
-//! `flashcore forecast`: what people expect, and how good they and the model are at it.
+//! `flashcore forecast`: forecasts of people, and how accurate people and the time model are.
 
 use std::io::Write;
 
@@ -29,9 +29,9 @@ pub fn forecast(command: &ForecastCommand) -> Result<Status, CliError> {
     }
 }
 
-/// Part of the expected time that the interval leaves on each side, unless it is given.
+/// Half-width of the default interval, as a fraction of the expected time.
 const DEFAULT_MARGIN: f64 = 0.1;
-/// As the forecasts of proposers are signed.
+/// The author of forecasts that a proposer makes in a run. People may not use this name.
 const PROPOSER: &str = Operator::Propose.name();
 
 fn add(args: &ForecastAdd) -> Result<Status, CliError> {
@@ -41,7 +41,7 @@ fn add(args: &ForecastAdd) -> Result<Status, CliError> {
         candidate: args.candidate.map(CandidateId),
         hypothesis: args.hypothesis.trim().to_owned(),
         author: args.author.trim().to_owned(),
-        // Of a candidate the ledger knows it.
+        // Empty for a candidate: the ledger knows the candidate's device.
         device: String::new(),
         problem: problem.as_ref().map(Shape::of),
         low_us: args.low.unwrap_or(args.us * (1.0 - DEFAULT_MARGIN)),
@@ -68,7 +68,8 @@ fn add(args: &ForecastAdd) -> Result<Status, CliError> {
     Ok(Status::Passed)
 }
 
-/// Words that say something, and a person's name.
+/// Refuses an empty hypothesis, an author that is not a person, times that are not positive, and an empty
+/// device.
 fn check(args: &ForecastAdd) -> Result<(), CliError> {
     let refuse = |argument, value: &str, accepted: &str| {
         Err(CliError::Argument { argument, value: value.to_owned(), accepted: accepted.to_owned() })
@@ -97,7 +98,7 @@ fn positive(argument: &'static str, us: f64) -> Result<(), CliError> {
     Err(CliError::Argument { argument, value: us.to_string(), accepted: "a positive number".to_owned() })
 }
 
-/// The whole name of a device of this machine; other names as they are.
+/// The whole name of `cpu`, `cuda` or `cuda:N` of this machine. Other names are returned unchanged.
 fn own_name(device: &str) -> Result<String, CliError> {
     match device.trim() {
         "cpu" => Ok(CpuEvaluator::new().environment().device),
@@ -105,7 +106,8 @@ fn own_name(device: &str) -> Result<String, CliError> {
     }
 }
 
-/// One name for a device, however it is written, so that its forecasts are scored together: the ledger's own, or the time model's.
+/// One name for all spellings of a device, so that its forecasts are scored together: the name in the ledger,
+/// or else the name in the time model.
 fn common_name(ledger: &Ledger, name: String) -> Result<String, CliError> {
     match ledger.device_called(&name) {
         Err(LedgerError::Unknown { .. }) => {
@@ -196,7 +198,7 @@ fn figures(s: &Score) -> Vec<String> {
         s.count.to_string(),
         format!("{:.3}×", s.bias),
         format!("{:.0} %", s.coverage * 100.0),
-        // One has no order.
+        // A rank correlation needs two forecasts.
         if s.count < 2 { "–".to_owned() } else { format!("{:.2}", s.spearman) },
         format!("{:.1} %", s.median_error * 100.0),
     ]

@@ -1,4 +1,4 @@
-//! `flashcore ledger`: facts for other programs, a look over its pages, its runs.
+//! `flashcore ledger`: exports the facts of a ledger, checks its pages, and lists its runs.
 
 use std::io::Write;
 
@@ -41,7 +41,8 @@ fn export(args: &LedgerExport) -> Result<Status, CliError> {
     Ok(if whole { Status::Passed } else { Status::Failed })
 }
 
-/// Elsewhere damage is answered with the advice to export: here that was tried.
+/// The usual message for a damaged ledger advises to export it. Here the export itself has failed, so the
+/// message is another one.
 fn beyond(error: LedgerError) -> CliError {
     match error {
         LedgerError::Damaged { path, what } => CliError::BeyondExport { path, what },

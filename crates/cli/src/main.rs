@@ -36,15 +36,18 @@ use lab::panics::Panic;
 use lab::tables::TableError;
 use terminal::{aside, tell};
 
-/// What the commands exit with.
+/// The exit codes.
 ///
-/// | code | meaning | of which commands |
+/// | code | meaning | commands |
 /// |---|---|---|
 /// | 0 | done, and right as far as it was to be judged | all |
 /// | 1 | something is wrong: a kernel failed, is out of its race or not as expected, a failed probe, a ledger that disagrees, a stale table | `check`, `selftest`, `bench`, `climb`, `microbench`, `ledger check`, `tables --check` |
 /// | 2 | no verdict: something could not be judged | `check`, `selftest` |
-/// | 2 | a fault of ours, told as one | all |
+/// | 2 | an internal error of FlashCore | all |
 /// | 3 | bad usage, or a file, ledger or device that cannot be used | all |
+///
+/// The commands that judge are `check`, `selftest`, `bench`, `climb`, `microbench`, `ledger check` and
+/// `tables --check`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Status {
     Passed = 0,
@@ -73,7 +76,7 @@ fn main() -> ExitCode {
     if let Some(message) = message {
         if status == Status::Incomplete && wants_json(&cli.command) {
             let object = serde_json::json!({ "verdict": "incomplete", "reasons": [message] });
-            // Whoever closed the pipe is told by the exit code.
+            // If the reader has closed the pipe, the exit code still carries the verdict.
             let _ = terminal::out().json(&object);
         }
         tell(message);
@@ -81,18 +84,20 @@ fn main() -> ExitCode {
     status.into()
 }
 
-/// Prints what clap says: help, or an error, in which arguments are quoted as they were given.
+/// Prints a message of clap: the help, or an error that quotes arguments as they were given. Control
+/// characters in the arguments are escaped.
 fn refuse(error: &clap::Error) {
     let text = error.render().to_string();
     if terminal::escaped(&text) == text {
-        // A pipe that is closed is the reader's choice.
+        // An error here means that the reader has closed the pipe.
         let _ = error.print();
     } else {
         aside(text.trim_end().replace('\n', "\n  "));
     }
 }
 
-/// With `-1` taken as a value wherever one is wanted: what is wrong with it is then said of the value.
+/// Makes every option that takes a value accept `-1` as its value. The error message is then about the value,
+/// not about an unknown option `-1`.
 fn numbers(command: clap::Command) -> clap::Command {
     let values = |arg: clap::Arg| {
         let takes = arg.get_action().takes_values();
@@ -161,11 +166,12 @@ fn wants_json(command: &Command) -> bool {
     }
 }
 
-/// What to exit with, and what to say. A panic is no verdict on the input: it is told as the fault of ours that it is.
+/// The exit code and the message of an outcome. A panic is an internal error of FlashCore and no verdict on
+/// the input.
 fn conclude(outcome: Result<Result<Status, CliError>, Panic>) -> (Status, Option<String>) {
     match outcome {
         Ok(Ok(status)) => (status, None),
-        // Someone closed the pipe (`flashcore … | head`): there is no one left to tell.
+        // The reader has closed the pipe (`flashcore … | head`), so no message is printed.
         Ok(Err(CliError::Output(error))) if error.kind() == std::io::ErrorKind::BrokenPipe => {
             (Status::Passed, None)
         }
@@ -174,7 +180,7 @@ fn conclude(outcome: Result<Result<Status, CliError>, Panic>) -> (Status, Option
     }
 }
 
-/// `written`, except that a reader who has gone is no error: the verdict stands.
+/// Returns `written`, but treats a closed pipe as success: the verdict stands.
 fn unless_closed(written: Result<(), CliError>) -> Result<(), CliError> {
     match written {
         Err(CliError::Output(error)) if error.kind() == std::io::ErrorKind::BrokenPipe => Ok(()),

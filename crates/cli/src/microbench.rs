@@ -20,12 +20,12 @@ use crate::progress::Progress;
 use crate::terminal::{one_line, tell};
 use crate::{Status, table, unless_closed};
 
-/// Launches of an empty kernel in a graph, and how often that is timed.
+/// Launches of an empty kernel in one graph. `ROUNDS` is the number of timings of that graph.
 const LAUNCHES: u32 = 200;
 const ROUNDS: usize = 9;
-/// Data that the emulator's probes may have, bytes: those of DRAM have more.
+/// Largest data of a probe on the emulator, bytes. The DRAM probes use more and are left out.
 const EMULATED_BYTES: usize = 16 << 20;
-/// SMs that the emulator stands for: it has no number of its own.
+/// SM count of the emulated device. The emulator has no count of its own.
 const EMULATED_SMS: u32 = 2;
 
 pub fn microbench(args: &Microbench) -> Result<Status, CliError> {
@@ -52,7 +52,7 @@ pub fn microbench(args: &Microbench) -> Result<Status, CliError> {
     Ok(if failed == 0 { Status::Passed } else { Status::Failed })
 }
 
-/// Device, rows, how many probes failed, the time of an empty kernel, and where all that comes from.
+/// Device, rows, number of failed probes, time of an empty kernel (µs), and provenance.
 type Measured = (Device, Vec<Row>, usize, Option<f64>, Provenance);
 
 fn on_gpu(args: &Microbench, ordinal: i32) -> Result<Measured, CliError> {
@@ -83,7 +83,7 @@ fn on_gpu(args: &Microbench, ordinal: i32) -> Result<Measured, CliError> {
     Ok((device, rows, failed, launch_us, Provenance::of_gpu(&info)))
 }
 
-/// The highest clock that was seen: between kernels it falls.
+/// The higher of two clocks. The clock falls between kernels, so the highest reading counts.
 fn highest(a: Option<f64>, b: Option<f64>) -> Option<f64> {
     match (a, b) {
         (Some(a), Some(b)) => Some(a.max(b)),
@@ -109,7 +109,7 @@ fn chosen(args: &Microbench, target: Target) -> Vec<Probe> {
     all(target).into_iter().filter(|probe| probe.name.contains(word)).collect()
 }
 
-/// Runs probes one after the other; one that fails is told and does not keep the others from their turn.
+/// Runs the probes one after the other. A probe that fails is reported, and the next one runs.
 fn measure<M: Machine>(
     machine: &mut M,
     probes: &[Probe],
@@ -134,7 +134,7 @@ fn measure<M: Machine>(
     (rows, failed)
 }
 
-/// The time of an empty kernel, one of many in a graph, µs.
+/// The time of an empty kernel in a graph of many launches, µs.
 fn launch(ordinal: i32, target: Target, sms: u32) -> Result<f64, CliError> {
     let mut bench = Workbench::open(ordinal)?;
     bench.prepare(&Bound { kernel: empty(target, sms)?, roles: Vec::new(), problem: None }, &[])?;

@@ -1,4 +1,5 @@
-//! Plans as JSON: bare, as `explain --problem` prints one, or as the ledger keeps a candidate and `topk` prints it: `{"gpu": {…}}`.
+//! Reads plans as JSON: a bare plan, as `explain --problem` prints it, or a candidate, as the ledger keeps it
+//! and `topk` prints it: `{"gpu": {…}}`.
 
 use cpu::CpuPlan;
 use kernels::Plan;
@@ -6,12 +7,13 @@ use serde_json::{Map, Value};
 
 use crate::error::CliError;
 
-/// A plan of the GPU kernels. `value` is what the argument says: the text itself, or the file that it was read from.
+/// Reads a plan of the GPU kernels. `value` is the argument as the user wrote it: the JSON text, or the name
+/// of the file that held `text`.
 pub fn gpu(argument: &'static str, value: &str, text: &str) -> Result<Plan, CliError> {
     read(text, "gpu", serde_json::from_value).map_err(|why| refusal(argument, value, &why))
 }
 
-/// A plan of the processor's kernels.
+/// Reads a plan of the CPU kernels. The arguments are those of [`gpu`].
 pub fn native(argument: &'static str, value: &str, text: &str) -> Result<CpuPlan, CliError> {
     read(text, "cpu", serde_json::from_value).map_err(|why| refusal(argument, value, &why))
 }
@@ -27,7 +29,8 @@ fn read<P>(text: &str, key: &str, plan: impl Fn(Value) -> serde_json::Result<P>)
     plan(bare(json, key)?).map_err(|error| error.to_string())
 }
 
-/// What stands under the key where that is all there is. Candidates of other kinds are refused by their own key.
+/// The value under `key` if `key` is the only key of the object, else the object itself. A candidate of
+/// another kind is refused, and the message names the kind.
 fn bare(json: Value, key: &str) -> Result<Value, String> {
     let only =
         |object: &Map<String, Value>| if object.len() == 1 { object.keys().next().cloned() } else { None };

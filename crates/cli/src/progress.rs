@@ -1,4 +1,4 @@
-//! How far long work is: one bar on a terminal, plain lines where standard error is a file or a pipe.
+//! Progress of long work: a bar on a terminal, plain lines where standard error is a file or a pipe.
 
 use std::io::IsTerminal;
 use std::sync::mpsc::{RecvTimeoutError, channel};
@@ -9,18 +9,18 @@ use indicatif::{ProgressBar, ProgressStyle};
 
 use crate::terminal::{aside, one_line};
 
-/// Time between two frames of a bar.
+/// Time between two frames of a progress bar.
 const FRAME: Duration = Duration::from_millis(200);
-/// Least time between two plain lines.
+/// Shortest time between two plain lines.
 const LINE: Duration = Duration::from_secs(10);
 
 /// The progress of one piece of work, on standard error.
 pub struct Progress(Shown);
 
-/// The bar on the terminal, which other lines must not run into.
+/// The bar on the terminal. Other lines must suspend it while they are written.
 static BAR: Mutex<Option<ProgressBar>> = Mutex::new(None);
 
-/// Writes to standard error while no bar is there.
+/// Writes to standard error while the bar is suspended.
 pub fn beside(write: impl FnOnce()) {
     let bar = BAR.lock().unwrap_or_else(PoisonError::into_inner).clone();
     match bar {
@@ -36,7 +36,7 @@ enum Shown {
 }
 
 impl Progress {
-    /// Begins. Where the number of steps is not known, give none.
+    /// Starts a progress display. `None` if the number of steps is not known.
     pub fn new(steps: Option<u64>) -> Progress {
         if !std::io::stderr().is_terminal() {
             return Progress(Shown::Lines(Mutex::new(Instant::now())));
@@ -45,7 +45,7 @@ impl Progress {
             Some(steps) => (ProgressBar::new(steps), "{elapsed_precise} {bar:24} {pos}/{len} {wide_msg}"),
             None => (ProgressBar::new_spinner(), "{elapsed_precise} {spinner} {wide_msg}"),
         };
-        // The template is a constant; should it ever be wrong, the bar's own style will do.
+        // The template is a constant. If it were invalid, the bar would keep its default style.
         if let Ok(style) = ProgressStyle::with_template(template) {
             bar.set_style(style);
         }
@@ -54,12 +54,12 @@ impl Progress {
         Progress(Shown::Bar(bar))
     }
 
-    /// Shows nothing: what is printed is for programs.
+    /// A display that shows nothing, for output that programs read.
     pub fn silent() -> Progress {
         Progress(Shown::Nothing)
     }
 
-    /// Where the work is.
+    /// Shows the current step.
     pub fn at(&self, step: u64, words: &str) {
         match &self.0 {
             Shown::Bar(bar) => {
@@ -77,7 +77,7 @@ impl Progress {
         }
     }
 
-    /// Prints a line that stays.
+    /// Prints a line that the bar does not overwrite.
     pub fn say(&self, line: &str) {
         match &self.0 {
             Shown::Bar(_) | Shown::Lines(_) => aside(line),
@@ -85,10 +85,10 @@ impl Progress {
         }
     }
 
-    /// Does the work while another thread shows where it is.
+    /// Runs `work` while another thread updates the display with `words`.
     pub fn during<T>(&self, words: impl Fn() -> String + Sync, work: impl FnOnce() -> T) -> T {
         std::thread::scope(|scope| {
-            // The receiver sees the sender's end, also when the work panics.
+            // The receiver notices that the sender is dropped, also when `work` panics.
             let (end, ended) = channel::<()>();
             let words = &words;
             scope.spawn(move || {

@@ -1,4 +1,4 @@
-//! `flashcore report`: a run as one page.
+//! `flashcore report`: writes a run as one page.
 
 use std::io::Write;
 
@@ -32,7 +32,7 @@ pub fn report(args: &Report) -> Result<Status, CliError> {
     Ok(Status::Passed)
 }
 
-/// The kernels to show line by line: what was to beat, and the best, of the first problem.
+/// The kernels to show line by line: the baseline and the best candidate of the first problem.
 fn exhibits(ledger: &Ledger, view: &RunView) -> Result<Vec<Exhibit>, CliError> {
     let Some(problem) = view.problems.first() else { return Ok(Vec::new()) };
     let mut shown: Vec<CandidateId> =

@@ -106,7 +106,7 @@ fn problem_of(args: &Run, layout: Layout, q: &Tensor, k: &Tensor, v: &Tensor) ->
     Ok(problem)
 }
 
-/// The mask that the flags state.
+/// The mask that the options state.
 fn band_of(args: &Run) -> Result<Band, CliError> {
     let causal = match (args.causal, args.causal_top_left) {
         (true, _) => Band::CAUSAL,

@@ -1,5 +1,6 @@
-//! `flashcore sandboxed`: restricts this process, then replaces it by a line of the shell. `flashcore evolve` starts its proposer
-//! through this command where --proposer-sandbox is given; docs/proposers.md says what a proposer may still do.
+//! `flashcore sandboxed`: restricts this process, then replaces it by a shell command. `flashcore evolve`
+//! starts its proposer through this command when --proposer-sandbox is given. The chapter on proposers in the
+//! book says what a proposer in a sandbox may still do.
 
 use crate::Status;
 use crate::args::Sandboxed;
@@ -31,12 +32,14 @@ mod linux {
 
     use crate::args::Sandboxed;
 
-    /// The oldest kernel interface that suffices (Linux 6.2): earlier ones cannot forbid to truncate a file.
+    /// The oldest Landlock interface that suffices (Linux 6.2). Earlier ones cannot forbid truncating a file.
     const LEAST: ABI = ABI::V3;
-    /// The newest one that is made use of (Linux 6.12): device control, signals and abstract sockets.
+    /// The newest Landlock interface whose rights are used (Linux 6.12): device control, signals, abstract
+    /// sockets.
     const NEWEST: ABI = ABI::V6;
 
-    /// Programs, libraries and what they read when they start. Those that a system does not have are left out.
+    /// Programs, libraries and the files that they read at start. Paths that a system does not have are left
+    /// out.
     const SYSTEM: [&str; 15] = [
         "/usr",
         "/bin",
@@ -54,13 +57,14 @@ mod linux {
         "/dev/random",
         "/dev/urandom",
     ];
-    /// Devices without contents.
+    /// Device files that hold no data.
     const EMPTY: [&str; 3] = ["/dev/null", "/dev/zero", "/dev/full"];
 
-    /// Variables that are kept where they are set. The last one marks the processes of a proposer, so that they can be ended.
+    /// Environment variables that are passed on if they are set. The last one marks the processes of a
+    /// proposer, so that the run can find and end them.
     const KEPT: [&str; 6] = ["PATH", "LANG", "LC_ALL", "LC_CTYPE", "TZ", "FLASHCORE_CONFINED"];
 
-    /// The line of the shell, with the variables that it may see.
+    /// The shell command, with the environment variables that it may see.
     pub fn command(args: &Sandboxed) -> Command {
         let mut command = Command::new("sh");
         command.arg("-c").arg(&args.line).env_clear();
@@ -70,11 +74,10 @@ mod linux {
         command
     }
 
-    /// Restricts this process and all that it starts, for ever.
+    /// Restricts this process and all its children, permanently.
     pub fn restrict(args: &Sandboxed) -> Result<(), String> {
         let filter = without_network()?;
         restrict_files(args)?;
-        // Last, as a filter of system calls has nothing to restrict once the process has lost what it names.
         seccompiler::apply_filter(&filter).map_err(|error| {
             format!("the kernel takes no seccomp filter ({error}); it needs CONFIG_SECCOMP_FILTER")
         })
@@ -121,10 +124,11 @@ mod linux {
         rules.add_rule(PathBeneath::new(place, access)).map_err(|error| fault(&error))
     }
 
-    /// Refuses to make sockets, by which every kind of network is reached. A pair of connected sockets is still to be had. A ring of
-    /// io_uring makes sockets without a system call of that name, and keys of the user lie in the kernel's key ring.
+    /// The seccomp filter that refuses to make sockets, and with them every kind of network. `socketpair`
+    /// stays allowed. The filter also refuses io_uring, which can make sockets without the `socket` system
+    /// call, and the calls on the kernel's key ring, which holds keys of the user.
     fn without_network() -> Result<BpfProgram, String> {
-        /// The x32 interface of x86-64 has the same calls under numbers with this bit.
+        /// The x32 interface of x86-64 has the same system calls with this bit set in their numbers.
         const X32: i64 = 0x4000_0000;
         let refused = [
             libc::SYS_socket,

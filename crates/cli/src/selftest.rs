@@ -19,7 +19,7 @@ use crate::error::CliError;
 use crate::terminal::aside;
 use crate::{Status, unless_closed};
 
-/// Time that one of the sanitizer's tools may take.
+/// Time limit of one tool of compute-sanitizer.
 const SANITIZER_LIMIT: Duration = Duration::from_secs(90);
 
 pub fn selftest(args: &Selftest) -> Result<Status, CliError> {
@@ -65,7 +65,7 @@ pub fn selftest(args: &Selftest) -> Result<Status, CliError> {
     })
 }
 
-/// Tells of each check as it ends.
+/// Prints each check when it ends.
 struct Told {
     json: bool,
     done: usize,
@@ -85,7 +85,7 @@ impl Told {
     }
 }
 
-/// What any machine can be tested for.
+/// The checks that run on a GPU and on the emulator.
 fn on_machine<M: Machine>(
     machine: &mut M,
     arch: &Arch,
@@ -106,7 +106,7 @@ fn on_machine<M: Machine>(
     }
 }
 
-/// Without a GPU: the self-test's own machinery.
+/// Without a GPU: tests the self-test itself.
 fn on_emulator(settings: &Settings, told: &mut Told) -> Report {
     let mut report = Report::default();
     let checks = Checks { races: false, uninitialised: false, unwritten: false };
@@ -126,11 +126,11 @@ fn on_gpu(gpu: &mut Gpu, args: &Selftest, settings: &Settings, told: &mut Told) 
     let arch = Arch { multiprocessors: gpu.info().sms, ..arch };
     let mut report = Report::default();
     if args.under_sanitizer {
-        // Races are what the racing rungs are for: under the sanitizer only kernels that have none are run.
+        // The kernels that race on purpose are left out: the sanitizer would report their races.
         report.checks.extend(attention::torture(gpu, &arch, settings, &mut |check| told.check(check)));
         return Ok(report);
     }
-    // Faults are the emulator's to find: no GPU waits for that.
+    // The kernels with planted faults run in the emulator, on a thread beside the checks on the GPU.
     let faulty = std::thread::scope(|scope| {
         let faulty = scope.spawn(|| mutants::mutants(&arch, settings, &mut |_| ()));
         on_machine(gpu, &arch, settings, &mut report, told);
@@ -150,7 +150,7 @@ fn on_gpu(gpu: &mut Gpu, args: &Selftest, settings: &Settings, told: &mut Told) 
     Ok(report)
 }
 
-/// This program with the arguments that make it run the short list.
+/// The arguments with which this program runs the short list under the sanitizer.
 fn child(args: &Selftest) -> Result<Vec<OsString>, CliError> {
     let program = std::env::current_exe()?;
     let device = args.device.to_string();

@@ -1,4 +1,4 @@
-//! A kernel file and its launch file, joined.
+//! Reads a kernel file and its launch file.
 
 use std::path::{Path, PathBuf};
 
@@ -9,8 +9,8 @@ use ptx::{Target, TargetSuffix};
 
 use crate::error::CliError;
 
-/// Reads both. The text is the PTX that line numbers refer to. PTX for an architecture older than `sm` becomes code of that
-/// one, as a driver makes of it.
+/// Reads both files and binds the kernel to its launch. The returned text is the PTX to which line numbers
+/// refer. PTX for an architecture older than `sm` is treated as code for `sm`, as a driver would compile it.
 pub fn load(file: &Path, launch: &Path, sm: Option<Target>) -> Result<(Bound, String), CliError> {
     let refuse = |error| CliError::Launch {
         path: if error == LaunchError::NoEntry { file } else { launch }.to_path_buf(),
@@ -43,7 +43,8 @@ pub fn load(file: &Path, launch: &Path, sm: Option<Target>) -> Result<(Bound, St
     Ok((spec.bind(module).map_err(refuse)?, text))
 }
 
-/// Refuses an output that is one of the inputs, by whatever names: what is read would be lost.
+/// Refuses an output file that is also an input file, under whatever name: writing it would destroy the
+/// input.
 pub fn distinct(
     argument: &'static str,
     output: &Path,
@@ -60,8 +61,8 @@ pub fn distinct(
     }
 }
 
-/// Whether two names lead to one file: links and other spellings of a name do, and so do hard links. Devices and pipes
-/// keep nothing that could be lost.
+/// Whether two names lead to the same file: by a symbolic link, a hard link or another spelling. Devices and
+/// pipes never count as the same, because writing to them destroys nothing.
 fn same_file(a: &Path, b: &Path) -> bool {
     let (Ok(found), Ok(other)) = (std::fs::metadata(a), std::fs::metadata(b)) else { return false };
     found.is_file() && other.is_file() && (is_same(&found, &other) || canonical(a) == canonical(b))
@@ -77,7 +78,7 @@ fn is_same(a: &std::fs::Metadata, b: &std::fs::Metadata) -> bool {
     (a.dev(), a.ino()) == (b.dev(), b.ino())
 }
 
-/// Elsewhere names alone tell files apart.
+/// On other systems only the canonical names are compared.
 #[cfg(not(unix))]
 fn is_same(_: &std::fs::Metadata, _: &std::fs::Metadata) -> bool {
     false

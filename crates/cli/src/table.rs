@@ -1,11 +1,11 @@
-//! Plain tables.
+//! Tables of plain text.
 
 use std::io::Write;
 
 use crate::terminal::one_line;
 
-/// Prints rows under a header, columns aligned: the first to the left, the rest to the right unless they hold words.
-/// A cell stays on its line, whatever text it holds.
+/// Prints rows under a header, with aligned columns. The first column is aligned to the left. Other columns
+/// are aligned to the right if all their cells are numbers. Line feeds in a cell are escaped.
 pub fn print(out: &mut impl Write, header: &[&str], rows: &[Vec<String>]) -> std::io::Result<()> {
     let shown = |row: &Vec<String>| row.iter().map(|cell| one_line(cell).into_owned()).collect();
     let rows: Vec<Vec<String>> = rows.iter().map(shown).collect();

@@ -1,5 +1,5 @@
-//! Everything that the program prints, on standard output and on standard error, goes through here. Text that comes from a
-//! file, a kernel or a ledger can hold characters that steer a terminal; they are escaped at this one place.
+//! All output of the program, to standard output and to standard error, goes through this module. Text from a
+//! file, a kernel or a ledger can hold characters that control a terminal. This module escapes them.
 
 use std::borrow::Cow;
 use std::fmt::{Display, Write as _};
@@ -10,7 +10,7 @@ use serde_json::Value;
 
 use crate::progress;
 
-/// Standard output for people: what steers a terminal is escaped.
+/// Standard output for people. Characters that control a terminal are escaped.
 pub struct Out(StdoutLock<'static>);
 
 /// Standard output, locked.
@@ -36,14 +36,15 @@ impl Write for Out {
     }
 }
 
-/// Prints a message beside the result, on standard error. Words longer than messages quote are cut, and lines after the
-/// first are indented: no text of a file stands where a message of the program begins. A closed standard error is no error.
+/// Prints a message on standard error, beside the result. Words that are longer than a message may quote are
+/// cut. Lines after the first are indented, so that quoted text never stands where a message of the program
+/// begins. A closed standard error is no error.
 pub fn tell(message: impl Display) {
     let message = message.to_string();
     aside(format_args!("flashcore: {}", quote::words(&message).replace('\n', "\n  ")));
 }
 
-/// Prints a line on standard error as it is, except for what steers a terminal.
+/// Prints a line on standard error with terminal control characters escaped, and changes nothing else.
 pub fn aside(line: impl Display) {
     let line = line.to_string();
     progress::beside(|| {
@@ -51,8 +52,8 @@ pub fn aside(line: impl Display) {
     });
 }
 
-/// A text without characters that steer a terminal, hide text or change its order: they are written as in Rust's literals.
-/// Line feeds and tabs stay.
+/// Escapes characters that control a terminal, hide text or change its order. The escapes are those of Rust
+/// literals. Line feeds and tabs stay.
 pub fn escaped(text: &str) -> Cow<'_, str> {
     escaped_as(
         text,
@@ -60,7 +61,7 @@ pub fn escaped(text: &str) -> Cow<'_, str> {
     )
 }
 
-/// As [`escaped`] for a text that is to stay on one line.
+/// Like [`escaped`], but also escapes line feeds and tabs: the result is one line.
 pub fn one_line(text: &str) -> Cow<'_, str> {
     escaped_as(text, |c| c.escape_default().to_string())
 }
@@ -72,17 +73,18 @@ fn escaped_as(text: &str, escape: impl Fn(char) -> String) -> Cow<'_, str> {
     Cow::Owned(text.chars().map(|c| if steers(c) { escape(c) } else { c.to_string() }).collect())
 }
 
-/// In a JSON string, outside of which no such character stands.
+/// The JSON escape of a control character. Such characters occur only inside JSON strings.
 fn json_escape(c: char) -> String {
     let mut text = String::new();
     for unit in c.encode_utf16(&mut [0; 2]) {
-        // Writing to a string does not fail.
+        // Writing to a `String` does not fail.
         let _ = write!(text, "\\u{unit:04x}");
     }
     text
 }
 
-/// Control characters, separators of lines, and the invisible characters of Unicode that hide text or change its order.
+/// Control characters, line separators, and the invisible Unicode characters that hide text or change its
+/// order.
 fn steers(c: char) -> bool {
     c.is_control()
         || matches!(c, '\u{ad}' | '\u{61c}' | '\u{180e}' | '\u{feff}')

@@ -1,4 +1,4 @@
-//! `flashcore topk`: the best plans for a problem, as the ledger knows them.
+//! `flashcore topk`: the best plans for a problem in the ledger.
 
 use std::io::Write;
 use std::path::Path;
@@ -26,7 +26,7 @@ pub fn topk(args: &Topk) -> Result<Status, CliError> {
     Ok(Status::Passed)
 }
 
-/// Nothing is no list.
+/// Refuses a list of 0 entries.
 pub fn at_least_one(argument: &'static str, count: usize) -> Result<(), CliError> {
     match count {
         0 => Err(CliError::Argument { argument, value: "0".to_owned(), accepted: "1 or more".to_owned() }),
@@ -34,11 +34,13 @@ pub fn at_least_one(argument: &'static str, count: usize) -> Result<(), CliError
     }
 }
 
-/// The name that the ledger has of a device of this machine; other names as they are.
+/// The name under which the ledger keeps `cpu`, `cuda` or `cuda:N` of this machine. Other names are returned
+/// unchanged.
 pub fn device_name(device: &str) -> Result<String, CliError> {
     match device.strip_prefix("cuda") {
         _ if device == "cpu" => {
-            // However many threads: the name up to them.
+            // The name ends with the number of threads, after a comma. The part before the comma matches any
+            // number.
             let name = Provenance::of_cpu(Path::new("."), 1).device;
             Ok(name.rsplit_once(',').map_or(name.clone(), |(cpu, _)| cpu.to_owned()))
         }

@@ -1,4 +1,4 @@
-//! `flashcore worker`: evaluates candidates for a run that may lose this process.
+//! `flashcore worker`: evaluates candidates for a run, in a process that the run can lose without harm.
 
 use lab::evolve::evaluate::cuda::Allow;
 use lab::evolve::evaluate::model::Model;
@@ -21,13 +21,12 @@ pub fn worker(args: &Worker) -> Result<Status, CliError> {
     });
     match served {
         Ok(()) => Ok(Status::Passed),
-        // Who stopped to read is told nothing.
+        // The reader has closed the pipe: `CliError::Output` ends the worker without a message.
         Err(ServeError::Output(error)) => Err(CliError::Output(error)),
         Err(error) => Err(error.into()),
     }
 }
 
-/// The evaluator of a target.
 fn evaluator(
     target: &Target,
     args: &Worker,

@@ -1,4 +1,4 @@
-//! The built command on good and bad input: exit codes, messages, files.
+//! Runs the built command on good and bad input and checks exit codes, messages and files.
 
 mod folder;
 
@@ -7,7 +7,8 @@ use std::process::{Command, Stdio};
 
 use folder::{Folder, text};
 
-/// Adds one to each of 64 numbers; `BARRIER` stands where the exchange through shared memory needs one.
+/// A kernel that adds one to each of 64 numbers. `BARRIER` marks the place where the exchange through shared
+/// memory needs a barrier.
 const PTX: &str = ".version 7.0
 .target sm_80
 .address_size 64
@@ -78,7 +79,7 @@ fn check_passes_fails_and_gives_up_with_its_exit_codes() {
     assert!(matches!(output.status.code(), Some(1 | 2)), "{}", text(&output.stdout));
 }
 
-/// A kernel of sm_90a whose operands come by tensor maps and are multiplied by wgmma, as someone wrote it by hand.
+/// A hand-written sm_90a kernel that loads its operands through tensor maps and multiplies them with wgmma.
 #[test]
 fn check_proves_tensor_maps_and_products_of_warpgroups() {
     let folder = Folder::new("tma");
@@ -93,7 +94,7 @@ fn check_proves_tensor_maps_and_products_of_warpgroups() {
     let (code, said) = check(&ptx, &launch);
     assert_eq!(code, Some(0), "{said}");
     assert!(!said.contains("tensor cores unused") && !said.contains("L4"), "{said}");
-    // Without waiting for the copies, with products in flight or in no order, with a box that nobody expects.
+    // Faults: no wait for the copies, products still in flight, a wrong number of expected bytes, no fence.
     for (from, to, reason) in [
         ("@!%done bra WAIT;", "", "race"),
         ("wgmma.wait_group.sync.aligned 0;", "", "no wgmma.wait_group covers it"),
@@ -118,7 +119,7 @@ fn check_proves_tensor_maps_and_products_of_warpgroups() {
     }
 }
 
-/// 120,000 bytes of shared memory are more than sm_89 has and fewer than sm_80 has.
+/// The kernel uses 120,000 bytes of shared memory: more than sm_89 has and less than sm_80 has.
 #[test]
 fn ptx_is_emulated_on_the_architecture_asked_for() {
     let folder = Folder::new("architecture");
@@ -234,7 +235,7 @@ fn bad_usage_is_named_and_exits_with_3() {
     }
 }
 
-/// A number below 0 is a value that does not do, not an option that there is not.
+/// A negative number is reported as a bad value, not as an unknown option.
 #[test]
 fn negative_numbers_are_values() {
     let folder = Folder::new("negative");
@@ -264,7 +265,7 @@ fn negative_numbers_are_values() {
     }
 }
 
-/// A forecast is of a device or of a candidate; the message names both.
+/// A forecast needs a device or a candidate, and the message names both options.
 #[test]
 fn a_forecast_is_of_something() {
     let folder = Folder::new("of");
@@ -273,7 +274,7 @@ fn a_forecast_is_of_something() {
     assert!(text(&output.stderr).contains("<--device <DEVICE>|--candidate <N>>"), "{}", text(&output.stderr));
 }
 
-/// One text says how problems are stated, wherever one is.
+/// The help of every command that takes a problem describes the notation with one text.
 #[test]
 fn every_command_states_problems_alike() {
     let folder = Folder::new("grammar");
@@ -284,7 +285,8 @@ fn every_command_states_problems_alike() {
     }
 }
 
-/// What is no text is named as such; what is, is quoted short and without its control characters.
+/// A binary file is reported as no text file. Text from a file is quoted short and without control
+/// characters.
 #[test]
 fn files_of_bytes_leave_the_terminal_alone() {
     let folder = Folder::new("bytes");
@@ -317,7 +319,7 @@ fn tables_are_never_emptied() {
     assert_eq!(output.status.code(), Some(3), "{error}");
     assert!(error.contains("table \"h200/evolution\" has no rows in ./evidence/h200.jsonl"), "{error}");
     assert_eq!(std::fs::read_to_string(folder.0.join("README.md")).unwrap(), document);
-    // Of rows that are there, a table that is not theirs is wrong, and not bad usage.
+    // A table that disagrees with existing rows is exit code 1, not bad usage.
     let evidence = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../evidence/h200.jsonl");
     let row = std::fs::read_to_string(evidence).unwrap();
     let row = row
@@ -349,7 +351,7 @@ fn ledgers_are_scored_checked_and_given_up() {
         Some(0)
     );
     assert_eq!(run(&["forecast", "outcome", "1", "--us", "4"]).0, Some(0));
-    // One forecast has no order.
+    // A rank correlation needs two forecasts.
     let (code, said) = run(&["forecast", "score"]);
     assert!(code == Some(0) && said.contains("–") && !said.contains("0.00"), "{said}");
     let (code, said) = run(&["ledger", "check"]);
@@ -363,7 +365,7 @@ fn ledgers_are_scored_checked_and_given_up() {
     assert!(!folder.0.join("facts.jsonl").exists());
 }
 
-/// A pipe whose reader has gone.
+/// A pipe whose reader has closed it.
 fn closed() -> Stdio {
     std::io::pipe().unwrap().1.into()
 }
@@ -379,11 +381,11 @@ fn who_stops_to_read_changes_no_exit_code() {
         let command = if error { command.stderr(closed()) } else { command.stdout(closed()) };
         command.output().unwrap().status.code()
     };
-    // What is told of the missing peer, and of the missing file.
+    // The messages about the missing peer and the missing file go to a closed pipe.
     assert_eq!(code(&SMALL, true), Some(0));
     assert_eq!(code(&["check", "none.ptx", "--launch", "none.toml"], true), Some(3));
     assert_eq!((code(&SMALL, false), code(&[&SMALL[..], &["--json"]].concat(), false)), (Some(0), Some(0)));
-    // Rows are kept before they are printed.
+    // Rows are written to the file before they are printed.
     let git = |args: &[&str]| {
         let name = ["-c", "user.name=x", "-c", "user.email=x@example.org", "-c", "commit.gpgsign=false"];
         let git = Command::new("git").args(name).args(args).current_dir(&folder.0).output().unwrap();
@@ -396,7 +398,7 @@ fn who_stops_to_read_changes_no_exit_code() {
     assert_eq!(rows.lines().count(), 1, "{rows}");
 }
 
-/// A PyTorch that refuses each problem, and one whose process ends.
+/// One PyTorch refuses each problem; the process of the other one ends.
 #[cfg(unix)]
 #[test]
 fn what_the_peer_cannot_do_is_told_and_ours_is_timed() {
@@ -419,7 +421,7 @@ fn what_the_peer_cannot_do_is_told_and_ours_is_timed() {
     }
 }
 
-/// Where NVRTC is at hand (`cargo xtask test` fetches it), CUDA C++ is judged; where it is not, the message says what to do.
+/// With NVRTC (`cargo xtask test` fetches it) CUDA C++ is checked. Without it the message says what to do.
 #[test]
 fn cuda_sources_go_through_nvrtc() {
     let folder = Folder::new("cuda");
@@ -448,7 +450,7 @@ fn cuda_sources_go_through_nvrtc() {
     }
 }
 
-/// The book's tutorial: its kernel fails with a race, and with the barrier that it adds the kernel passes.
+/// The book's tutorial: its kernel fails with a race, and passes with the barrier that the tutorial adds.
 #[test]
 fn the_tutorial_s_kernel_fails_and_then_passes() {
     let page = std::fs::read_to_string("../../docs/src/guide/check.md").unwrap();
@@ -473,7 +475,7 @@ fn the_tutorial_s_kernel_fails_and_then_passes() {
     }
 }
 
-/// What a source includes lies beside it, and messages name the file.
+/// Includes are searched beside the source file, and messages name the file.
 #[test]
 fn cuda_sources_include_what_lies_beside_them() {
     let folder = Folder::new("beside");
@@ -493,7 +495,8 @@ fn cuda_sources_include_what_lies_beside_them() {
     assert!(no_tools || error.contains("src/lonely.cu(1)") && error.contains("none.cuh"), "{error}");
 }
 
-/// `cuda_fp16.h` and `mma.h` come with the tools; where they are not, the message names the header and what to do.
+/// `cuda_fp16.h` and `mma.h` come with the tools. If they are missing, the message names the header and what
+/// to do.
 #[test]
 fn cuda_headers_are_found_beside_nvrtc() {
     let folder = Folder::new("headers");
@@ -522,7 +525,8 @@ fn cuda_headers_are_found_beside_nvrtc() {
     assert!(no_tools || error.contains("<cuda_fp16.h>") && error.contains("cargo xtask tools"), "{error}");
 }
 
-/// Without PATH, home, tools or Python everything that needs none of them works, and what does need them says so.
+/// Without PATH, home folder, tools or Python, every command that needs none of them works, and the others
+/// say what is missing.
 #[test]
 fn a_bare_machine_is_enough() {
     let folder = Folder::new("bare");
@@ -548,7 +552,7 @@ fn a_bare_machine_is_enough() {
     assert!(text(&compiled.stderr).contains("set FLASHCORE_NVRTC"), "{}", text(&compiled.stderr));
 }
 
-/// The verdict stands when the reader of the output has gone, and a disk that is full is no success.
+/// The verdict stands when the reader closes the pipe. A full disk is an error.
 #[test]
 fn the_exit_code_survives_the_output() {
     let folder = Folder::new("output");
@@ -580,7 +584,7 @@ fn explain_names_causes_and_lines() {
     let shown = text(&output.stdout);
     assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
     assert!(shown.contains("predicted on L4") && shown.contains("st.shared.u32"), "{shown}");
-    // In words, not in Rust's names.
+    // The text uses words, not the names of Rust variants.
     assert!(
         !shown.contains("bound by L") && !shown.contains("Ptxas(") && !shown.contains("Estimate"),
         "{shown}"
@@ -592,7 +596,7 @@ fn explain_names_causes_and_lines() {
     assert!(text(&output.stdout).starts_with("shift: failed"), "{}", text(&output.stdout));
 }
 
-/// Left to itself, `explain` looks at the whole mission problem, computed as the GPU's user would have it computed.
+/// Without a file, `explain` analyses the reference problem with the plan that a user of the GPU gets.
 #[test]
 fn explain_and_climb_agree_on_the_mission() {
     use lab::climb::{Climb, Options, climb, fused};
@@ -617,10 +621,10 @@ fn explain_and_climb_agree_on_the_mission() {
         climb::<lab::bench::gpu::Workbench>(&options, vec![rung], None, |_| ()).unwrap();
     let (us, finding) = explain("L4");
     let climbed = rungs[0].predicted_us().unwrap();
-    // CTAs of one head were recorded there, and of all heads here.
+    // `climb` recorded the CTAs of one head, `explain` those of all heads.
     assert!((us / climbed - 1.0).abs() < 0.02, "{us} and {climbed}");
     assert_eq!(finding, rungs[0].study.findings[0].name);
-    // What ships on an H200 is no kernel of an L4's.
+    // An H200 ships with another kernel than an L4.
     let on_h200 = rungs[0].study.predictions[1].as_ref().unwrap().us;
     assert!(explain("H200").0 < 0.75 * on_h200, "{on_h200}");
 }
@@ -703,14 +707,14 @@ fn doctor_and_help_speak() {
     let cubins = found.iter().find(|finding| finding["what"] == "cubins").unwrap();
     assert!(cubins["details"]["writable"].is_boolean(), "{cubins}");
     let gpu = found.iter().find(|finding| finding["what"] == "gpu").unwrap();
-    // Either what it is, or why there is none.
+    // The GPU's description, or the reason why there is none.
     assert!(gpu["details"]["sm"].is_number() || gpu["details"]["reason"].is_string(), "{gpu}");
     let output = folder.run(&["check", "--help"]);
     assert!(
         output.status.success()
             && text(&output.stdout).contains("0 passed, 1 failed, 2 incomplete, 3 bad usage")
     );
-    // The whole format of the launch file, line by line.
+    // The help contains the whole format of the launch file.
     for key in ["[problem]", "[[arg]]", "role = \"tensor_map\"", "swizzle = \"128\"", "fill = \"zeros\""] {
         assert!(text(&output.stdout).contains(key), "{key}: {}", text(&output.stdout));
     }
@@ -726,16 +730,16 @@ fn explain_says_which_plan_a_problem_gets() {
     let output = ask(&[]);
     assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
     let chosen: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
-    // The mission is in the tuned table.
+    // The tuned table has a row for the reference problem.
     assert_eq!((&chosen["source"], chosen["distance"].as_f64()), (&"tuned".into(), Some(0.0)));
     assert_eq!(chosen["plan"], chosen["row"]["plan"]);
     assert!(!chosen["why"].as_array().unwrap().is_empty());
-    // The printed plan can be given back; a wrong gene is named.
+    // The printed plan is accepted by `--plan`. An error names the wrong gene.
     let mut plan = chosen["plan"].clone();
     let output = ask(&["--plan", &plan.to_string()]);
     let given: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
     assert_eq!((&given["source"], &given["plan"]), (&"given".into(), &plan));
-    // So can what `topk` prints.
+    // The form that `topk` prints is accepted as well.
     let output = ask(&["--plan", &serde_json::json!({ "gpu": plan }).to_string()]);
     let given: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
     assert_eq!(given["plan"], plan, "{}", text(&output.stderr));
@@ -757,7 +761,7 @@ fn explain_says_which_plan_a_problem_gets() {
 #[test]
 fn selftest_without_a_gpu_says_so() {
     let folder = Folder::new("selftest");
-    // No such device exists anywhere.
+    // No machine has a device of this number.
     let output = folder.run(&["selftest", "--quick", "--device", "4096"]);
     assert_eq!(output.status.code(), Some(3));
     let message = text(&output.stderr);

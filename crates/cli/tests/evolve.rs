@@ -1,4 +1,4 @@
-//! `flashcore evolve` as people run it: short runs, bad usage, and a run that is killed again and again.
+//! `flashcore evolve` as a user runs it: short runs, bad usage, and a run that is killed repeatedly.
 
 use std::path::PathBuf;
 use std::process::{Child, Command, Output, Stdio};
@@ -11,7 +11,7 @@ use lab::ledger::{Arm, Environment, Ledger, Run, RunEvent, RunId};
 use problem::{DType, Problem};
 use serde_json::Value;
 
-/// A folder that goes with its test.
+/// A folder that is deleted at the end of its test.
 struct Folder(PathBuf);
 
 impl Folder {
@@ -50,7 +50,8 @@ fn json(output: &Output) -> Value {
 
 const SMALL: &str = "1,2,128,64,f16";
 
-/// The same search again on one ledger: what is known is not measured again, races are, and held time has its price.
+/// The same search twice on one ledger: the second run takes known times from the first, races again, and
+/// pays for the time for which it holds the device.
 #[test]
 fn a_second_run_on_a_processor_takes_over_what_the_first_found() {
     let folder = Folder::new("again");
@@ -77,7 +78,7 @@ fn a_second_run_on_a_processor_takes_over_what_the_first_found() {
         let held = cost["device_seconds"].as_f64().unwrap();
         assert!(held >= report["seconds"]["device"].as_f64().unwrap() - 1e-9 && held > 0.0, "{cost}");
         assert!((cost["price"].as_f64().unwrap() - held).abs() < 1e-9, "{cost}");
-        // The processor was measured, and so something is possible still.
+        // The processor's peaks were measured, so the report has a bound on what is still possible.
         let possible = &report["decision"]["rows"][0];
         assert!(report["decision"]["possible"].as_f64().unwrap() >= 1.0, "{possible}");
         assert!(possible["says"].as_str().unwrap().contains("as measured here"), "{possible}");
@@ -86,7 +87,8 @@ fn a_second_run_on_a_processor_takes_over_what_the_first_found() {
     assert_eq!(kept.cost(RunId(2)).unwrap().price, second["cost"]["price"].as_f64());
 }
 
-/// The whole cascade on a device that is not at hand: real kernels, the emulator's gate, predicted times.
+/// The whole cascade for a device that this machine lacks: real kernels, the emulator's gate, predicted
+/// times.
 #[test]
 fn a_short_run_against_the_model() {
     let folder = Folder::new("model");
@@ -137,7 +139,7 @@ fn a_short_run_against_the_model() {
         (&found["candidates"]["total"], &found["control"]["verdict"]),
         (&10.into(), &"UNDECIDED".into())
     );
-    // From a kernel with scalar products to tensor cores: more than the model can be wrong by.
+    // From scalar products to tensor cores: a larger gain than the time model's error.
     assert_eq!(found["verdict"], "FASTER", "{found}");
     assert!(found["speedup"].as_f64() > Some(2.0) && found["best"]["candidate"]["gpu"]["family"] != "ladder");
     assert!(found["shipped"]["race"]["ratio"].as_f64().is_some());
@@ -146,7 +148,7 @@ fn a_short_run_against_the_model() {
     assert!(serde_json::to_string(&table.rows()[0]).unwrap().contains("predicted"));
     let known = Ledger::read(ledger.as_ref()).unwrap().resume(RunId(1)).unwrap();
     assert!(known.decisions.iter().any(|d| d.decision.what == "promoted"));
-    // For people, from the ledger alone; its rows are there already.
+    // The report for people, made from the ledger alone. The promoted rows are in the file already.
     let again = run(&["--resume", "1", "--ledger", &ledger, "--promote", &rows]);
     assert_eq!(std::fs::read_to_string(&rows).unwrap().lines().count(), 1);
     assert!(String::from_utf8_lossy(&again.stderr).contains("has this row already"), "{again:?}");
@@ -159,7 +161,7 @@ fn a_short_run_against_the_model() {
     }
 }
 
-/// Measured on this machine: a few plans of a small problem, with everything that a longer run does.
+/// A measured run on this machine's CPU: a few plans of a small problem, with every step of a longer run.
 #[test]
 fn a_short_run_on_this_processor() {
     let folder = Folder::new("cpu");
@@ -180,8 +182,8 @@ fn a_short_run_on_this_processor() {
     assert!(found["control"]["race"]["ratio"].as_f64().is_some(), "{}", found["control"]);
 }
 
-/// Killed in the midst of its work again and again, the run comes to the end that it would have come to, with nothing lost and
-/// nothing twice.
+/// A run that is killed repeatedly and resumed ends as an undisturbed run does, with no outcome lost or
+/// recorded twice.
 #[test]
 fn a_run_that_is_killed_loses_nothing() {
     let folder = Folder::new("killed");
@@ -217,7 +219,7 @@ fn a_run_that_is_killed_loses_nothing() {
             if output.status.success() {
                 break output;
             }
-            // Killed before the run, or the ledger, had begun.
+            // Killed before the run or the ledger had begun.
             let said = String::from_utf8_lossy(&output.stderr);
             let begun = ["no run that can be continued", "there is no ledger", "is empty"];
             assert!(begun.iter().any(|part| said.contains(part)), "{said}");
@@ -225,7 +227,7 @@ fn a_run_that_is_killed_loses_nothing() {
             continue;
         }
         if kills < 12 {
-            // On Unix this is kill -9.
+            // On Unix `kill` sends SIGKILL.
             child.kill().unwrap();
             child.wait().unwrap();
             kills += 1;
@@ -253,7 +255,7 @@ fn a_run_that_is_killed_loses_nothing() {
     assert_eq!(ledger.runs().unwrap().len(), 1);
 }
 
-/// Ctrl-C once: it ends after the tasks under way, and says how to go on.
+/// Ctrl-C once: the run ends after the tasks under way, and prints how to resume it.
 #[cfg(unix)]
 #[test]
 fn an_interrupted_run_says_how_to_go_on() {
@@ -272,13 +274,13 @@ fn an_interrupted_run_says_how_to_go_on() {
     assert_eq!(events.last().unwrap().1, RunEvent::Stopped);
 }
 
-/// Ctrl-C twice: it ends at once, in the midst of a task, and says how to go on all the same.
+/// Ctrl-C twice: the run ends during a task, and also prints how to resume it.
 #[cfg(unix)]
 #[test]
 fn a_run_that_is_ended_at_once_says_how_to_go_on() {
     let folder = Folder::new("at-once");
     let problem = "4,16,4096,128,bf16,causal";
-    // What is under way may come to its end between the two.
+    // The tasks may end between the two signals. The test then tries again.
     for attempt in 0..5 {
         let ledger = folder.file(&format!("{attempt}.ledger"));
         let args =
@@ -364,7 +366,7 @@ fn bad_usage_is_told() {
     assert_eq!(std::fs::metadata(&ledger).unwrap().len(), 0);
 }
 
-/// A run that was begun where there was room for it, or before that was looked at.
+/// A run that was begun on a machine with more memory, or by a version that did not check its size.
 #[test]
 fn a_run_that_this_machine_cannot_hold_is_not_gone_on_with() {
     let folder = Folder::new("memory");
@@ -403,7 +405,7 @@ fn a_run_that_this_machine_cannot_hold_is_not_gone_on_with() {
     );
 }
 
-/// The forecasts of a ledger that is not there, or that cannot be kept, begin none.
+/// Reading the forecasts of a missing ledger, or adding an invalid forecast, creates no ledger.
 #[test]
 fn a_forecast_that_cannot_be_kept_begins_no_ledger() {
     let folder = Folder::new("forecast");
@@ -439,7 +441,7 @@ fn a_forecast_that_cannot_be_kept_begins_no_ledger() {
     }
     let found = forecast(&[&add[..], &["--us", "3", "--device", "L4"]].concat());
     assert_eq!(String::from_utf8_lossy(&found.stdout).trim(), "1", "{found:?}");
-    // However the device is written, it is one, and what came out is told.
+    // All spellings of the device are one device, and the outcome is shown.
     let found = json(&forecast(&[&add[..], &["--us", "3", "--device", "l4", "--json"]].concat()));
     assert_eq!((&found["id"], &found["forecast"]["device"]), (&2.into(), &"L4".into()));
     let found = json(&forecast(&[&add[..], &["--us", "3", "--device", "h200", "--json"]].concat()));
@@ -462,7 +464,7 @@ fn a_forecast_that_cannot_be_kept_begins_no_ledger() {
     assert!(String::from_utf8_lossy(&found.stdout).contains("too few"), "{found:?}");
 }
 
-/// Who only reads makes nothing of an empty file.
+/// A command that only reads does not turn an empty file into a ledger.
 #[test]
 fn an_empty_file_is_no_ledger_to_read() {
     let folder = Folder::new("empty");
@@ -495,8 +497,9 @@ fn an_empty_file_is_no_ledger_to_read() {
     assert!(found.as_array().is_some_and(|tables| tables[0]["table"] == "problem"), "{found}");
 }
 
-/// While a run goes on here, nobody else goes on with it; and whoever does so later evaluates a proposer's kernels in processes of
-/// their own, as the run was begun, though nobody names the proposer again.
+/// While one process drives a run, no other process can resume it. A process that resumes it later evaluates
+/// the proposer's kernels in separate processes, as the run was begun, although the command line does not
+/// name the proposer.
 #[cfg(target_os = "linux")]
 #[test]
 fn a_run_with_a_proposer_is_one_process_and_its_sandbox() {
@@ -522,13 +525,13 @@ fn a_run_with_a_proposer_is_one_process_and_its_sandbox() {
     end(resumed);
 }
 
-/// Whether a command comes to have workers in processes of their own.
+/// Whether a command starts workers in separate processes.
 #[cfg(target_os = "linux")]
 fn has_workers(child: &Child) -> bool {
     let parent = format!(" {} ", child.id());
     let is_worker = |process: std::fs::DirEntry| {
         let read = |name: &str| std::fs::read_to_string(process.path().join(name)).unwrap_or_default();
-        // After the name in brackets come the state and the parent.
+        // In `/proc/PID/stat` the state and the parent follow the name in parentheses.
         let stat = read("stat");
         let rest = stat.rsplit_once(") ").map_or("", |(_, rest)| rest);
         rest.get(1..).is_some_and(|rest| rest.starts_with(&parent)) && read("cmdline").contains("worker")

@@ -1,4 +1,5 @@
-//! Files that are made to mislead or to stall: what they hold must not steer the terminal, fill it, or take for ever.
+//! Files made to mislead or to stall: their contents must not control or flood the terminal, or take
+//! unlimited time.
 
 mod folder;
 
@@ -11,10 +12,11 @@ use folder::{Folder, text};
 
 const HEAD: &str = ".version 8.0\n.target sm_80\n.address_size 64\n";
 const NO_ARGUMENTS: &str = "[launch]\ngrid = [1]\nblock = [32]\n";
-/// Goes up three lines, clears them and claims a verdict; then the same by a C1 control and an override of direction.
+/// Moves the cursor up three lines, clears them and claims a verdict; then does so with a C1 control
+/// character and a direction override.
 const SPOOF: &str = "\x1b[1A\x1b[2K\x1b[1A\x1b[2K\x1b[1A\x1b[2Kpassed after 12 runs in the emulator\x1b[8m\u{9b}1A\u{202e}\u{200b}";
 
-/// A kernel that reads out of bounds in a line with a comment.
+/// A kernel that reads out of bounds in a line with this comment.
 fn wild(comment: &str) -> String {
     format!(
         "{HEAD}.visible .entry k()\n{{\n.reg .b32 %r<3>; .reg .b64 %rd<3>;\nmov.u64 %rd1, 0;\n\
@@ -22,7 +24,7 @@ fn wild(comment: &str) -> String {
     )
 }
 
-/// Whether a text steers a terminal, hides text or changes its order.
+/// Whether a text controls a terminal, hides text or changes its order.
 fn steers(said: &str) -> bool {
     let invisible = ['\u{200b}', '\u{202e}', '\u{2028}'];
     said.chars().any(|c| c.is_control() && c != '\n' || invisible.contains(&c))
@@ -77,7 +79,7 @@ fn no_file_steers_the_terminal() {
         let output = folder.run(&args);
         let said = text(&output.stdout) + &text(&output.stderr);
         assert!(!said.is_empty() && !steers(&said), "{args:?}: {said}");
-        // No line of a file's begins where a verdict stands.
+        // No line from a file begins where a verdict would stand.
         assert!(!said.lines().any(|line| line.starts_with("passed")), "{args:?}: {said}");
         assert!(!said.contains("panicked"), "{args:?}: {said}");
     }
@@ -85,7 +87,7 @@ fn no_file_steers_the_terminal() {
     let said = text(&output.stdout);
     assert_eq!(output.status.code(), Some(1));
     assert!(said.starts_with("failed") && said.contains("// \\u{1b}[1A\\u{1b}[2K"), "{said}");
-    // Programs get the text as it is.
+    // JSON output carries the text unchanged.
     let output = folder.run(&["check", &spoof, "--launch", &launch, "--json"]);
     let said: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
     assert!(said["hazards"][0]["text"].as_str().unwrap().ends_with(SPOOF), "{said}");
@@ -172,7 +174,7 @@ fn inputs_are_not_overwritten() {
     }
     assert_eq!(std::fs::read(&path).unwrap(), before);
     assert_eq!(std::fs::read_to_string(&ptx).unwrap(), wild(""));
-    // A ledger is no place for a page or for rows.
+    // A ledger is refused as the output file for a page or for rows.
     let forecast = ["forecast", "add", "x", "--author", "x", "--device", "x", "--us", "3"];
     assert_eq!(folder.run(&forecast).status.code(), Some(0));
     for args in [
@@ -186,7 +188,7 @@ fn inputs_are_not_overwritten() {
     assert_eq!(folder.run(&["ledger", "check"]).status.code(), Some(0));
 }
 
-/// A loop that stores for ever, and a grid that is too large, are given up with a reason.
+/// An endless loop that stores, and a grid that is too large, end with a reason.
 #[test]
 fn a_check_ends_in_time() {
     let folder = Folder::new("time");
@@ -203,7 +205,7 @@ fn a_check_ends_in_time() {
     let said = text(&output.stdout);
     assert_eq!(output.status.code(), Some(2), "{said}{}", text(&output.stderr));
     assert!(said.starts_with("incomplete") && said.contains("the time limit of 0.2 s is over"), "{said}");
-    // Nothing of a bar, and nothing that goes back in the line.
+    // No progress bar, and no character that moves the cursor back.
     assert!(!text(&output.stderr).contains(['\r', '\x1b']), "{:?}", text(&output.stderr));
     let output = folder.run(&["explain", &endless, "--launch", &one_thread, "--timeout", "0.2"]);
     assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
@@ -220,7 +222,7 @@ fn a_check_ends_in_time() {
     }
 }
 
-/// A store that no input of the check triggers, out of bounds if one did.
+/// A store that would be out of bounds, but that no input of the check executes.
 const TRAP: &str = ".visible .entry k(.param .u64 a)
 {
     .reg .b64 %rd<4>;
@@ -264,7 +266,7 @@ fn a_check_says_what_ran() {
     assert!(check(&["--require-coverage", "101"]).1.contains("expected a number from 0 to 100"));
 }
 
-/// Progress is for terminals: elsewhere nothing goes back in its line.
+/// Only a terminal gets a progress bar. Elsewhere nothing moves the cursor back.
 #[test]
 fn progress_leaves_logs_alone() {
     let folder = Folder::new("logs");
@@ -278,7 +280,7 @@ fn progress_leaves_logs_alone() {
     assert!(!text(&output.stderr).contains(['\r', '\x1b']), "{:?}", text(&output.stderr));
 }
 
-/// The server, which ends with the test.
+/// A server that is stopped at the end of the test, and its address.
 struct Server(Child, String);
 
 impl Server {
@@ -294,7 +296,7 @@ impl Server {
 
     fn send(&self, request: &str) -> TcpStream {
         let mut stream = TcpStream::connect(&self.1).unwrap();
-        // Longer than any answer takes: what hangs fails.
+        // Longer than any answer takes, so that a server that hangs fails the test.
         stream.set_read_timeout(Some(Duration::from_secs(120))).unwrap();
         stream.write_all(request.as_bytes()).unwrap();
         stream
@@ -320,7 +322,7 @@ fn half_open_connections_leave_the_server_open() {
     let folder = Folder::new("half");
     let server = Server::start(&folder);
     let halves: Vec<TcpStream> = (0..300).map(|_| server.send("GET / HTTP/1.1\r\nX: ")).collect();
-    // There is no ledger, and the page says so.
+    // The ledger is missing, and the page says so.
     let answer = server.get("/", "");
     assert!(answer.starts_with("HTTP/1.1 503") && answer.contains("there is no ledger"), "{answer}");
     drop(halves);

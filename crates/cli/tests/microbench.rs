@@ -8,7 +8,7 @@ fn run(args: &[&str]) -> Output {
     Command::new(env!("CARGO_BIN_EXE_flashcore")).args(args).output().unwrap()
 }
 
-/// A file of its own.
+/// The path of a file for one test.
 fn file(name: &str) -> String {
     std::env::temp_dir().join(format!("flashcore-{}-{name}", std::process::id())).display().to_string()
 }
@@ -22,12 +22,12 @@ fn the_description_is_read_by_explain() {
     assert!(text.contains("latency.shuffle") && text.contains("cp.async chain in L2"), "{text}");
     let description: Value = serde_json::from_str(&std::fs::read_to_string(&file).unwrap()).unwrap();
     assert_eq!(description["base"], "H200");
-    // The emulator's clock counts instructions: one a link of the chain.
+    // The emulator's clock counts instructions: one for each link of the dependence chain.
     let constants = description["constants"].as_array().unwrap();
     let alu = constants.iter().find(|constant| constant["name"] == "latency.alu").unwrap();
     assert_eq!((&alu["measured"], &alu["table"]), (&1.0.into(), &4.0.into()));
     assert_eq!(description["machine"]["latency"]["alu"], 1);
-    // What was not measured is the table's.
+    // Constants that were not measured come from the table.
     assert_eq!(description["machine"]["rates"]["fma"], 128);
     let explained = run(&["explain", "--machine", &file, "--json"]);
     assert_eq!(explained.status.code(), Some(0), "{}", String::from_utf8_lossy(&explained.stderr));

@@ -1,5 +1,5 @@
-//! A run whose proposer does everything wrong that there is, one thing after the other: each is contained and recorded with its
-//! reason, and the run goes on to its end.
+//! A run with a proposer that misbehaves in every known way, one answer at a time. Each misdeed is contained
+//! and recorded with its reason, and the run continues to its end.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -18,7 +18,8 @@ use problem::{DType, Problem};
 
 const ARCH: Arch = Arch::SM_90;
 
-/// Takes its turn in a list of answers and misdeeds; `KERNEL` and `LAUNCH` are files with a right kernel of the problem.
+/// The proposer: plays the next answer or misdeed of a list. `KERNEL` and `LAUNCH` name files with a right
+/// kernel for the problem.
 const SCRIPT: &str = r#"
 import json, os, subprocess, sys, time
 folder = os.path.dirname(os.path.abspath(sys.argv[1]))
@@ -56,7 +57,8 @@ deeds = [
 deeds[turn % len(deeds)][1]()
 "#;
 const DEEDS: usize = 15;
-/// By a clock that stands until the last of them is judged; then the time is up.
+/// The budget, in seconds. The run's clock stands still until the last answer is judged, and then jumps past
+/// it.
 const SECONDS: f64 = 1e6;
 
 struct Folder {
@@ -68,7 +70,7 @@ impl Folder {
         let scratch = Scratch::new().unwrap();
         let plan = Candidate::Gpu(Family::Mma.default_for(problem, &ARCH).unwrap());
         let kernel = bound(&plan, problem, &ARCH).unwrap();
-        // Another text of the same kernel, so that it is not known yet.
+        // The text differs from the family's kernel, so that the ledger does not know the candidate yet.
         let text = kernel.kernel.module.to_string().replace("ret;", "bar.sync 0;\n\tret;");
         for (name, contents) in [
             ("proposer.py", SCRIPT.to_owned()),
@@ -159,23 +161,23 @@ fn a_run_survives_every_proposer() {
             dossier.checks
         );
     }
-    // The one that is right went on to the device.
+    // The right kernel went on to the device.
     let right = &proposed[DEEDS - 1];
     assert!(
         right.checks.iter().any(|check| check.judge == Judge::Emulator && check.verdict == Verdict::Passed),
         "{right:?}"
     );
-    // Everyone came to an end, and only what was on its way when the time was up ended of that.
+    // Every candidate has an end. Only candidates under way at the end of the budget were rejected for it.
     let rejected =
         evolution.report()["rejected"].as_object().unwrap().values().filter_map(|n| n.as_u64()).sum::<u64>();
     assert_eq!(evolution.report()["candidates"]["total"], rejected);
-    // And none of their children lives.
+    // No child process of the proposer is left.
     let processes = std::fs::read_dir("/proc").into_iter().flatten().flatten();
     let lines = processes.filter_map(|entry| std::fs::read(entry.path().join("cmdline")).ok());
     assert_eq!(lines.filter(|line| String::from_utf8_lossy(line).contains("61234.5")).count(), 0);
 }
 
-/// What came of the proposer's answers, in order.
+/// The candidates that came from the proposer's answers, in order.
 fn proposed(evolution: &Evolution) -> Vec<Dossier> {
     let ledger = evolution.ledger();
     let all = ledger.candidates(evolution.run(), CandidateId(0), 10_000).unwrap().into_iter();
@@ -188,7 +190,7 @@ fn is_judged(answer: &Dossier) -> bool {
     !answer.rejections.is_empty() || !answer.checks.is_empty()
 }
 
-/// What each deed comes to: where, why, and a word of the detail.
+/// The expected rejection of each misdeed: stage, reasons, and a word of the detail.
 const EXPECTED: [(&str, Stage, &[&str], &str); DEEDS - 1] = [
     ("hangs", Stage::Propose, &["hangs"], "did not end within 2 s"),
     ("garbage", Stage::Propose, &["proposer"], "I am sorry"),
@@ -203,6 +205,6 @@ const EXPECTED: [(&str, Stage, &[&str], &str); DEEDS - 1] = [
     ("launch", Stage::Check, &["failed"], ""),
     ("grid", Stage::Screen, &["launch"], "2147483647 CTAs"),
     ("nested", Stage::Screen, &["source"], ""),
-    // Without NVRTC it is the compiler that is missing.
+    // Without NVRTC the reason is the missing compiler.
     ("cuda", Stage::Screen, &["source", "compiler"], ""),
 ];

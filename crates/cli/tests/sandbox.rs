@@ -1,5 +1,5 @@
-//! Proposers in a sandbox: what they try to reach is refused, and what they need works. Where the kernel offers no sandbox, a run with
-//! one does not begin.
+//! Proposers in a sandbox: forbidden resources are refused, and needed ones work. If the kernel offers no
+//! sandbox, a run that asks for one does not begin.
 
 #![cfg(target_os = "linux")]
 
@@ -15,7 +15,7 @@ const FLASHCORE: &str = env!("CARGO_BIN_EXE_flashcore");
 const EXAMPLE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../examples/proposer.py");
 const SECRET: &str = "FLASHCORE_TEST_SECRET";
 
-/// Whether the kernel offers what a sandbox needs.
+/// Whether the kernel offers what the sandbox needs.
 fn can_be_had() -> bool {
     let said = sandboxed(Path::new("/"), &[], ":");
     let complaint = String::from_utf8_lossy(&said.stderr).into_owned();
@@ -23,14 +23,14 @@ fn can_be_had() -> bool {
     said.status.success()
 }
 
-/// Runs a line in a sandbox with two variables set, of which none is allowed by itself.
+/// Runs a shell command in a sandbox with two variables set. Neither is visible unless `allowed` names it.
 fn sandboxed(folder: &Path, allowed: &[&str], line: &str) -> Output {
     let mut command = Command::new(FLASHCORE);
     command.arg("sandboxed").arg("--folder").arg(folder).args(allowed).args(["--", line]);
     command.env(SECRET, "a secret").env("FLASHCORE_TEST_TOKEN", "a token").output().unwrap()
 }
 
-/// Runs a Python program that prints `reached` if its deed succeeds.
+/// Runs a Python program that prints `reached` if `deed` succeeds.
 fn python(folder: &Path, allowed: &[&str], deed: &str) -> Output {
     let line = format!("exec python3 -c '{deed}\nprint(\"reached\")'");
     sandboxed(folder, allowed, &line)
@@ -138,14 +138,14 @@ fn what_a_program_needs_works() {
     is_allowed(&folder, &["--read", &data], &format!("assert open(\"{data}\").read() == \"some data\""));
     let part = ["--read", &given.path("").display().to_string()].map(str::to_owned);
     is_allowed(&folder, &[&part[0], &part[1]], &format!("open(\"{data}\").read()"));
-    // The exit code is the program's own.
+    // The exit code of the command is passed on.
     assert_eq!(sandboxed(&folder, &[], "exit 7").status.code(), Some(7));
     let nowhere = sandboxed(&folder, &["--read", "/no/such/place"], ":");
     let complaint = String::from_utf8_lossy(&nowhere.stderr).into_owned();
     assert!(nowhere.status.code() == Some(3) && complaint.contains("/no/such/place"), "{complaint}");
 }
 
-/// The file that a line names may be read without a word.
+/// The file that the command names may be read without `--proposer-read`.
 #[test]
 fn the_example_proposes_in_a_sandbox() {
     if !can_be_had() {

@@ -1,4 +1,4 @@
-//! `flashcore worker` as a run uses it: the program itself in a child process, with the emulator in the place of a GPU.
+//! `flashcore worker` as a run uses it: in a child process, with the emulator in place of a GPU.
 
 use std::io::Write;
 use std::process::{Command, Stdio};
@@ -40,7 +40,7 @@ fn worker(args: &[&str]) -> Worker {
     Worker::new(program, Environment::default())
 }
 
-/// A kernel of nothing but this body.
+/// A kernel with this body.
 fn kernel(body: &str) -> Candidate {
     let text = format!(
         ".version 7.0\n.target sm_80\n.address_size 64\n.visible .entry attention(.param .u64 q, .param .u64 k, \
@@ -72,7 +72,7 @@ fn a_worker_takes_a_plan_through_the_cascade() {
     assert_eq!(worker.started(), 1);
 }
 
-/// What a proposer may bring, at the emulator's gate and at the device's: the run goes on after each.
+/// Kernels that a proposer may bring, at the emulator's gate and on the device: the run continues after each.
 #[test]
 fn kernels_that_misbehave_are_contained() {
     let mut worker = worker(&["--emulator"]);
@@ -91,7 +91,7 @@ fn kernels_that_misbehave_are_contained() {
         };
         assert_eq!(check.verdict, verdict, "{:?}", check.reasons);
     }
-    // Each lost device cost one process, and no candidate but its own.
+    // Each lost device cost one process, and rejected only its own candidate.
     assert_eq!(worker.started(), 3);
     assert!(matches!(worker.evaluate(&task(Stage::Microbench, plan())).finding, Finding::Timed { .. }));
     let (reason, _) = rejected(&mut worker, Stage::Screen, kernel("    garbage;"));

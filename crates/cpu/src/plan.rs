@@ -5,8 +5,8 @@ use crate::dims;
 use crate::threads::threads;
 use crate::{CpuError, Isa};
 
-/// How to compute: pure data, comparable and serialisable, so that a search can range over it. Every field is a gene: it
-/// changes what is executed, and what is computed only within the rounding of f32 sums.
+/// How to compute: pure data, comparable and serialisable, so that a search can range over it. Every field is
+/// a gene: it changes what is executed, and what is computed only within the rounding of f32 sums.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(from = "Written")]
 pub struct CpuPlan {
@@ -20,7 +20,8 @@ pub struct CpuPlan {
     pub block_kv: usize,
     /// What the lanes of a vector are.
     pub lanes: Lanes,
-    /// Vectors side by side in the register tile: along the query rows of a panel, or along the head dimension.
+    /// Vectors side by side in the register tile: along the query rows of a panel, or along the head
+    /// dimension.
     pub vectors: usize,
     /// Rows of the register tile, which are unrolled: keys or columns of V, or query rows.
     pub tile_rows: usize,
@@ -56,7 +57,8 @@ pub enum Rows {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Order {
-    /// The last rows of every head, then those before them: under a causal mask the longest tasks, so that threads end together.
+    /// The last rows of every head, then those before them: under a causal mask the longest tasks, so that
+    /// threads end together.
     Longest,
     /// All rows of a head, the last first, then the next head's: its keys and values are still in the cache.
     Heads,
@@ -98,7 +100,8 @@ impl From<Written> for CpuPlan {
     }
 }
 
-/// Keys of a step by default, where nothing smaller fits better; from 128 to 512 nothing changes by more than 2 %.
+/// Keys of a step by default, where nothing smaller fits better; from 128 to 512 nothing changes by more than
+/// 2 %.
 const BLOCK_KV: usize = 128;
 /// The same with AMX, whose steps have chunks of their own.
 const AMX_BLOCK_KV: usize = 256;
@@ -112,7 +115,8 @@ pub(crate) const MAX_THREADS: usize = 1024;
 const MAX_SPLITS: usize = 64;
 
 impl CpuPlan {
-    /// A good plan for `problem` on this machine, for the threads of a call that names no executor ([`threads`]).
+    /// A good plan for `problem` on this machine, for the threads of a call that names no executor
+    /// ([`threads`]).
     pub fn for_problem(problem: &Problem) -> CpuPlan {
         CpuPlan::for_threads(problem, threads())
     }
@@ -124,7 +128,8 @@ impl CpuPlan {
         CpuPlan::with_isa_and_threads(problem, isa.unwrap_or(Isa::Portable), threads)
     }
 
-    /// A good plan for `problem` with the instructions of `isa`, for the threads of a call that names no executor ([`threads`]).
+    /// A good plan for `problem` with the instructions of `isa`, for the threads of a call that names no
+    /// executor ([`threads`]).
     pub fn with_isa(problem: &Problem, isa: Isa) -> CpuPlan {
         CpuPlan::with_isa_and_threads(problem, isa, threads())
     }
@@ -153,7 +158,8 @@ impl CpuPlan {
         // No rows at all are cut as one would be.
         let all = (problem.seq_q * together).max(1);
         let (panel, lanes) = (isa.panel_rows(), isa.lanes());
-        // Making integers or terms of K and V is dearer than widening them, and AMX's panels are half as wide.
+        // Making integers or terms of K and V is dearer than widening them, and AMX's panels are half as
+        // wide.
         let (most, block_kv) = match isa {
             Isa::Amx | Isa::PortableTerms => (64, AMX_BLOCK_KV),
             Isa::Avx512Vnni | Isa::PortableIntegers => (16, BLOCK_KV),
@@ -183,8 +189,8 @@ impl CpuPlan {
         splits.flat_map(|splits| tiles.iter().map(move |plan| CpuPlan { rows, splits, ..*plan })).collect()
     }
 
-    /// Keys of a step where lanes are dims: two blocks are to stay in the first cache, together with the widened copies that 16-bit
-    /// inputs have.
+    /// Keys of a step where lanes are dims: two blocks are to stay in the first cache, together with the
+    /// widened copies that 16-bit inputs have.
     fn dims_block_kv(problem: &Problem) -> usize {
         let bytes = if problem.dtype == DType::F32 { 1 << 16 } else { 1 << 14 };
         let row = size_of::<f32>() * (problem.head_dim + problem.head_dim_v);
@@ -192,14 +198,16 @@ impl CpuPlan {
         (bytes / row.max(1) / 16 * 16).clamp(16, BLOCK_KV)
     }
 
-    /// The plan with these blocks and the widest register tile of `isa`, its lanes query rows of one head each.
+    /// The plan with these blocks and the widest register tile of `isa`, its lanes query rows of one head
+    /// each.
     pub fn widest(isa: Isa, threads: usize, block_q: usize, block_kv: usize) -> CpuPlan {
         let (vectors, tile_rows) = isa.tile();
         let (lanes, rows, order) = (Lanes::Queries, Rows::Head, Order::Longest);
         CpuPlan { isa, threads, block_q, block_kv, lanes, vectors, tile_rows, rows, order, splits: 1 }
     }
 
-    /// Short sequences of the query heads that share a key head are laid end to end, so that decoding fills lanes with heads.
+    /// Short sequences of the query heads that share a key head are laid end to end, so that decoding fills
+    /// lanes with heads.
     fn rows_for(problem: &Problem, isa: Isa) -> Rows {
         if problem.seq_q < isa.panel_rows() { Rows::Group } else { Rows::Head }
     }
@@ -212,7 +220,8 @@ impl CpuPlan {
         }
     }
 
-    /// The plan that does the same for `problem` with no value larger than it takes effect, and every gene that has none as in
+    /// The plan that does the same for `problem` with no value larger than it takes effect, and every gene
+    /// that has none as in
     /// [`CpuPlan::widest`]: equal for plans that run the same code.
     pub fn canonical(&self, problem: &Problem) -> CpuPlan {
         let p = &*problem.canonical();
@@ -240,8 +249,8 @@ impl CpuPlan {
     /// Whether this plan can compute `problem` here.
     ///
     /// # Errors
-    /// [`CpuError::Plan`] or [`CpuError::Isa`] with the field, its value and what is accepted, or the problem's own
-    /// error.
+    /// [`CpuError::Plan`] or [`CpuError::Isa`] with the field, its value and what is accepted, or the
+    /// problem's own error.
     pub fn check(&self, problem: &Problem) -> Result<(), CpuError> {
         problem.check()?;
         let fields = [

@@ -12,12 +12,13 @@ pub trait Executor: Sync {
     /// Threads that can share a call, the calling thread among them.
     fn threads(&self) -> usize;
 
-    /// Calls `work` on the calling thread, and at the same time on at most `threads - 1` others. Returns when all of them have
-    /// returned. A panic of one of them is passed on to the caller.
+    /// Calls `work` on the calling thread, and at the same time on at most `threads - 1` others. Returns when
+    /// all of them have returned. A panic of one of them is passed on to the caller.
     fn run(&self, threads: usize, work: &(dyn Fn() + Sync));
 
-    /// Whether the call is to end before its outputs are complete. Every thread asks between parts of its work, each of which
-    /// takes about a millisecond; the call then fails with [`CpuError::Stopped`](crate::CpuError::Stopped).
+    /// Whether the call is to end before its outputs are complete. Every thread asks between parts of its
+    /// work, each of which takes about a millisecond; the call then fails with
+    /// [`CpuError::Stopped`](crate::CpuError::Stopped).
     fn is_stopped(&self) -> bool {
         false
     }
@@ -54,8 +55,9 @@ impl Pool {
         Ok(Pool { helpers: ThreadPoolBuilder::new().num_threads(helpers).thread_name(named).build()? })
     }
 
-    /// The pool that all calls of this process share; `None` where one thread is enough ([`threads`]), or the system gives no
-    /// more. A child made by `fork` has a copy of its parent's pool without the threads, and gets a pool of its own.
+    /// The pool that all calls of this process share; `None` where one thread is enough ([`threads`]), or the
+    /// system gives no more. A child made by `fork` has a copy of its parent's pool without the threads, and
+    /// gets a pool of its own.
     pub fn shared() -> Option<Arc<Pool>> {
         static SHARED: Mutex<Option<(u32, Arc<Pool>)>> = Mutex::new(None);
         let process = std::process::id();
@@ -112,8 +114,8 @@ impl Executor for OwnPool {
     }
 }
 
-/// Calls `work` with the executor of a caller that names none: the rayon pool of which this thread is a worker, else
-/// [`Pool::shared`], else the calling thread. Never starts or waits for rayon's global pool.
+/// Calls `work` with the executor of a caller that names none: the rayon pool of which this thread is a
+/// worker, else [`Pool::shared`], else the calling thread. Never starts or waits for rayon's global pool.
 pub(crate) fn with_default<R>(work: impl FnOnce(&dyn Executor) -> R) -> R {
     if rayon::current_thread_index().is_some() {
         return work(&OwnPool);
@@ -124,8 +126,8 @@ pub(crate) fn with_default<R>(work: impl FnOnce(&dyn Executor) -> R) -> R {
     }
 }
 
-/// Threads that share a call whose caller names no executor: those of the rayon pool of which this thread is a worker, else
-/// `RAYON_NUM_THREADS`, else one for each core that this process may use. Starts none of them.
+/// Threads that share a call whose caller names no executor: those of the rayon pool of which this thread is
+/// a worker, else `RAYON_NUM_THREADS`, else one for each core that this process may use. Starts none of them.
 pub fn threads() -> usize {
     let threads = match rayon::current_thread_index() {
         Some(_) => rayon::current_num_threads(),
@@ -134,8 +136,9 @@ pub fn threads() -> usize {
     threads.clamp(1, MAX_THREADS)
 }
 
-/// Threads of a pool that nobody has given a size. Kept from call to call: to ask the system takes tens of microseconds. Two
-/// threads may ask at once and find the same; a lock could be left locked to a child made by `fork`.
+/// Threads of a pool that nobody has given a size. Kept from call to call: to ask the system takes tens of
+/// microseconds. Two threads may ask at once and find the same; a lock could be left locked to a child made
+/// by `fork`.
 fn default_threads() -> usize {
     static KNOWN: AtomicUsize = AtomicUsize::new(0);
     match KNOWN.load(Ordering::Relaxed) {

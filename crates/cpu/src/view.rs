@@ -8,8 +8,9 @@ use problem::{Problem, ProblemError, Strides, Tensor};
 
 use crate::{CpuError, Element};
 
-/// The memory of an input tensor, from its lowest element to its highest. A slice is such memory. For a tensor
-/// whose rows have gaps, [`Input::from_raw_parts`] asks nothing of the gaps: another thread may write them.
+/// The memory of an input tensor, from its lowest element to its highest. A slice is such memory. For a
+/// tensor whose rows have gaps, [`Input::from_raw_parts`] asks nothing of the gaps: another thread may write
+/// them.
 #[derive(Clone, Copy)]
 pub struct Input<'a, T> {
     start: NonNull<T>,
@@ -32,8 +33,8 @@ impl<'a, T> Input<'a, T> {
     /// The `len` elements from `start` on.
     ///
     /// # Safety
-    /// `start` is aligned, the range lies in one allocation, and for `'a` each row that the problem's shape and
-    /// strides place in the range is initialised and not written.
+    /// `start` is aligned, the range lies in one allocation, and for `'a` each row that the problem's shape
+    /// and strides place in the range is initialised and not written.
     pub unsafe fn from_raw_parts(start: NonNull<T>, len: usize) -> Self {
         Input { start, len, elements: PhantomData }
     }
@@ -44,8 +45,8 @@ impl<'a, T> Input<'a, T> {
     /// If they reach beyond the input.
     fn slice(&self, first: usize, count: usize) -> &'a [T] {
         assert!(first.checked_add(count).is_some_and(|end| end <= self.len), "row outside its buffer");
-        // SAFETY: inside the range by the assertion, and part of rows that nobody writes by the promise made to
-        // `from_raw_parts`; a view asks for rows of the problem only.
+        // SAFETY: inside the range by the assertion, and part of rows that nobody writes by the promise made
+        // to `from_raw_parts`; a view asks for rows of the problem only.
         unsafe { std::slice::from_raw_parts(self.start.add(first).as_ptr(), count) }
     }
 }

@@ -12,8 +12,9 @@ use crate::{
 /// A kernel that takes longer on a machine for checks is taken to wait for ever.
 const LIMIT: Duration = Duration::from_secs(30);
 
-/// A GPU as a machine that runs kernels, one after the other, on the default stream: the second implementation of
-/// [`ptx::Machine`], for checks and measurements. [`Function`] is the fast, asynchronous way.
+/// A GPU as a machine that runs kernels, one after the other, on the default stream: the second
+/// implementation of [`ptx::Machine`], for checks and measurements. [`Function`] is the fast, asynchronous
+/// way.
 pub struct Gpu {
     context: Arc<Context>,
     stream: Stream,

@@ -85,10 +85,10 @@ impl<T: Element> Attention<'_, T> {
         self.band(Band::CAUSAL_TOP_LEFT)
     }
 
-    /// A sliding window, as FlashAttention's `window_size = (before, after)`: query `i` sees key `j` if and only
-    /// if `i + seq_kv − seq_q − before ≤ j ≤ i + seq_kv − seq_q + after`. A row that sees no key has O = 0 and
-    /// LSE = −∞. A model's "window of W" counts the query's own key: `before = W − 1`. Blocks of keys that no
-    /// query of a tile sees cost nothing.
+    /// A sliding window, as FlashAttention's `window_size = (before, after)`: query `i` sees key `j` if and
+    /// only if `i + seq_kv − seq_q − before ≤ j ≤ i + seq_kv − seq_q + after`. A row that sees no key has O =
+    /// 0 and LSE = −∞. A model's "window of W" counts the query's own key: `before = W − 1`. Blocks of keys
+    /// that no query of a tile sees cost nothing.
     pub fn window(self, before: u32, after: u32) -> Self {
         self.band(Band::window(before, after))
     }
@@ -100,8 +100,8 @@ impl<T: Element> Attention<'_, T> {
         self
     }
 
-    /// A cap on the logits (Gemma 2): `softcap · tanh(scale · q·k / softcap)`. The scale is applied first, then
-    /// the cap, then the band. Positive and finite; LSE is that of the capped logits.
+    /// A cap on the logits (Gemma 2): `softcap · tanh(scale · q·k / softcap)`. The scale is applied first,
+    /// then the cap, then the band. Positive and finite; LSE is that of the capped logits.
     pub fn softcap(mut self, softcap: f32) -> Self {
         self.score.softcap = Some(softcap);
         self

@@ -1,6 +1,7 @@
 use serde::{Deserialize, Serialize};
 
-/// What a generator and a plan's check must know of a GPU (CUDA C++ Programming Guide, "Compute Capabilities").
+/// What a generator and a plan's check must know of a GPU (CUDA C++ Programming Guide, "Compute
+/// Capabilities").
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Arch {
     /// Compute capability times ten.

@@ -9,8 +9,8 @@ use crate::forward::wgmma::WgmmaPlan;
 use crate::ladder::RungPlan;
 use crate::{Arch, KernelError, PlanError};
 
-/// How a problem is computed: a kernel family and its genes. Pure data, the only input of a generator besides the
-/// problem and the architecture.
+/// How a problem is computed: a kernel family and its genes. Pure data, the only input of a generator besides
+/// the problem and the architecture.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(tag = "family", rename_all = "snake_case")]
 pub enum Plan {
@@ -92,8 +92,8 @@ impl Family {
 }
 
 impl Plan {
-    /// A good plan for the problem on the architecture, where nothing was measured: on sm_90 the first of `small`, `wgmma` and
-    /// `mma` that computes it and suits its grid.
+    /// A good plan for the problem on the architecture, where nothing was measured: on sm_90 the first of
+    /// `small`, `wgmma` and `mma` that computes it and suits its grid.
     ///
     /// # Errors
     /// When the problem cannot be stated or no family computes it.
@@ -145,11 +145,12 @@ impl Plan {
     }
 }
 
-/// The kernel of a plan, with its launch contract for the problem; that of its [canonical](Problem::canonical) statement, so keys that
-/// no row sees cost nothing. Buffers are `q`, `k`, `v`, `out` and, where the plan
-/// returns it, `lse`, in this order and of exactly the size the problem's strides span. A family that hands out its tiles at run time
-/// has a `counter` after them, one that shares its last round `scratch` and then a `counter`: counters are zeros at the first launch, and
-/// left so by each; scratch memory may hold anything.
+/// The kernel of a plan, with its launch contract for the problem; that of its
+/// [canonical](Problem::canonical) statement, so keys that no row sees cost nothing. Buffers are `q`, `k`,
+/// `v`, `out` and, where the plan returns it, `lse`, in this order and of exactly the size the problem's
+/// strides span. A family that hands out its tiles at run time has a `counter` after them, one that shares
+/// its last round `scratch` and then a `counter`: counters are zeros at the first launch, and left so by
+/// each; scratch memory may hold anything.
 ///
 /// # Errors
 /// When the problem cannot be stated or the plan does not fit it or the architecture, and when the verifier

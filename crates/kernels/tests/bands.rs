@@ -1,5 +1,5 @@
-//! Sliding windows and capped logits in every forward family: on the emulator, every hazard check on, results within the
-//! rounding of P and O.
+//! Sliding windows and capped logits in every forward family: on the emulator, every hazard check on, results
+//! within the rounding of P and O.
 
 mod common;
 #[path = "common/small_plan.rs"]
@@ -19,7 +19,8 @@ const SCHEDULES: [Schedule; 3] = [Schedule::Late, Schedule::Early, Schedule::Ran
 /// A Hopper GPU of so few multiprocessors that a CTA has several tiles.
 const SMALL: Arch = Arch { multiprocessors: 3, ..Arch::SM_90 };
 
-/// Bands narrower than a block of keys, about as wide, and wider; with one bound and with both; at both corners.
+/// Bands narrower than a block of keys, about as wide, and wider; with one bound and with both; at both
+/// corners.
 fn bands() -> Vec<Band> {
     let bands = [
         Band::window(0, 0),
@@ -144,7 +145,8 @@ fn small_is_right() {
     }
 }
 
-/// The default plans of every family, and sizes of bounds as launch parameters: kernels of two windows are one text.
+/// The default plans of every family, and sizes of bounds as launch parameters: kernels of two windows are
+/// one text.
 #[test]
 fn defaults_are_right_and_sizes_are_parameters() {
     let problem = |before, softcap| {

@@ -1,5 +1,5 @@
-//! What the plans emit: histograms of instructions as goldens, and ptxas' and nvdisasm's word on the result where the
-//! tools are at hand (`cargo xtask test` provides them).
+//! What the plans emit: histograms of instructions as goldens, and ptxas' and nvdisasm's word on the result
+//! where the tools are at hand (`cargo xtask test` provides them).
 
 mod tools;
 
@@ -47,8 +47,8 @@ fn histogram(kernel: &Kernel) -> String {
     text
 }
 
-/// Plans that differ in what they emit, of every family; of `small` the kernels that request all keys at once and those
-/// that stream them.
+/// Plans that differ in what they emit, of every family; of `small` the kernels that request all keys at once
+/// and those that stream them.
 fn golden_cases() -> Vec<(&'static str, Problem, Plan, Arch)> {
     let mission = Problem::mission();
     let of = |problem: &Problem, arch: Arch| default_plan(problem, &arch);
@@ -88,7 +88,8 @@ fn golden_cases() -> Vec<(&'static str, Problem, Plan, Arch)> {
     .collect()
 }
 
-/// `FLASHCORE_BLESS=1 cargo test -p flashcore-kernels --test emit` writes the goldens anew; the diff is the review.
+/// `FLASHCORE_BLESS=1 cargo test -p flashcore-kernels --test emit` writes the goldens anew; the diff is the
+/// review.
 #[test]
 fn histograms_are_the_golden_ones() {
     let folder = filetest::root().join("emit");
@@ -257,8 +258,8 @@ fn ptxas_assembles_the_ladder_without_spills() {
     }
 }
 
-/// A top-left mask of a square, or of more keys than rows, is the same kernel by the same plan as a square one aligned to the bottom
-/// right; of more rows than keys it is another.
+/// A top-left mask of a square, or of more keys than rows, is the same kernel by the same plan as a square
+/// one aligned to the bottom right; of more rows than keys it is another.
 #[test]
 fn alignments_that_are_one_are_one_kernel() {
     let device = Device { name: "NVIDIA H200", arch: Arch::SM_90 };

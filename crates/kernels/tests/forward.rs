@@ -27,8 +27,8 @@ fn check(problem: &Problem, plan: MmaPlan, arch: &Arch, options: Options) {
     common::run(&mut Emulator::new(options), problem, &Plan::Mma(plan), arch, seed).check();
 }
 
-/// Each problem of the torture set with a plan of small tiles, so that every problem has several blocks; genes and
-/// architectures take turns.
+/// Each problem of the torture set with a plan of small tiles, so that every problem has several blocks;
+/// genes and architectures take turns.
 #[test]
 fn torture_set_is_right_and_without_hazards() {
     for (i, problem) in cases::torture().iter().enumerate() {
@@ -85,7 +85,8 @@ fn every_schedule_gives_the_same_clean_result() {
     }
 }
 
-/// Warps that divide the keys: with more parts than the causal rows see, with none, and with several tiles of rows.
+/// Warps that divide the keys: with more parts than the causal rows see, with none, and with several tiles of
+/// rows.
 #[test]
 fn parts_of_the_keys_are_joined() {
     let small = |kv_warps, block_m, warps, block_n, stages| MmaPlan {
@@ -136,7 +137,8 @@ fn synchronisations(kernel: &Kernel) -> Vec<(usize, usize, Op)> {
     found
 }
 
-/// No barrier and no wait is there for nothing: without any one of them the kernel is refused, with keys or without.
+/// No barrier and no wait is there for nothing: without any one of them the kernel is refused, with keys or
+/// without.
 #[test]
 fn every_synchronisation_is_needed() {
     let problem = Problem::new(1, 1, 128, 64, DType::F16);

@@ -1,5 +1,5 @@
-//! The rungs of the ladder on the emulator: the right ones match f64 without a hazard, the broken ones fail for their
-//! own reason.
+//! The rungs of the ladder on the emulator: the right ones match f64 without a hazard, the broken ones fail
+//! for their own reason.
 
 mod common;
 
@@ -98,7 +98,8 @@ fn the_warps_of_the_nan_reduction_race_for_two_cells_and_give_nan() {
     }
 }
 
-/// Runs a rung on quantised draws: what the emulator says, the output, and attention in f64 on what the codes stand for.
+/// Runs a rung on quantised draws: what the emulator says, the output, and attention in f64 on what the codes
+/// stand for.
 fn run_quantised(rung: RungPlan) -> (Report, Vec<f64>, Vec<f64>) {
     let problem = Problem::new(1, 2, 128, 64, DType::F16);
     let kernel = emit(&problem, &plan(rung), &Arch::SM_89).unwrap();
@@ -178,8 +179,8 @@ fn counters_show_what_made_each_rung_slow() {
         let lone = share(c.lone_warp_issues, &c);
         assert!(lone > 1.0 / 3.0, "{rung:?}: one warp alone in {lone} of the critical path");
         assert_eq!(most_conflicts(&c), 32.0, "{rung:?}");
-        // 64 sums of f32 a row, rescaled and added to in each of two tiles; the others keep only maxima and sums of a
-        // warp's rows there, or halves on their way out.
+        // 64 sums of f32 a row, rescaled and added to in each of two tiles; the others keep only maxima and
+        // sums of a warp's rows there, or halves on their way out.
         let local: u64 = c.instructions.iter().map(|i| i.local_bytes).sum();
         let accumulators = 128 * 64 * 4 * 2 * (2 + 2);
         assert_eq!(

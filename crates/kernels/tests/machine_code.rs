@@ -1,10 +1,11 @@
-//! The machine code of the default plans on a grid of problems, and of every tuned plan, against the hashes in
-//! `filetests/machine_code.txt`.
+//! The machine code of the default plans on a grid of problems, and of every tuned plan, against the hashes
+//! in `filetests/machine_code.txt`.
 //!
-//! A line of that file is a kernel: the hash of its PTX text, the hash of what ptxas makes of that text, and the
-//! problem. One version of ptxas makes one machine code of one text, so a kernel whose text has the committed hash is
-//! not assembled again, except for one kernel in [`SAMPLED`]. A kernel whose text differs passes if its machine code
-//! has the committed hash. `BLESS_MACHINE_CODE=1 cargo test -p flashcore-kernels --test machine_code` writes the file.
+//! A line of that file is a kernel: the hash of its PTX text, the hash of what ptxas makes of that text, and
+//! the problem. One version of ptxas makes one machine code of one text, so a kernel whose text has the
+//! committed hash is not assembled again, except for one kernel in [`SAMPLED`]. A kernel whose text differs
+//! passes if its machine code has the committed hash.
+//! `BLESS_MACHINE_CODE=1 cargo test -p flashcore-kernels --test machine_code` writes the file.
 
 #[path = "common/each.rs"]
 mod each;
@@ -61,7 +62,8 @@ fn hash(bytes: &[u8]) -> String {
     digest.iter().take(8).fold(String::new(), |text, byte| text + &format!("{byte:02x}"))
 }
 
-/// Problems whose default plans differ: short and long, ragged, grouped, of one query, with few and with many rows.
+/// Problems whose default plans differ: short and long, ragged, grouped, of one query, with few and with many
+/// rows.
 fn problems(dtype: DType) -> Vec<Problem> {
     let mut problems = Vec::new();
     for (dim, dim_v) in
@@ -88,8 +90,8 @@ fn problems(dtype: DType) -> Vec<Problem> {
     problems
 }
 
-/// Default plans of each family for each architecture; on sm_90 also with the LSE, on one of the shapes. The other
-/// architectures have only the family `mma`, whose plans hardly differ between them: fewer problems do.
+/// Default plans of each family for each architecture; on sm_90 also with the LSE, on one of the shapes. The
+/// other architectures have only the family `mma`, whose plans hardly differ between them: fewer problems do.
 fn default_cases() -> Vec<Case> {
     let problems: Vec<Problem> = [DType::F16, DType::Bf16].into_iter().flat_map(problems).collect();
     let of_problem = |problem: &Problem| {

@@ -1,5 +1,5 @@
-//! The family for small grids: on the emulator, every hazard check on, results within the rounding of P and O; its contract and what
-//! it refuses; and ptxas' and nvdisasm's word on what it emits.
+//! The family for small grids: on the emulator, every hazard check on, results within the rounding of P and
+//! O; its contract and what it refuses; and ptxas' and nvdisasm's word on what it emits.
 
 #[path = "common/cases.rs"]
 #[allow(dead_code, reason = "the torture set is of other families")]
@@ -118,7 +118,8 @@ fn defaults_are_right() {
     }
 }
 
-/// Keys wider than values, with the default plans of grids of one wave and of many, and with keys that are divided.
+/// Keys wider than values, with the default plans of grids of one wave and of many, and with keys that are
+/// divided.
 #[test]
 fn values_may_be_narrower_than_keys() {
     for (i, problem) in cases::narrow_values(100, 120).into_iter().enumerate() {
@@ -134,7 +135,8 @@ fn values_may_be_narrower_than_keys() {
     }
 }
 
-/// A grid is one wave where it can be, and the sooner its multiprocessors are all busy, the more of them share a row's keys.
+/// A grid is one wave where it can be, and the sooner its multiprocessors are all busy, the more of them
+/// share a row's keys.
 #[test]
 fn defaults_follow_the_grid() {
     let plan = |batch, heads, seq, dim, mask| {
@@ -193,8 +195,8 @@ fn every_schedule_gives_the_same_clean_result() {
     }
 }
 
-/// Of a block that is a warpgroup's only one, each path is right: diagonals that begin a step and that do not, rows that see nothing, and
-/// steps of either product.
+/// Of a block that is a warpgroup's only one, each path is right: diagonals that begin a step and that do
+/// not, rows that see nothing, and steps of either product.
 #[test]
 fn every_path_is_right() {
     let pieces = SmallPlan { cluster: 2, block_n: 128, qk_pieces: 4, pv_pieces: 4, ..plain() };
@@ -225,8 +227,8 @@ fn every_path_is_right() {
     }
 }
 
-/// Keys that no row of a warpgroup sees are no work: of four tiles of 64 rows, products are one, two, three and four steps long; two, two, four and
-/// four with one path for all that see a part.
+/// Keys that no row of a warpgroup sees are no work: of four tiles of 64 rows, products are one, two, three
+/// and four steps long; two, two, four and four with one path for all that see a part.
 #[test]
 fn unseen_keys_are_no_work() {
     let flop = |mask, paths| {
@@ -241,7 +243,8 @@ fn unseen_keys_are_no_work() {
     assert_eq!([4, 2, 1].map(|paths| 16 * flop(Band::CAUSAL, paths)), [10, 10, 12].map(|steps| steps * full));
 }
 
-/// Of a causal tile, each warpgroup of rows visits the blocks that its own rows see: from none skipped to most, and rows that are not there.
+/// Of a causal tile, each warpgroup of rows visits the blocks that its own rows see: from none skipped to
+/// most, and rows that are not there.
 #[test]
 fn warpgroups_of_rows_end_where_their_rows_do() {
     for (mask, rows, keys, warpgroups, stages) in [
@@ -262,8 +265,8 @@ fn warpgroups_of_rows_end_where_their_rows_do() {
     }
 }
 
-/// Groups of heads whose rows are packed, with tails and with diagonals that begin a step of a path and that do not: of all keys at once,
-/// of a part of them, and of blocks that stream by.
+/// Groups of heads whose rows are packed, with tails and with diagonals that begin a step of a path and that
+/// do not: of all keys at once, of a part of them, and of blocks that stream by.
 #[test]
 fn packed_heads_are_apart_again_in_the_output() {
     let packed = SmallPlan { packing: Packing::Packed, ..plain() };
@@ -327,8 +330,8 @@ fn groups_of_three_share_three_warpgroups() {
     }
 }
 
-/// Strides of packed heads: with gaps, heads of keys that are all the same, an output in another order; heads of queries that are all
-/// the same are refused.
+/// Strides of packed heads: with gaps, heads of keys that are all the same, an output in another order; heads
+/// of queries that are all the same are refused.
 #[test]
 fn packed_heads_follow_strides() {
     let plan = SmallPlan { packing: Packing::Packed, store: RowStore::Chunks, ..plain() };
@@ -353,7 +356,8 @@ fn packed_heads_follow_strides() {
     assert_eq!(SmallPlan::default_for(&same, &ARCH).packing, Packing::Apart);
 }
 
-/// Few queries of grouped heads are packed, and the CTAs that saves divide keys; tiles that are full anyway are not.
+/// Few queries of grouped heads are packed, and the CTAs that saves divide keys; tiles that are full anyway
+/// are not.
 #[test]
 fn defaults_pack_few_queries() {
     let of = |heads_kv, seq_q, seq_kv| {
@@ -393,7 +397,8 @@ fn defaults_pack_few_queries() {
     );
 }
 
-/// Groups of heads, rows that see nothing, strides with gaps, batch entries that are all the same, every sign of the scale.
+/// Groups of heads, rows that see nothing, strides with gaps, batch entries that are all the same, every sign
+/// of the scale.
 #[test]
 fn shapes_and_strides() {
     let at_once = SmallPlan { cluster: 2, block_n: 64, ..plain() };
@@ -483,7 +488,8 @@ fn every_synchronisation_is_needed() {
         SmallPlan { cluster: 2, stages: 2, block_n: 16, ..plain() },
         SmallPlan { cluster: 4, block_n: 32, ..plain() },
     ];
-    // Turns share out the tensor cores: what is in memory, the rings order, and a turn that is taken without waiting upsets the next alone.
+    // Turns share out the tensor cores: what is in memory, the rings order, and a turn that is taken without
+    // waiting upsets the next alone.
     let surviving = |plan: &SmallPlan| if plan.turns == Turns::PingPong { &["bar.sync"][..] } else { &[] };
     for plan in plans {
         // An even and an odd number of turns, where blocks stream by.
@@ -499,7 +505,8 @@ fn every_synchronisation_is_needed() {
                 if let Item::Function(function) = &mut module.items[item]
                     && let Some(body) = &mut function.body
                 {
-                    // With a wait goes the branch back to it: a warp that asked once could learn of the rest from another that was luckier.
+                    // With a wait goes the branch back to it: a warp that asked once could learn of the rest
+                    // from another that was luckier.
                     let wait = matches!(op, Op::Mbarrier(mbarrier) if mbarrier.op.waits());
                     body.statements.drain(at..=at + usize::from(wait));
                 }
@@ -689,8 +696,8 @@ fn products_are_not_serialised_and_nothing_spills() {
     });
 }
 
-/// The mission's kernel in machine code, on each path of a causal mask, and one whose blocks stream by and stay: each product and copy
-/// once, and descriptors in uniform registers.
+/// The mission's kernel in machine code, on each path of a causal mask, and one whose blocks stream by and
+/// stay: each product and copy once, and descriptors in uniform registers.
 #[test]
 fn machine_code_is_what_was_emitted() {
     let (Some(ptxas), Some(nvdisasm)) = (tools::find("FLASHCORE_PTXAS"), tools::find("FLASHCORE_NVDISASM"))

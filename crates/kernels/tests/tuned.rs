@@ -1,4 +1,5 @@
-//! The plans that ship in the tables of tuned ones: each is right, and what ptxas makes of it is what was emitted.
+//! The plans that ship in the tables of tuned ones: each is right, and what ptxas makes of it is what was
+//! emitted.
 
 mod common;
 #[path = "common/each.rs"]
@@ -14,8 +15,9 @@ use flashcore_kernels::{Arch, Family, Plan, emit};
 use problem::{DType, Layout, Problem};
 use ptx::Kernel;
 
-/// A plan on a problem of the row's widths, types and mask, so small that its check takes a moment: more rows than a tile has, and more keys than a
-/// block, or as many as the plan takes. Three multiprocessors leave some of its tiles to a last round.
+/// A plan on a problem of the row's widths, types and mask, so small that its check takes a moment: more rows
+/// than a tile has, and more keys than a block, or as many as the plan takes. Three multiprocessors leave
+/// some of its tiles to a last round.
 fn small(row: &TunedRow) -> (Problem, Arch) {
     let shape = &row.problem;
     let group = shape.heads_q / shape.heads_kv;
@@ -49,9 +51,10 @@ fn tuned_plans_are_right_without_hazards() {
     });
 }
 
-/// What the table gives to its own problems, in both types: a plan near the limit of registers can be fast in one kernel and serialised in
-/// the next. Nothing spills; each product and copy is there once; and products are waited for where that was written, not one by one, as
-/// ptxas has it that serialises them (`WARPGROUP.DEPBAR`).
+/// What the table gives to its own problems, in both types: a plan near the limit of registers can be fast in
+/// one kernel and serialised in the next. Nothing spills; each product and copy is there once; and products
+/// are waited for where that was written, not one by one, as ptxas has it that serialises them
+/// (`WARPGROUP.DEPBAR`).
 #[test]
 fn tuned_plans_are_not_serialised() {
     let Some(ptxas) = tools::find("FLASHCORE_PTXAS") else { return };

@@ -1,4 +1,5 @@
-//! The persistent family of sm_90a: its launch contract, what it refuses, and ptxas' and nvdisasm's word on what it emits.
+//! The persistent family of sm_90a: its launch contract, what it refuses, and ptxas' and nvdisasm's word on
+//! what it emits.
 
 #[path = "common/cases.rs"]
 #[allow(dead_code, reason = "the torture set is for the emulator")]
@@ -109,8 +110,8 @@ fn a_section_is_an_argument() {
     assert!(kernels[1].args != kernels[2].args);
 }
 
-/// Who computes the tiles of the last round is another kernel, one for all lengths; how they are shared is in its arguments, and takes
-/// memory of its own. Plans from before there was the choice mean whole tiles.
+/// Who computes the tiles of the last round is another kernel, one for all lengths; how they are shared is in
+/// its arguments, and takes memory of its own. Plans from before there was the choice mean whole tiles.
 #[test]
 fn a_shared_tail_is_another_kernel_with_its_own_memory() {
     let problem = problem(128, 16384, Band::FULL);
@@ -119,9 +120,11 @@ fn a_shared_tail_is_another_kernel_with_its_own_memory() {
     assert_ne!(kernel(&problem, &plan).module, kernel(&problem, &whole).module);
     let kernel = kernel(&problem, &plan);
     let own: Vec<(&str, usize)> = kernel.buffers[5..].iter().map(|b| (b.name.as_str(), b.bytes)).collect();
-    // 2048 tiles are 15 rounds on 132 CTAs and 68 tiles, whose 114 blocks of 144 keys make 58 or 59 for each CTA.
+    // 2048 tiles are 15 rounds on 132 CTAs and 68 tiles, whose 114 blocks of 144 keys make 58 or 59 for each
+    // CTA.
     let (tiles, blocks, ctas) = (68, 114, 132);
-    // Room for the most tiles that can be left, of which neighbours share no more than a piece: references and sums beside O.
+    // Room for the most tiles that can be left, of which neighbours share no more than a piece: references
+    // and sums beside O.
     let part = 4 * 128 * (128 + 8);
     assert_eq!(own, [("scratch", (ctas - 1 + ctas - 1) * part), ("counter", 4 * 8 * (ctas - 1))]);
     let numbers =
@@ -292,7 +295,8 @@ fn packing_heads_changes_the_kernel_and_needs_even_groups() {
     );
 }
 
-/// Defaults, of values narrower than keys, too; the longest code; and the largest tiles that the plan's estimate of registers admits.
+/// Defaults, of values narrower than keys, too; the longest code; and the largest tiles that the plan's
+/// estimate of registers admits.
 #[test]
 fn products_are_not_serialised_and_nothing_spills() {
     let Some(ptxas) = tools::find("FLASHCORE_PTXAS") else { return };
@@ -364,7 +368,8 @@ fn product_loops(sass: &str) -> Vec<Vec<&str>> {
         .iter()
         .enumerate()
         .filter_map(|(end, text)| target(text).filter(|&top| top < end).map(|top| (top, end)));
-    // The spinning half of a wait lies behind the kernel's end and jumps back, too: those of the main loop are longer than it.
+    // The spinning half of a wait lies behind the kernel's end and jumps back, too: those of the main loop
+    // are longer than it.
     let holds =
         |(top, end): (usize, usize), what| code[top..=end].iter().filter(|t| t.contains(what)).count();
     let mut loops: Vec<(usize, usize)> =
@@ -383,9 +388,10 @@ fn product_loops(sass: &str) -> Vec<Vec<&str>> {
 /// A problem, its plan, and the most instructions of its loops.
 type Case = (Problem, fn(&Problem) -> WgmmaPlan, &'static [usize]);
 
-/// What the machine runs for a block of keys: products straight from descriptors that stay in uniform registers, and in the
-/// softmax not much more than an FFMA, an EX2, half a conversion and, where no product sums them, an addition for each score. Loops of an
-/// optimistic softmax hold a second one, for blocks that are done once more.
+/// What the machine runs for a block of keys: products straight from descriptors that stay in uniform
+/// registers, and in the softmax not much more than an FFMA, an EX2, half a conversion and, where no product
+/// sums them, an addition for each score. Loops of an optimistic softmax hold a second one, for blocks that
+/// are done once more.
 #[test]
 fn main_loops_are_short_and_keep_descriptors_uniform() {
     let (Some(ptxas), Some(nvdisasm)) = (tools::find("FLASHCORE_PTXAS"), tools::find("FLASHCORE_NVDISASM"))

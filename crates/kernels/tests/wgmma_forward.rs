@@ -1,4 +1,5 @@
-//! The persistent family of sm_90a on the emulator: every hazard check on, results within the rounding of P and O.
+//! The persistent family of sm_90a on the emulator: every hazard check on, results within the rounding of P
+//! and O.
 
 #[path = "common/cases.rs"]
 mod cases;
@@ -135,7 +136,8 @@ fn sums_by_products_are_right() {
     }
 }
 
-/// The torture set with tiles of several shapes; what tensor maps cannot say is another family's, and refused.
+/// The torture set with tiles of several shapes; what tensor maps cannot say is another family's, and
+/// refused.
 #[test]
 fn torture_set_is_right_and_without_hazards() {
     let (mut passed, mut refused) = (0, 0);
@@ -238,7 +240,8 @@ fn halved_diagonals_leave_nothing_out() {
     }
 }
 
-/// Scores that grow from the first block visited to the last, far beyond any reference: every block is done once more.
+/// Scores that grow from the first block visited to the last, far beyond any reference: every block is done
+/// once more.
 #[test]
 fn bad_guesses_are_made_good() {
     for dtype in [DType::F16, DType::Bf16] {

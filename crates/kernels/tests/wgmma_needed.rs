@@ -1,5 +1,5 @@
-//! No barrier, fence, arrival or wait of the persistent family is there for nothing: without it the emulator refuses the kernel, or
-//! it is said here why it stays.
+//! No barrier, fence, arrival or wait of the persistent family is there for nothing: without it the emulator
+//! refuses the kernel, or it is said here why it stays.
 
 #[allow(dead_code, reason = "hazards alone count here")]
 mod common;
@@ -24,8 +24,8 @@ fn plain() -> WgmmaPlan {
 /// Guesses of which some are bad and some good.
 const GUESSING: Softmax = Softmax::Optimistic { slack: 0, limit: 2 };
 
-/// Problems whose kernels differ in constants alone, for one CTA or cluster, or for two that share a tile in the end, so that rings wrap:
-/// tiles of one block, of two, of three, of some, and of many beside few.
+/// Problems whose kernels differ in constants alone, for one CTA or cluster, or for two that share a tile in
+/// the end, so that rings wrap: tiles of one block, of two, of three, of some, and of many beside few.
 fn problems(plan: &WgmmaPlan) -> [Problem; 5] {
     let (block, rows) = (plan.block_n as usize, 64 * plan.consumers as usize);
     [
@@ -45,8 +45,8 @@ fn problems(plan: &WgmmaPlan) -> [Problem; 5] {
     })
 }
 
-/// An instruction that orders memory, products or warps, by what it is: `wait full keys 2` is the third wait, in the order of the
-/// kernel's statements, for keys that have landed.
+/// An instruction that orders memory, products or warps, by what it is: `wait full keys 2` is the third wait,
+/// in the order of the kernel's statements, for keys that have landed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Site {
     name: String,
@@ -129,7 +129,8 @@ fn without(kernel: &Kernel, site: &Site) -> Kernel {
     Kernel { module: module.assume_verified(), ..kernel.clone() }
 }
 
-/// Schedules and seeds, for each problem. Those that lag behind are the first consumer's warps, or the second's.
+/// Schedules and seeds, for each problem. Those that lag behind are the first consumer's warps, or the
+/// second's.
 const SCHEDULES: [(Schedule, u64); 4] =
     [(Schedule::Late, 0), (Schedule::Lagging, 3), (Schedule::Lagging, 5), (Schedule::Random, 1)];
 
@@ -169,8 +170,8 @@ fn steps(
     machine.last_report().map(|report| report.steps)
 }
 
-/// All of a plan's sites but these are needed. Those that survive are named with their reasons: one that is refused after all is
-/// an error, too.
+/// All of a plan's sites but these are needed. Those that survive are named with their reasons: one that is
+/// refused after all is an error, too.
 fn assert_needed(plan: &WgmmaPlan, surviving: &[&str]) {
     assert_eq!(survivors(plan), surviving, "{plan:?}");
 }
@@ -236,15 +237,16 @@ fn overlapped_tiles() {
 fn overlapped_tiles_of_warpgroups_that_skip_blocks() {
     let plan =
         WgmmaPlan { tiles: Tiles::Overlapped, ends: Ends::Own, softmax: GUESSING, stages: 3, ..plain() };
-    // Of the values of the kernel's first tile that are skipped, the third is the last: there are three stages, and nobody can be a round ahead.
-    // Of later tiles the same wait is needed, and this one with two stages.
+    // Of the values of the kernel's first tile that are skipped, the third is the last: there are three
+    // stages, and nobody can be a round ahead. Of later tiles the same wait is needed, and this one with two
+    // stages.
     assert_needed(&plan, &["wait full values 0"]);
 }
 
 #[test]
 fn clusters() {
-    // A warp whose first lane alone has fed must be together again at a barrier that is `.aligned`. The emulator brings lanes
-    // together where their branches meet; the hardware need not.
+    // A warp whose first lane alone has fed must be together again at a barrier that is `.aligned`. The
+    // emulator brings lanes together where their branches meet; the hardware need not.
     let plan = WgmmaPlan { cluster: 2, store: Store::Bulk, turns: Turns::PingPong, ..plain() };
     assert_needed(&plan, &["bar.warp.sync 2"]);
 }

@@ -35,8 +35,8 @@ fn tiles(count: usize, blocks: usize, ragged: usize, dim: usize) -> Problem {
     Problem::new(1, 1, 64 * count - 5, dim, DType::Bf16).with_seq_kv(32 * blocks - ragged, Layout::Bshd)
 }
 
-/// Tiles and blocks on CTAs: nothing is left; parts of one tile and of two; a piece that is a tile; more CTAs than blocks; fewer tiles
-/// than CTAs; and fewer blocks than multiprocessors.
+/// Tiles and blocks on CTAs: nothing is left; parts of one tile and of two; a piece that is a tile; more CTAs
+/// than blocks; fewer tiles than CTAs; and fewer blocks than multiprocessors.
 const ROUNDS: [(usize, usize, u32); 8] =
     [(4, 3, 2), (3, 4, 2), (5, 3, 3), (7, 5, 4), (5, 2, 4), (7, 1, 6), (2, 7, 5), (1, 3, 6)];
 
@@ -102,7 +102,8 @@ fn torture_set_is_right_and_without_hazards() {
     assert!(passed > 25, "{passed}");
 }
 
-/// Rows of which some parts hold no more than tiny probabilities, or all of one, and scores that grow from part to part.
+/// Rows of which some parts hold no more than tiny probabilities, or all of one, and scores that grow from
+/// part to part.
 #[test]
 fn parts_may_be_far_apart() {
     for (scale, softmax) in

@@ -1,5 +1,5 @@
-//! Accumulators to global memory through shared memory: a warp writes its 16 rows there by `stmatrix`, one of its lanes sends them off
-//! by TMA, and no one waits until the warp has its next rows to write.
+//! Accumulators to global memory through shared memory: a warp writes its 16 rows there by `stmatrix`, one of
+//! its lanes sends them off by TMA, and no one waits until the warp has its next rows to write.
 
 use ptx::{Builder, Half, Pred, Shared, Src, TensorMapPtr};
 
@@ -35,7 +35,8 @@ impl BulkStore {
         BulkStore { tile, place, rows, map, speaks: consumer.speaks }
     }
 
-    /// Rounds the warp's rows and sends them to a row of a head of a batch entry; rows beyond the tensor's last are left out.
+    /// Rounds the warp's rows and sends them to a row of a head of a batch entry; rows beyond the tensor's
+    /// last are left out.
     pub fn store(&self, k: &mut Builder, half: Half, o: &AccTile, to: [Src<ptx::R32>; 3]) {
         k.guarded(self.speaks, |k| k.bulk_wait_read(0));
         k.warp_sync();

@@ -15,8 +15,8 @@ pub enum CopyMode {
 
 /// Copies tiles of one layout from global to shared memory with all threads of the CTA, or of one warp back.
 ///
-/// A thread keeps one chunk column and steps down the rows, so that all its addresses are constants away from one
-/// pointer. The lanes of a row are a power of two; of a row of, say, 10 chunks, 6 of 16 lanes idle.
+/// A thread keeps one chunk column and steps down the rows, so that all its addresses are constants away from
+/// one pointer. The lanes of a row are a power of two; of a row of, say, 10 chunks, 6 of 16 lanes idle.
 #[derive(Clone, Debug)]
 pub struct TileCopy {
     layout: TileLayout,
@@ -89,8 +89,8 @@ impl TileCopy {
         Global { base: k.mad_wide_u(self.chunk, CHUNK_BYTES, rows), offset: tensor.offset }
     }
 
-    /// Copies the tile at the thread's pointer `from` to `to`. Of rows at or beyond `limit` (signed; counted from the
-    /// tile's first row) nothing is read and zeros are written; `None` says that all rows exist.
+    /// Copies the tile at the thread's pointer `from` to `to`. Of rows at or beyond `limit` (signed; counted
+    /// from the tile's first row) nothing is read and zeros are written; `None` says that all rows exist.
     pub fn load(&self, k: &mut Builder, to: Shared, from: Global, limit: Option<R32>) {
         let places = self.places(k, to);
         let left: Option<R32> = limit.map(|limit| k.sub(limit, self.row));

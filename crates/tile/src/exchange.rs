@@ -1,10 +1,11 @@
-//! Joins what the warpgroups of a cluster have of the same rows: split-KV with the merge of FlashDecoding (Dao et al. 2023)
-//! through distributed shared memory.
+//! Joins what the warpgroups of a cluster have of the same rows: split-KV with the merge of FlashDecoding
+//! (Dao et al. 2023) through distributed shared memory.
 //!
-//! With `P` parts of the keys, each warpgroup ends up with the `P`-th share of O's columns. It sends the others' shares as they
-//! lie in registers, thread by thread to the same thread of the owner: every access is of 16 bytes a lane, lanes side by
-//! side, and nothing is transposed. An owner's warp waits on one mbarrier for all that is addressed to it, which also says that no
-//! other CTA still writes to its shared memory: no barrier of the cluster is needed at the end.
+//! With `P` parts of the keys, each warpgroup ends up with the `P`-th share of O's columns. It sends the
+//! others' shares as they lie in registers, thread by thread to the same thread of the owner: every access is
+//! of 16 bytes a lane, lanes side by side, and nothing is transposed. An owner's warp waits on one mbarrier
+//! for all that is addressed to it, which also says that no other CTA still writes to its shared memory: no
+//! barrier of the cluster is needed at the end.
 
 use ptx::{Builder, CmpOp, F32, Guard, Pointer, R32, Shared, SpecialReg};
 
@@ -13,7 +14,8 @@ use crate::{AccTile, Mbarriers, OnlineSoftmax, Threads, WARPGROUP_THREADS, divid
 /// Bytes of four registers of a warpgroup's threads.
 const VECTOR_BYTES: u32 = 16 * WARPGROUP_THREADS;
 
-/// How a cluster divides a tile: its keys among `ctas · kv_warpgroups`, both powers of two, its rows among `row_warpgroups`, 1 to 4.
+/// How a cluster divides a tile: its keys among `ctas · kv_warpgroups`, both powers of two, its rows among
+/// `row_warpgroups`, 1 to 4.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Division {
     /// CTAs that divide the keys of the same rows.
@@ -122,7 +124,8 @@ pub struct Exchange {
 }
 
 impl Exchange {
-    /// Of results with `columns` columns. `room` has [`Division::message_room`] bytes, and there are [`Division::barriers`].
+    /// Of results with `columns` columns. `room` has [`Division::message_room`] bytes, and there are
+    /// [`Division::barriers`].
     pub const fn new(
         division: Division,
         place: Place,
@@ -133,7 +136,8 @@ impl Exchange {
         Exchange { division, place, columns, room, barriers }
     }
 
-    /// Prepares the warp's mbarrier for all messages to it. For one lane of each warp, before any barrier of the cluster.
+    /// Prepares the warp's mbarrier for all messages to it. For one lane of each warp, before any barrier of
+    /// the cluster.
     pub fn expect(&self, k: &mut Builder) {
         let Division { ctas, kv_warpgroups, .. } = self.division;
         let barrier = self.barriers.index(k, self.place.warp);
@@ -197,7 +201,8 @@ impl Exchange {
         own
     }
 
-    /// Where the thread's part of a message lies in its receiver's CTA, and the barrier of the receiving warp.
+    /// Where the thread's part of a message lies in its receiver's CTA, and the barrier of the receiving
+    /// warp.
     fn mailbox(&self, k: &mut Builder, (warpgroup, slot): (R32, R32)) -> (Shared, Shared) {
         let message = self.division.message_bytes(self.columns);
         let index = k.mad(warpgroup, self.division.parts() - 1, slot);
@@ -235,7 +240,8 @@ impl Exchange {
         k.if_(first, |k| k.mbarrier_arrive(barrier));
     }
 
-    /// Waits for the others' messages and joins them with the own share, divided by the rows' sums. Gives the joined softmax.
+    /// Waits for the others' messages and joins them with the own share, divided by the rows' sums. Gives the
+    /// joined softmax.
     pub fn receive(&self, k: &mut Builder, softmax: OnlineSoftmax, own: &AccTile) -> OnlineSoftmax {
         let barrier = self.barriers.index(k, self.place.warp);
         k.mbarrier_wait_parity_cluster(barrier, 0);
@@ -271,8 +277,8 @@ impl Exchange {
     }
 }
 
-/// A thread's vectors of a message and their places: its share of O, and the softmax's state, which comes last since it was
-/// known first.
+/// A thread's vectors of a message and their places: its share of O, and the softmax's state, which comes
+/// last since it was known first.
 fn message(softmax: &OnlineSoftmax, share: &AccTile) -> impl Iterator<Item = (u32, [F32; 4])> + use<> {
     let tiles: Vec<(u32, [F32; 4])> = (0..share.n_tiles()).map(|n| (1 + n, share.tile(0, n))).collect();
     tiles.into_iter().chain([(0, softmax.statistics(0))])

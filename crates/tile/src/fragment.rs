@@ -1,8 +1,8 @@
 use ptx::{Builder, CmpOp, F32, Half, Pred, R32};
 
-/// An accumulator of `16 · m_tiles` rows × `8 · n_tiles` columns of one warp, in f32 registers (PTX ISA, "Matrix
-/// Fragments for mma.m16n8k16"). Of a tile of 16×8, lane `l` holds columns `2 (l mod 4) + {0, 1}` of rows `l / 4`
-/// (registers 0 and 1) and `l / 4 + 8` (registers 2 and 3).
+/// An accumulator of `16 · m_tiles` rows × `8 · n_tiles` columns of one warp, in f32 registers (PTX ISA,
+/// "Matrix Fragments for mma.m16n8k16"). Of a tile of 16×8, lane `l` holds columns `2 (l mod 4) + {0, 1}` of
+/// rows `l / 4` (registers 0 and 1) and `l / 4 + 8` (registers 2 and 3).
 #[derive(Clone, Debug)]
 pub struct AccTile {
     n_tiles: u32,
@@ -81,8 +81,9 @@ impl AccTile {
         }
     }
 
-    /// Rounds the tile to 16 bits as the A operand of the next product. The accumulators of two neighbouring 16×8 tiles
-    /// hold exactly the elements of one 16×16 fragment of A, lane by lane, so nothing moves between lanes.
+    /// Rounds the tile to 16 bits as the A operand of the next product. The accumulators of two neighbouring
+    /// 16×8 tiles hold exactly the elements of one 16×16 fragment of A, lane by lane, so nothing moves
+    /// between lanes.
     pub fn round(&self, k: &mut Builder, half: Half) -> ProbTile {
         let pair = |k: &mut Builder, t: [F32; 4]| [k.pack(half, t[0], t[1]), k.pack(half, t[2], t[3])];
         let k_tiles = self.n_tiles / 2;
@@ -141,8 +142,9 @@ impl ProbTile {
         }
     }
 
-    /// Whether all are below 2: of both formats it is the first number with the highest bit of the exponent. Infinities have that bit, and
-    /// what is not a number. An instruction for two registers, of two probabilities each.
+    /// Whether all are below 2: of both formats it is the first number with the highest bit of the exponent.
+    /// Infinities have that bit, and what is not a number. An instruction for two registers, of two
+    /// probabilities each.
     pub fn below_two(&self, k: &mut Builder) -> Pred {
         const HIGHEST: u32 = 0x4000_4000;
         let (first, others) = self.fragments.split_first().expect("a tile has fragments");

@@ -1,5 +1,5 @@
-//! Accumulators to global memory straight from registers, without shared memory: lanes of a quad swap among themselves so
-//! that each stores whole chunks of 16 bytes.
+//! Accumulators to global memory straight from registers, without shared memory: lanes of a quad swap among
+//! themselves so that each stores whole chunks of 16 bytes.
 
 use ptx::{Builder, CmpOp, F32, Global, Half, Pointer, Pred, R32};
 
@@ -28,8 +28,8 @@ impl RowStore {
     }
 }
 
-/// Rounds the rows of each warp's accumulator of 16 rows and stores them. The warp's rows begin at `first` of the tensor's rows
-/// from `tensor` on, `row_bytes` apart; those at or beyond `limit` are not stored.
+/// Rounds the rows of each warp's accumulator of 16 rows and stores them. The warp's rows begin at `first` of
+/// the tensor's rows from `tensor` on, `row_bytes` apart; those at or beyond `limit` are not stored.
 pub fn store_fragments(
     k: &mut Builder,
     threads: &Threads,
@@ -87,8 +87,8 @@ pub fn store_fragments_at(
     }
 }
 
-/// Stores one f32 a row (the LSE) of each warp's 16 rows from `first` on, where `place` says: the first lane of each quad has it, of one of
-/// the warps that share the rows. Rows at or beyond `limit` are not stored.
+/// Stores one f32 a row (the LSE) of each warp's 16 rows from `first` on, where `place` says: the first lane
+/// of each quad has it, of one of the warps that share the rows. Rows at or beyond `limit` are not stored.
 pub fn store_lse_at(
     k: &mut Builder,
     threads: &Threads,
@@ -112,8 +112,8 @@ fn bit(k: &mut Builder, threads: &Threads, mask: u32) -> Pred {
     k.setp_u(CmpOp::Ne, bit, 0)
 }
 
-/// The transpose of the 4×4 words of a quad, of which each lane holds a column: blocks of one word are swapped with the
-/// neighbour, then blocks of two with the lane after it.
+/// The transpose of the 4×4 words of a quad, of which each lane holds a column: blocks of one word are
+/// swapped with the neighbour, then blocks of two with the lane after it.
 fn transpose(k: &mut Builder, mut words: [R32; 4], odd: Pred, upper: Pred) -> [R32; 4] {
     for (swaps, lane, pairs) in [(odd, 1, [(0, 1), (2, 3)]), (upper, 2, [(0, 2), (1, 3)])] {
         for (a, b) in pairs {

@@ -1,5 +1,5 @@
-//! Warp-level products on m16n8k16. A warp holds all columns of its rows, so the products of a block of keys need no
-//! exchange between warps.
+//! Warp-level products on m16n8k16. A warp holds all columns of its rows, so the products of a block of keys
+//! need no exchange between warps.
 
 use ptx::{Builder, Half, R32, Shared};
 
@@ -38,8 +38,8 @@ enum Opened<'a> {
 }
 
 impl Queries {
-    /// Queries that stay in shared memory and are read at each step. `tile` holds the CTA's rows; the warp takes
-    /// `rows` of them.
+    /// Queries that stay in shared memory and are read at each step. `tile` holds the CTA's rows; the warp
+    /// takes `rows` of them.
     pub fn shared(
         k: &mut Builder,
         threads: &Threads,
@@ -137,7 +137,8 @@ pub fn mma_qk(k: &mut Builder, q: &Queries, key: &KeyTile) -> AccTile {
     s
 }
 
-/// Columns `8n` to `8n + 16` of one step of S, for all rows of the warp; `b(j)` is the fragment of B of tile `n + j`.
+/// Columns `8n` to `8n + 16` of one step of S, for all rows of the warp; `b(j)` is the fragment of B of tile
+/// `n + j`.
 fn product(k: &mut Builder, half: Half, s: &AccTile, n: u32, a: &[Fragment], b: impl Fn(usize) -> [R32; 2]) {
     for (m, fragment) in a.iter().enumerate() {
         for j in 0..2 {
@@ -150,7 +151,8 @@ fn product(k: &mut Builder, half: Half, s: &AccTile, n: u32, a: &[Fragment], b: 
     }
 }
 
-/// O += P V for the values of one tile (rows of keys, head_dim_v contiguous), transposed on the way by `ldmatrix`.
+/// O += P V for the values of one tile (rows of keys, head_dim_v contiguous), transposed on the way by
+/// `ldmatrix`.
 pub fn mma_pv(k: &mut Builder, half: Half, p: &ProbTile, value: &OpenTile, o: &AccTile) {
     for j in 0..p.k_tiles() {
         for n in (0..o.n_tiles()).step_by(2) {

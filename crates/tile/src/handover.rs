@@ -1,5 +1,5 @@
-//! Handing tiles over in shared memory: a thread fills the stages of a ring, warps empty them, and a pair of mbarriers a stage
-//! keeps them apart.
+//! Handing tiles over in shared memory: a thread fills the stages of a ring, warps empty them, and a pair of
+//! mbarriers a stage keeps them apart.
 
 use ptx::{Builder, Pointer, Pred, R32, Shared, Src, TensorMapPtr};
 
@@ -41,8 +41,8 @@ impl Handover {
         Handover { feeders: 1, ..self }
     }
 
-    /// The same where, if so, the filling thread never comes to a stage that is still read, because it has waited for other rings
-    /// first: then no one is asked, and no one says, whether a stage is free.
+    /// The same where, if so, the filling thread never comes to a stage that is still read, because it has
+    /// waited for other rings first: then no one is asked, and no one says, whether a stage is free.
     #[must_use]
     pub const fn paced_by_others(self, paced: bool) -> Handover {
         Handover { paced, ..self }
@@ -154,7 +154,8 @@ impl TileRing {
         stages * tile.bytes()
     }
 
-    /// Requests the tile at a row of a head of a batch entry into the next stage, once it is free. For one thread.
+    /// Requests the tile at a row of a head of a batch entry into the next stage, once it is free. For one
+    /// thread.
     pub fn request(&self, k: &mut Builder, at: &Ring, map: TensorMapPtr, from: [Src<R32>; 3]) {
         self.handover.wait_free(k, at);
         self.fill(k, at, map, from);

@@ -1,4 +1,5 @@
-//! Tiles that are handed out at run time: a counter in global memory, and how what it gives reaches all roles.
+//! Tiles that are handed out at run time: a counter in global memory, and how what it gives reaches all
+//! roles.
 
 use ptx::{
     Atomic, AtomicOp, Builder, CmpOp, Global, MemSem, Op, Operand, Pointer, Pred, R32, Scope, Shared, Src,
@@ -7,11 +8,12 @@ use ptx::{
 
 use crate::{Handover, Peers, Ring, TileGrid, WorkTile};
 
-/// Bytes of the counter in global memory: the next tile, and the CTAs that are done. All zero before and after a launch.
+/// Bytes of the counter in global memory: the next tile, and the CTAs that are done. All zero before and
+/// after a launch.
 pub const COUNTER_BYTES: usize = 8;
 
-/// A tile's number, which may be beyond the last, and what it stands for: worked out once, by the thread that feeds, so that the
-/// divisions are nobody's wait.
+/// A tile's number, which may be beyond the last, and what it stands for: worked out once, by the thread that
+/// feeds, so that the divisions are nobody's wait.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Letter {
     pub(crate) index: R32,
@@ -55,8 +57,8 @@ impl Mailbox {
     /// Shared memory that it takes.
     pub const SHARED_BYTES: u32 = Handover::bytes(Mailbox::STAGES) + Letter::BYTES * Mailbox::STAGES;
 
-    /// With its barriers and slots at `place`, a multiple of 16 bytes. In a cluster the first CTA sends to all, and waits for all: those who feed receive the
-    /// number as everyone does.
+    /// With its barriers and slots at `place`, a multiple of 16 bytes. In a cluster the first CTA sends to
+    /// all, and waits for all: those who feed receive the number as everyone does.
     pub fn new(place: Shared, counter: Global, peers: Option<Peers>) -> Mailbox {
         let slots = place.at(i64::from(Handover::bytes(Mailbox::STAGES)));
         let handover = Handover::new(place, Mailbox::STAGES);
@@ -68,8 +70,8 @@ impl Mailbox {
         k.shared_index(self.slots, at.stage, Letter::BYTES)
     }
 
-    /// Takes a number from the counter: that plus the number of CTAs is the next tile, since each CTA's first is its own. The latency
-    /// is not waited for here.
+    /// Takes a number from the counter: that plus the number of CTAs is the next tile, since each CTA's first
+    /// is its own. The latency is not waited for here.
     pub(crate) fn take(&self, k: &mut Builder) -> R32 {
         k.atom(AtomicOp::Add, self.counter, 1)
     }
@@ -129,8 +131,8 @@ impl Mailbox {
         }
     }
 
-    /// The last CTA that is done leaves the counter as it was before the launch. The others have taken their last tiles before they
-    /// say that they are done, so their atomic releases and the last one's acquires.
+    /// The last CTA that is done leaves the counter as it was before the launch. The others have taken their
+    /// last tiles before they say that they are done, so their atomic releases and the last one's acquires.
     pub(crate) fn reset(&self, k: &mut Builder, takers: R32) {
         let done: R32 = k.reg();
         add_one(k, done, self.counter.at(4));
@@ -143,8 +145,8 @@ impl Mailbox {
     }
 }
 
-/// Adds one to a counter that CTAs share: `before` is what it was. What the thread did before is released by it, and what others released before is
-/// acquired.
+/// Adds one to a counter that CTAs share: `before` is what it was. What the thread did before is released by
+/// it, and what others released before is acquired.
 pub(crate) fn add_one(k: &mut Builder, before: R32, counter: Global) {
     let atomic = Atomic {
         op: AtomicOp::Add,

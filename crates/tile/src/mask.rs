@@ -58,8 +58,8 @@ pub struct RowRange {
     pub seq_q: R32,
     /// Keys in all.
     pub seq_kv: R32,
-    /// Query heads whose rows are packed: so many rows are of one position in the sequence. 1 where they are not; `first` and
-    /// `rows` count rows, `seq_q` positions.
+    /// Query heads whose rows are packed: so many rows are of one position in the sequence. 1 where they are
+    /// not; `first` and `rows` count rows, `seq_q` positions.
     pub heads: u32,
 }
 
@@ -80,13 +80,13 @@ impl RowRange {
         [k.mad(head, self.heads, in_group), position]
     }
 
-    /// One past the last key that all of the rows see, and one past the last that any of them sees, by the bound after the
-    /// diagonal.
+    /// One past the last key that all of the rows see, and one past the last that any of them sees, by the
+    /// bound after the diagonal.
     pub fn keys_seen(&self, k: &mut Builder, band: &KeyBand) -> [R32; 2] {
         let Some(after) = band.after else { return [self.seq_kv; 2] };
         let shift = self.shift(k, band.corner);
-        // Without keys after the diagonal one of the two limits holds by itself: rows end where keys do, and may begin before
-        // them; or rows begin where keys do, and may go on after them.
+        // Without keys after the diagonal one of the two limits holds by itself: rows end where keys do, and
+        // may begin before them; or rows begin where keys do, and may go on after them.
         let within = |k: &mut Builder, end: R32| match (band.corner, after) {
             (Corner::BottomRight, After::Diagonal) => k.max_s(end, 0),
             (Corner::TopLeft, _) => k.min_u(end, self.seq_kv),
@@ -106,8 +106,8 @@ impl RowRange {
         [within(k, first), by_any]
     }
 
-    /// The first key that any of the rows sees, and the first from which on all of them see, by the bound before the diagonal.
-    /// `None` where there is none.
+    /// The first key that any of the rows sees, and the first from which on all of them see, by the bound
+    /// before the diagonal. `None` where there is none.
     fn keys_skipped(&self, k: &mut Builder, band: &KeyBand) -> Option<[R32; 2]> {
         let before = band.before?;
         let shift = self.shift(k, band.corner);
@@ -137,13 +137,13 @@ impl RowRange {
     }
 }
 
-/// The blocks of keys that a CTA visits, from the last to the first: partial ones down to `full_to`, full ones down to
-/// `full_from`, partial ones down to `from`. Any of the three may be empty; where the band is narrower than a block, no block
-/// is full and `full_from` may exceed `full_to`.
+/// The blocks of keys that a CTA visits, from the last to the first: partial ones down to `full_to`, full
+/// ones down to `full_from`, partial ones down to `from`. Any of the three may be empty; where the band is
+/// narrower than a block, no block is full and `full_from` may exceed `full_to`.
 #[derive(Clone, Copy, Debug)]
 pub struct Bound {
-    /// The first block of which any row sees a key, and the first of which all rows see the first key; `None` where both
-    /// are 0.
+    /// The first block of which any row sees a key, and the first of which all rows see the first key; `None`
+    /// where both are 0.
     pub lower: Option<Lower>,
     /// Of the blocks below this one, all rows see the last key; `None` when that holds for all blocks.
     pub full: Option<R32>,
@@ -245,7 +245,8 @@ impl Masker {
         Masker { band: *band, test: Test::Columns, rows: *rows, row: k.add(first, threads.quad), column }
     }
 
-    /// The same with fewer instructions and some more registers: of seven bits, ptxas makes predicates at once (R2P).
+    /// The same with fewer instructions and some more registers: of seven bits, ptxas makes predicates at
+    /// once (R2P).
     #[must_use]
     pub const fn by_bits(self) -> Masker {
         Masker { test: Test::Bits, ..self }
@@ -277,8 +278,8 @@ impl Masker {
         k.min_s(end, self.rows.seq_kv)
     }
 
-    /// The first key that the lane's row `i` sees, which may be negative; `None` where the band has no bound before the
-    /// diagonal.
+    /// The first key that the lane's row `i` sees, which may be negative; `None` where the band has no bound
+    /// before the diagonal.
     fn keys_start(&self, k: &mut Builder, i: u32) -> Option<R32> {
         let before = self.band.before?;
         let level = self.level_key(k, i, 0);
@@ -301,8 +302,8 @@ impl Masker {
     }
 }
 
-/// Hides a row's elements before column `hidden`, if there is one, and from column `left` on: a lane has two of every eight
-/// columns.
+/// Hides a row's elements before column `hidden`, if there is one, and from column `left` on: a lane has two
+/// of every eight columns.
 fn hide_by_columns(k: &mut Builder, scores: &[F32], hidden: Option<R32>, left: R32) {
     for (i, &score) in (0..).zip(scores) {
         let column = i / 2 * 8 + i % 2;
@@ -334,7 +335,8 @@ fn hide_by_bits(k: &mut Builder, scores: &[F32], hidden: Option<R32>, left: R32)
     }
 }
 
-/// How many of a lane's elements of a row lie before a column, counted from its first. Perhaps negative, perhaps more than there are.
+/// How many of a lane's elements of a row lie before a column, counted from its first. Perhaps negative,
+/// perhaps more than there are.
 fn elements_before(k: &mut Builder, column: R32) -> R32 {
     let eights = k.shr_s(column, 3);
     let rest = k.and(column, 7);

@@ -1,4 +1,5 @@
-//! Mbarriers: what tells consumers that asynchronous copies have landed, and producers that a place is free again.
+//! Mbarriers: what tells consumers that asynchronous copies have landed, and producers that a place is free
+//! again.
 
 use ptx::{Builder, Pointer, R32, Shared};
 
@@ -41,9 +42,10 @@ impl Mbarriers {
 
 /// A walk around a ring of `stages` places, each with an mbarrier that completes one phase a round.
 ///
-/// A phase is told by its parity. Who waits for what a round brings begins with [`Ring::consumer`]: parity 0 is the
-/// barrier's first phase. Who waits until a place is free begins with [`Ring::producer`]: the parity before the first phase counts
-/// as complete (PTX ISA, "mbarrier.test_wait"), so that the first round finds every place free.
+/// A phase is told by its parity. Who waits for what a round brings begins with [`Ring::consumer`]: parity 0
+/// is the barrier's first phase. Who waits until a place is free begins with [`Ring::producer`]: the parity
+/// before the first phase counts as complete (PTX ISA, "mbarrier.test_wait"), so that the first round finds
+/// every place free.
 #[derive(Clone, Copy, Debug)]
 pub struct Ring {
     stages: u32,

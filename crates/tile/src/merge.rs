@@ -1,5 +1,5 @@
-//! Joins the results of warps that share rows and took different keys: split-KV inside a CTA, with the merge of
-//! FlashDecoding (Dao et al. 2023) in shared memory.
+//! Joins the results of warps that share rows and took different keys: split-KV inside a CTA, with the merge
+//! of FlashDecoding (Dao et al. 2023) in shared memory.
 
 use ptx::{Builder, F32, Pointer, Shared};
 
@@ -8,18 +8,19 @@ use crate::{AccTile, OnlineSoftmax, Threads};
 /// Bytes of four registers of all lanes of a warp.
 const QUAD_BYTES: u32 = 4 * 4 * 32;
 
-/// Shared memory that [`OnlineSoftmax::merge`] needs, in bytes, for a CTA of `warps` warps, each with an accumulator of
-/// `rows` × `columns`.
+/// Shared memory that [`OnlineSoftmax::merge`] needs, in bytes, for a CTA of `warps` warps, each with an
+/// accumulator of `rows` × `columns`.
 pub const fn merge_bytes(warps: u32, rows: u32, columns: u32) -> u32 {
     warps * rows / 16 * (1 + columns / 8) * QUAD_BYTES
 }
 
 impl OnlineSoftmax {
-    /// Gives each warp its share of the columns of `o`, joined over the warps that share its rows, and the softmax that
-    /// goes with them. `room` has [`merge_bytes`] bytes that no one uses any more; the caller has seen to that
-    /// with a barrier.
+    /// Gives each warp its share of the columns of `o`, joined over the warps that share its rows, and the
+    /// softmax that goes with them. `room` has [`merge_bytes`] bytes that no one uses any more; the caller
+    /// has seen to that with a barrier.
     ///
-    /// Every access is of 16 bytes a lane, lanes side by side: registers go as they lie, and no lane needs another's.
+    /// Every access is of 16 bytes a lane, lanes side by side: registers go as they lie, and no lane needs
+    /// another's.
     pub fn merge(
         self,
         k: &mut Builder,

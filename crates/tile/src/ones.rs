@@ -1,4 +1,5 @@
-//! Row sums by the tensor cores: a column of ones beside the values, so that P V has a column that is P's row sums.
+//! Row sums by the tensor cores: a column of ones beside the values, so that P V has a column that is P's row
+//! sums.
 
 use ptx::{Builder, CmpOp, Half, R32, Shared, SpecialReg};
 
@@ -11,12 +12,13 @@ pub enum Sums {
     /// The lanes, before they round: an addition each.
     #[default]
     Lanes,
-    /// The product with the values, after rounding, by a column of [`Ones`]: eight columns more of it, and no addition. A sum is that of
-    /// the very weights that O is made of.
+    /// The product with the values, after rounding, by a column of [`Ones`]: eight columns more of it, and no
+    /// addition. A sum is that of the very weights that O is made of.
     Product,
 }
 
-/// Ones, as a panel's rows that one step of a product reads. In whatever order the swizzle takes them, they are the same.
+/// Ones, as a panel's rows that one step of a product reads. In whatever order the swizzle takes them, they
+/// are the same.
 #[derive(Clone, Copy, Debug)]
 pub struct Ones {
     /// Where they are.
@@ -47,8 +49,8 @@ impl Ones {
 }
 
 impl OnlineSoftmax {
-    /// The columns of O without those of [`Ones`], which become the rows' sums: all lanes of a quad have a row's, so a quarter is each
-    /// one's part.
+    /// The columns of O without those of [`Ones`], which become the rows' sums: all lanes of a quad have a
+    /// row's, so a quarter is each one's part.
     #[must_use]
     pub fn take_sums(&self, k: &mut Builder, o: &AccTile) -> AccTile {
         if self.sums == Sums::Lanes {

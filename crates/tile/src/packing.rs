@@ -7,7 +7,7 @@ pub enum Packing {
     /// Rows of one query head.
     #[default]
     Apart,
-    /// Rows of all query heads that share a key head, position by position: where queries are few, tiles are fuller, and keys are read
-    /// once for the group.
+    /// Rows of all query heads that share a key head, position by position: where queries are few, tiles are
+    /// fuller, and keys are read once for the group.
     Packed,
 }

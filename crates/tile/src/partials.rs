@@ -1,8 +1,9 @@
-//! Parts of a tile that several CTAs compute, each over its own blocks of keys: split-KV through global memory, with the merge of
-//! FlashDecoding (Dao et al. 2023).
+//! Parts of a tile that several CTAs compute, each over its own blocks of keys: split-KV through global
+//! memory, with the merge of FlashDecoding (Dao et al. 2023).
 //!
-//! Each warp is on its own. It leaves its rows' sums there as its lanes hold them and counts itself in; the one that finds all the
-//! others counted reads all parts in the order of the keys, its own with them, so that it does not matter who that is. No one waits.
+//! Each warp is on its own. It leaves its rows' sums there as its lanes hold them and counts itself in; the
+//! one that finds all the others counted reads all parts in the order of the keys, its own with them, so that
+//! it does not matter who that is. No one waits.
 
 use ptx::{Builder, CmpOp, F32, Global, Pointer, Pred, R32, SpecialReg};
 
@@ -30,8 +31,9 @@ pub struct Partials {
 }
 
 impl Partials {
-    /// Bytes of the parts for so many CTAs or clusters that take tiles, however many tiles are left: references, sums and O, `columns`
-    /// wide, of the 16 rows of each of a tile's warps. From one part to the next the taker is another, or the tile, or both.
+    /// Bytes of the parts for so many CTAs or clusters that take tiles, however many tiles are left:
+    /// references, sums and O, `columns` wide, of the 16 rows of each of a tile's warps. From one part to the
+    /// next the taker is another, or the tile, or both.
     pub const fn bytes(takers: u64, warps: u32, columns: u32) -> u64 {
         2 * (takers - 1) * warps as u64 * warp_bytes(columns / 8) as u64
     }
@@ -41,8 +43,8 @@ impl Partials {
         (takers - 1) * warps as u64 * 4
     }
 
-    /// Makes `o` and the softmax those of the whole tile, if a warp has only a part of it and is the last. Whether they are: if not,
-    /// another warp's will be.
+    /// Makes `o` and the softmax those of the whole tile, if a warp has only a part of it and is the last.
+    /// Whether they are: if not, another warp's will be.
     pub fn join(
         &self,
         k: &mut Builder,
@@ -110,8 +112,8 @@ impl Partials {
         k.index(of_warp, consumer.threads.lane, 16)
     }
 
-    /// The same in the part of a tile that a CTA has. From part to part along the line the CTA, the tile or both are one further: their
-    /// sum is no other part's.
+    /// The same in the part of a tile that a CTA has. From part to part along the line the CTA, the tile or
+    /// both are one further: their sum is no other part's.
     fn place(&self, k: &mut Builder, of_lane: Global, tile: R32, taker: R32, o: &AccTile) -> Global {
         let part = k.add(taker, tile);
         k.index(of_lane, part, self.warps * warp_bytes(o.n_tiles()))
@@ -123,7 +125,8 @@ const fn warp_bytes(n_tiles: u32) -> u32 {
     (1 + n_tiles) * QUAD_BYTES
 }
 
-/// Counts a warp in, after all that its lanes wrote and before all that they read from here on. How many were counted before.
+/// Counts a warp in, after all that its lanes wrote and before all that they read from here on. How many were
+/// counted before.
 fn count_in(k: &mut Builder, speaks: Pred, counter: Global) -> R32 {
     let before: R32 = k.mov(0);
     k.warp_sync();
@@ -133,7 +136,8 @@ fn count_in(k: &mut Builder, speaks: Pred, counter: Global) -> R32 {
 }
 
 impl OnlineSoftmax {
-    /// Writes a lane's references, sums and registers of O, four at a time; the lanes of a warp lie side by side.
+    /// Writes a lane's references, sums and registers of O, four at a time; the lanes of a warp lie side by
+    /// side.
     fn write(&self, k: &mut Builder, o: &AccTile, to: Global) {
         k.st_vec(to, self.statistics(0));
         for n in 0..o.n_tiles() {

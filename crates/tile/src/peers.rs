@@ -1,5 +1,5 @@
-//! CTAs of a cluster that work on the same keys: each requests a part of the rows of every tile and lets it land in all of them, so
-//! that a tile is read from L2 once.
+//! CTAs of a cluster that work on the same keys: each requests a part of the rows of every tile and lets it
+//! land in all of them, so that a tile is read from L2 once.
 
 use ptx::{Builder, CmpOp, Pred, R16, R32, SpecialReg};
 
@@ -45,7 +45,8 @@ impl Peers {
         k.setp_u(CmpOp::Lt, consumer.threads.lane, self.ctas)
     }
 
-    /// Waits, with all threads of all of them, until their barriers are prepared, which a fence has made known.
+    /// Waits, with all threads of all of them, until their barriers are prepared, which a fence has made
+    /// known.
     pub fn begin(&self, k: &mut Builder) {
         k.cluster_arrive_relaxed();
         k.cluster_wait();

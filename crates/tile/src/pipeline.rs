@@ -1,8 +1,8 @@
-//! Keys and values in a ring of `cp.async` stages, visited from the last block to the first: the masked blocks come
-//! first, and only the first block visited can be ragged.
+//! Keys and values in a ring of `cp.async` stages, visited from the last block to the first: the masked
+//! blocks come first, and only the first block visited can be ragged.
 //!
-//! A visit has three steps: the scores of a block, the references of the softmax that follow them, and what the block's
-//! probabilities add to O. [`Order`] says how those of successive blocks interleave.
+//! A visit has three steps: the scores of a block, the references of the softmax that follow them, and what
+//! the block's probabilities add to O. [`Order`] says how those of successive blocks interleave.
 
 use ptx::{Builder, CmpOp, Global, Pointer, R32, Shared, Src};
 
@@ -14,8 +14,9 @@ use crate::{AccTile, Bound, Coverage, KeyTile, Lower, MatrixReader, OpenTile, Ti
 pub enum Order {
     /// One block after the other.
     InTurn,
-    /// The next block's scores stand before this block's probabilities, which do not depend on them: the tensor cores have work
-    /// while exponentials are taken, inside one warp (FlashAttention-3, Algorithm 2). Keys run a block ahead of values.
+    /// The next block's scores stand before this block's probabilities, which do not depend on them: the
+    /// tensor cores have work while exponentials are taken, inside one warp (FlashAttention-3, Algorithm 2).
+    /// Keys run a block ahead of values.
     ScoresAhead,
 }
 
@@ -40,9 +41,10 @@ pub struct Stream {
 
 /// A ring of stages, each a tile of keys and one of values.
 ///
-/// With one stage, values are loaded while S is computed and the next keys while O is, with two barriers a block. With
-/// more, all stages are requested at the start; from then on a block's keys and values are requested `stages − 1` blocks
-/// before, with one barrier a block: it both makes the block visible and frees the stage that the next request fills.
+/// With one stage, values are loaded while S is computed and the next keys while O is, with two barriers a
+/// block. With more, all stages are requested at the start; from then on a block's keys and values are
+/// requested `stages − 1` blocks before, with one barrier a block: it both makes the block visible and frees
+/// the stage that the next request fills.
 #[derive(Clone, Debug)]
 pub struct KvPipeline {
     order: Order,
@@ -79,7 +81,8 @@ pub struct Block<'a> {
     /// What its rows see of it.
     pub coverage: Coverage,
     pipeline: &'a KvPipeline,
-    /// The offset of the stage of its keys, which the round has waited for; `None` where [`Block::key`] waits.
+    /// The offset of the stage of its keys, which the round has waited for; `None` where [`Block::key`]
+    /// waits.
     key_stage: Option<R32>,
 }
 
@@ -94,8 +97,8 @@ pub struct Steps<S, F, C> {
 }
 
 impl KvPipeline {
-    /// A ring over the blocks of `bound`. The streams point at block `bound.end − 1`; `ragged` is the number of keys,
-    /// unless `block_n` divides it.
+    /// A ring over the blocks of `bound`. The streams point at block `bound.end − 1`; `ragged` is the number
+    /// of keys, unless `block_n` divides it.
     #[allow(clippy::too_many_arguments, reason = "the ring's genes and its streams")]
     pub fn new(
         k: &mut Builder,
@@ -117,8 +120,8 @@ impl KvPipeline {
         KvPipeline { order, stages, stage_bytes, block_n, ragged, bound, key, value, current, stage, next }
     }
 
-    /// Requests the first blocks. What the CTA requested before belongs to the first group. The group of the last stage is
-    /// closed by the first visit, as that of every later block by the visit that requests it.
+    /// Requests the first blocks. What the CTA requested before belongs to the first group. The group of the
+    /// last stage is closed by the first visit, as that of every later block by the visit that requests it.
     pub fn start(&self, k: &mut Builder) {
         match self.order {
             Order::InTurn => {
@@ -144,7 +147,8 @@ impl KvPipeline {
         }
     }
 
-    /// Requests the stream's tile of the block `ahead` of the first, if there is one, into the stage of that number.
+    /// Requests the stream's tile of the block `ahead` of the first, if there is one, into the stage of that
+    /// number.
     fn request_first(&self, k: &mut Builder, stream: &Stream, ahead: u32) {
         self.if_block(k, ahead, |k| {
             let limit = self.ragged.filter(|_| ahead == 0).map(|keys| {
@@ -160,7 +164,8 @@ impl KvPipeline {
         self.stages - 1
     }
 
-    /// Waits until what was requested before [`KvPipeline::start`], and the first keys, are complete and visible.
+    /// Waits until what was requested before [`KvPipeline::start`], and the first keys, are complete and
+    /// visible.
     pub fn wait_for_first(&self, k: &mut Builder) {
         k.cp_async_wait(match self.order {
             Order::InTurn => self.groups_ahead(),
@@ -323,8 +328,8 @@ impl KvPipeline {
         k.advance_to(stream.from, stream.block_bytes.wrapping_neg());
     }
 
-    /// Requests the block whose turn it is, as one group, into the stage that the last visit left; nothing at the first
-    /// visit, before which every stage was requested.
+    /// Requests the block whose turn it is, as one group, into the stage that the last visit left; nothing at
+    /// the first visit, before which every stage was requested.
     fn request_ahead(&self, k: &mut Builder) {
         let ahead = k.sub(self.current, self.next);
         let exists = k.setp_s(CmpOp::Ge, self.next, self.bound.from());

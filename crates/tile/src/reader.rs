@@ -3,8 +3,8 @@ use ptx::{Builder, Pointer, R32, Shared};
 use crate::Threads;
 use crate::layout::{CHUNK_BYTES, TileLayout};
 
-/// Which 8×8 matrices the four address groups of an `ldmatrix.x4` name (PTX ISA, "ldmatrix" and "Matrix Fragments for
-/// mma.m16n8k16").
+/// Which 8×8 matrices the four address groups of an `ldmatrix.x4` name (PTX ISA, "ldmatrix" and "Matrix
+/// Fragments for mma.m16n8k16").
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Order {
     /// 16 rows of one chunk, then the same rows of the next: fragments of A, and transposed ones of B.
@@ -64,7 +64,8 @@ impl MatrixReader {
     /// The lane's addresses in the tile at `tile`, whose start is a multiple of 128 bytes.
     pub fn open(&self, k: &mut Builder, tile: Shared) -> OpenTile {
         let base = k.add(tile.base, self.lane);
-        // Chunk 2j differs from chunk 0 by an exclusive or with 2j below the swizzled group, by an addition above it.
+        // Chunk 2j differs from chunk 0 by an exclusive or with 2j below the swizzled group, by an addition
+        // above it.
         let addresses = (0..(self.layout.group() / 2).max(1))
             .map(|j| {
                 let base = if j == 0 { base } else { k.xor(base, 2 * j * CHUNK_BYTES) };
@@ -84,8 +85,8 @@ pub struct OpenTile {
 }
 
 impl OpenTile {
-    /// What the lane hands to `ldmatrix` for the matrices that begin at `row` (a multiple of 8) and `chunk` (even; or
-    /// the last one of an odd number).
+    /// What the lane hands to `ldmatrix` for the matrices that begin at `row` (a multiple of 8) and `chunk`
+    /// (even; or the last one of an odd number).
     pub fn address(&self, row: u32, chunk: u32) -> Shared {
         let group = self.layout.group();
         let (outer, inner) = (chunk / group * group, chunk % group);

@@ -37,8 +37,8 @@ impl Roles {
         4 * self.consumers
     }
 
-    /// Prepares the barriers of rings that the one thread fills and the consumers' warps empty, and makes them known to the CTA and to
-    /// bulk copies.
+    /// Prepares the barriers of rings that the one thread fills and the consumers' warps empty, and makes
+    /// them known to the CTA and to bulk copies.
     pub fn prepare(&self, k: &mut Builder, handovers: impl IntoIterator<Item = Handover>) {
         let index = k.special(SpecialReg::TidX);
         let first = k.setp_u(CmpOp::Eq, index, 0);
@@ -56,8 +56,8 @@ impl Roles {
         }
     }
 
-    /// Runs `feed` in one thread, and `compute` in all threads of the consumers, with the registers moved from the one to the
-    /// others.
+    /// Runs `feed` in one thread, and `compute` in all threads of the consumers, with the registers moved
+    /// from the one to the others.
     pub fn split(
         &self,
         k: &mut Builder,
@@ -108,13 +108,13 @@ pub enum Turns {
     /// Each issues its products when it can.
     #[default]
     Free,
-    /// In a circle: a warpgroup takes exponentials while the next one has the tensor cores (FlashAttention-3, "pingpong
-    /// scheduling").
+    /// In a circle: a warpgroup takes exponentials while the next one has the tensor cores (FlashAttention-3,
+    /// "pingpong scheduling").
     PingPong,
 }
 
-/// A warpgroup's place in the circle: named barrier `1 + group` is its turn, for which it waits together with the arrival
-/// of the warpgroup before it.
+/// A warpgroup's place in the circle: named barrier `1 + group` is its turn, for which it waits together with
+/// the arrival of the warpgroup before it.
 #[derive(Clone, Copy, Debug)]
 pub struct Circle {
     own: R32,
@@ -161,8 +161,9 @@ impl Agreement {
         k.named_barrier_sync(self.0, WARPGROUP_THREADS);
     }
 
-    /// Whether the predicate holds in all threads of the warpgroup. The vote changes nothing but what ptxas knows: without it a
-    /// branch on the barrier's result counts as divergent, and matrix descriptors leave the uniform registers.
+    /// Whether the predicate holds in all threads of the warpgroup. The vote changes nothing but what ptxas
+    /// knows: without it a branch on the barrier's result counts as divergent, and matrix descriptors leave
+    /// the uniform registers.
     pub fn all(&self, k: &mut Builder, holds: Pred) -> Pred {
         let all: Pred = k.reg();
         let barrier =

@@ -12,12 +12,13 @@ use crate::{Consumer, Mailbox, Part, Peers, Ring, Shares, TileGrid, WorkTile};
 pub enum Handout {
     /// CTA `i` of `n` takes tiles `i`, `i + n`, `i + 2n`, …
     Static,
-    /// CTA `i` of `n` takes tiles `i`, `2n − 1 − i`, `2n + i`, `4n − 1 − i`, …: where tiles become ever shorter, who had a long one gets
-    /// a short one, and nobody asks for it.
+    /// CTA `i` of `n` takes tiles `i`, `2n − 1 − i`, `2n + i`, `4n − 1 − i`, …: where tiles become ever
+    /// shorter, who had a long one gets a short one, and nobody asks for it.
     Folded,
     /// CTAs take the next tile of an atomic counter when they are done with one.
     Dynamic,
-    /// Each CTA takes the tile of its number and there are as many CTAs, which the hardware starts as others end: not persistent.
+    /// Each CTA takes the tile of its number and there are as many CTAs, which the hardware starts as others
+    /// end: not persistent.
     Grid,
 }
 
@@ -35,12 +36,13 @@ enum Stride {
     Even,
     /// Folded: what this number and the next one add up to.
     Folded(R32),
-    /// Evenly, and then by the taker's piece of the tiles that are left: the first and one past the last block of the tile.
+    /// Evenly, and then by the taker's piece of the tiles that are left: the first and one past the last
+    /// block of the tile.
     Shared([R32; 2]),
 }
 
-/// Hands tiles out to both roles. A launch has no more CTAs than tiles, or than blocks of keys where tiles of the last round are shared,
-/// so each CTA has something to begin with.
+/// Hands tiles out to both roles. A launch has no more CTAs than tiles, or than blocks of keys where tiles of
+/// the last round are shared, so each CTA has something to begin with.
 #[derive(Clone, Copy, Debug)]
 pub struct Scheduler {
     /// How.
@@ -56,9 +58,10 @@ pub struct Scheduler {
 }
 
 impl Scheduler {
-    /// Runs `feed` for each tile of the CTA, in the thread that feeds. It must run what it is given, once, before its last request:
-    /// there a number is taken. Taken sooner, it would bind the CTA to a tile while others are done and find none, which costs a
-    /// twentieth where tiles differ in length; the wait for the last request's place hides the atomic's latency.
+    /// Runs `feed` for each tile of the CTA, in the thread that feeds. It must run what it is given, once,
+    /// before its last request: there a number is taken. Taken sooner, it would bind the CTA to a tile while
+    /// others are done and find none, which costs a twentieth where tiles differ in length; the wait for the
+    /// last request's place hides the atomic's latency.
     pub fn feed_each(
         &self,
         k: &mut Builder,
@@ -181,7 +184,8 @@ impl Scheduler {
         }
     }
 
-    /// To the tile and the blocks with which the CTA's piece goes on at a block of the line; beyond the last tile where it has ended.
+    /// To the tile and the blocks with which the CTA's piece goes on at a block of the line; beyond the last
+    /// tile where it has ended.
     fn go_to(&self, k: &mut Builder, shares: &Shares, (index, [from, end]): (R32, [R32; 2]), at: R32) {
         let first = self.first(k);
         let next = k.add(first, 1);
@@ -233,8 +237,8 @@ pub struct Turn<'a> {
 }
 
 impl Turn<'_> {
-    /// Runs `compute` for each tile of the CTA, in all threads of a consumer. It must call [`Turn::advance`] once, and return what
-    /// that returned.
+    /// Runs `compute` for each tile of the CTA, in all threads of a consumer. It must call [`Turn::advance`]
+    /// once, and return what that returned.
     pub fn for_each(&self, k: &mut Builder, compute: impl FnOnce(&mut Builder, &WorkTile) -> Pred) {
         k.do_while(|k| {
             let tile = match &self.post {

@@ -1,11 +1,12 @@
-//! Blocks that a warpgroup lets pass while its neighbours compute: it keeps step with the rings, and with the turns.
+//! Blocks that a warpgroup lets pass while its neighbours compute: it keeps step with the rings, and with the
+//! turns.
 
 use ptx::{Builder, CmpOp, Pred, R32};
 
 use crate::Visits;
 
-/// Blocks of a tile that none of a warpgroup's own rows sees, the first to come by: it lets them pass, and the tensor cores are
-/// the other warpgroups' meanwhile.
+/// Blocks of a tile that none of a warpgroup's own rows sees, the first to come by: it lets them pass, and
+/// the tensor cores are the other warpgroups' meanwhile.
 #[derive(Clone, Copy, Debug)]
 pub struct Skips {
     /// Of the tile to come.
@@ -45,8 +46,8 @@ impl Visits {
         }
     }
 
-    /// Skips blocks in the order in which they would have been visited, which is that of the requests: all but the values of the last,
-    /// whose turn comes with the first visit.
+    /// Skips blocks in the order in which they would have been visited, which is that of the requests: all
+    /// but the values of the last, whose turn comes with the first visit.
     pub(crate) fn skip_in_step(&self, k: &mut Builder) {
         let Some(skips) = &self.skips else { return };
         let some = k.setp_u(CmpOp::Ne, skips.blocks, 0);
@@ -64,7 +65,8 @@ impl Visits {
     /// Skips the keys of all blocks before any of their values.
     pub(crate) fn skip_ahead(&self, k: &mut Builder) {
         let Some(skips) = &self.skips else { return };
-        // Tiles overlap only where fewer blocks are skipped than there are stages ([`Visits::overlaps`]): of one stage, none.
+        // Tiles overlap only where fewer blocks are skipped than there are stages ([`Visits::overlaps`]): of
+        // one stage, none.
         if self.keys.stages() > 1 {
             k.mov_to(skips.values, skips.blocks);
             skips.each(k, skips.blocks, |k| self.skip_keys(k));
@@ -77,8 +79,8 @@ impl Visits {
         self.keys.release(k);
     }
 
-    /// Waits as for keys, but where turns keep warpgroups together: with its turn a warpgroup knows that all others have left the
-    /// values before the last.
+    /// Waits as for keys, but where turns keep warpgroups together: with its turn a warpgroup knows that all
+    /// others have left the values before the last.
     pub(crate) fn skip_values(&self, k: &mut Builder) {
         let together = self.circle.is_some() && !self.values.has_peers();
         if !together || self.values.stages() == 1 {
@@ -96,8 +98,8 @@ impl Visits {
         }
     }
 
-    /// Whether the first scores of the next tile can be issued before the values of this one are left: keys that are skipped until then
-    /// must all have places, or they wait for a warpgroup whose turn comes later.
+    /// Whether the first scores of the next tile can be issued before the values of this one are left: keys
+    /// that are skipped until then must all have places, or they wait for a warpgroup whose turn comes later.
     pub(crate) fn overlaps(&self, k: &mut Builder, more: Pred) -> Pred {
         match &self.skips {
             None => more,

@@ -14,9 +14,9 @@ pub struct Softcap {
 impl Softcap {
     /// Caps the scores of a tile in place.
     ///
-    /// `tanh x = 1 − 2 / (exp2(2 · log2 e · x) + 1)`, an EX2 and a reciprocal. The error is that of a few roundings of
-    /// numbers up to 1 (about 2⁻²²), where `tanh.approx` may be wrong by 2⁻¹¹ of the result (PTX ISA, "tanh"), which is
-    /// more than an f16 weight's rounding once the cap multiplies it.
+    /// `tanh x = 1 − 2 / (exp2(2 · log2 e · x) + 1)`, an EX2 and a reciprocal. The error is that of a few
+    /// roundings of numbers up to 1 (about 2⁻²²), where `tanh.approx` may be wrong by 2⁻¹¹ of the result (PTX
+    /// ISA, "tanh"), which is more than an f16 weight's rounding once the cap multiplies it.
     pub fn apply(&self, k: &mut Builder, s: &AccTile) {
         for i in 0..s.lane_rows() {
             for score in s.row(i) {

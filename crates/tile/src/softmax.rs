@@ -1,5 +1,6 @@
-//! The online softmax on accumulator fragments (Milakov & Gimelshein 2018; FlashAttention-2, Algorithm 1), in the log2
-//! domain: with `c = scale · log2 e > 0`, a row's probabilities are `exp2(s · c − m)`, one FFMA and one EX2 each.
+//! The online softmax on accumulator fragments (Milakov & Gimelshein 2018; FlashAttention-2, Algorithm 1), in
+//! the log2 domain: with `c = scale · log2 e > 0`, a row's probabilities are `exp2(s · c − m)`, one FFMA and
+//! one EX2 each.
 
 use ptx::{Builder, CmpOp, F32, Half, Pred};
 
@@ -11,18 +12,21 @@ use crate::{AccTile, ProbTile, Sums};
 pub enum Rescale {
     /// At every block.
     Always,
-    /// When a row of the warp exceeds the maximum that its reference was taken from by more than this many powers of two, in f16 at
-    /// most [`Rescale::MOST_IN_F16`]. Until then probabilities may be larger by as much; numerator and denominator share the factor.
+    /// When a row of the warp exceeds the maximum that its reference was taken from by more than this many
+    /// powers of two, in f16 at most [`Rescale::MOST_IN_F16`]. Until then probabilities may be larger by as
+    /// much; numerator and denominator share the factor.
     Beyond(u8),
 }
 
 impl Rescale {
-    /// The most powers of two that probabilities may grow by in f16: a maximum weighs 2^7 there, and 2^15 is the last power of two.
+    /// The most powers of two that probabilities may grow by in f16: a maximum weighs 2^7 there, and 2^15 is
+    /// the last power of two.
     pub const MOST_IN_F16: u8 = F16_LARGEST_POWER - F16_BELOW_MAXIMA;
 }
 
-/// Powers of two by which references lie below maxima where probabilities are f16, whose smallest number is 2^-24: what weighs less than
-/// 2^-25 of a reference is lost to P V, while its row's sum counts it. So that is 2^-32 of the maximum. A bf16 has the exponents of an f32.
+/// Powers of two by which references lie below maxima where probabilities are f16, whose smallest number is
+/// 2^-24: what weighs less than 2^-25 of a reference is lost to P V, while its row's sum counts it. So that
+/// is 2^-32 of the maximum. A bf16 has the exponents of an f32.
 const F16_BELOW_MAXIMA: u8 = 7;
 /// The last power of two in f16.
 const F16_LARGEST_POWER: u8 = 15;
@@ -35,8 +39,8 @@ const fn usual_headroom(half: Half) -> f32 {
     }
 }
 
-/// What the sum of a lane's probabilities must stay below for the weights of none to exceed `2^limit` times that of the maximum, nor the
-/// range of f16.
+/// What the sum of a lane's probabilities must stay below for the weights of none to exceed `2^limit` times
+/// that of the maximum, nor the range of f16.
 pub(crate) fn largest_sum(half: Half, limit: u8) -> f32 {
     let power = f32::from(limit) - usual_headroom(half);
     f32::exp2(match half {
@@ -45,8 +49,9 @@ pub(crate) fn largest_sum(half: Half, limit: u8) -> f32 {
     })
 }
 
-/// The reference of a row that has seen no score but −∞, masked or from the inputs: finite, so that the distance of −∞ to it is −∞ and its
-/// weight 0, as the oracle has it, where −∞ − (−∞) would be NaN. No finite score lies below it.
+/// The reference of a row that has seen no score but −∞, masked or from the inputs: finite, so that the
+/// distance of −∞ to it is −∞ and its weight 0, as the oracle has it, where −∞ − (−∞) would be NaN. No finite
+/// score lies below it.
 pub(crate) const NO_REFERENCE: f32 = f32::MIN;
 
 /// Running maximum and sum of the rows a lane holds.
@@ -56,13 +61,15 @@ pub struct OnlineSoftmax {
     pub(crate) when: Rescale,
     /// `scale · log2 e`.
     pub(crate) factor: F32,
-    /// What exponents are taken against, scaled, a row each; [`NO_REFERENCE`] while nothing was seen that weighs anything.
+    /// What exponents are taken against, scaled, a row each; [`NO_REFERENCE`] while nothing was seen that
+    /// weighs anything.
     pub(crate) reference: Vec<F32>,
     /// The lane's own part of each row's sum; the quad's parts are added at the end.
     pub(crate) sum: Vec<F32>,
     /// Who adds probabilities up.
     pub(crate) sums: Sums,
-    /// Powers of two by which references lie above the maxima that they are taken from; below them where it is negative.
+    /// Powers of two by which references lie above the maxima that they are taken from; below them where it
+    /// is negative.
     pub(crate) headroom: f32,
     /// Of eight exponentials of a guessed block, how many the FMA pipe takes.
     pub(crate) by_fma: u32,
@@ -85,15 +92,15 @@ impl OnlineSoftmax {
         OnlineSoftmax { half, when: rescale, factor, reference, sum, sums, headroom, by_fma: 0 }
     }
 
-    /// The same, in bf16, with sums that a product makes ([`OnlineSoftmax::take_sums`]), and references so many powers of two above maxima.
-    /// Thresholds are above the maxima still.
+    /// The same, in bf16, with sums that a product makes ([`OnlineSoftmax::take_sums`]), and references so
+    /// many powers of two above maxima. Thresholds are above the maxima still.
     #[must_use]
     pub fn summed_by_products(self, headroom: u8) -> OnlineSoftmax {
         OnlineSoftmax { sums: Sums::Product, headroom: headroom.into(), ..self }
     }
 
-    /// The same with so many of eight exponentials of a guessed block on the FMA pipe, which are large where they should be infinite or not a
-    /// number: for a block that is done once more then.
+    /// The same with so many of eight exponentials of a guessed block on the FMA pipe, which are large where
+    /// they should be infinite or not a number: for a block that is done once more then.
     #[must_use]
     pub fn with_exponentials_by_fma(self, of_eight: u32) -> OnlineSoftmax {
         OnlineSoftmax { by_fma: of_eight, ..self }
@@ -120,14 +127,15 @@ impl OnlineSoftmax {
         }
     }
 
-    /// Moves the references to the maxima where those are larger, and scales the running sums. Gives each row's factor, by
-    /// which what was accumulated must be multiplied before more is added.
+    /// Moves the references to the maxima where those are larger, and scales the running sums. Gives each
+    /// row's factor, by which what was accumulated must be multiplied before more is added.
     pub fn follow_maxima(&self, k: &mut Builder, maxima: &LaneMaxima) -> Vec<F32> {
         let maxima = self.scaled(k, maxima);
         (0..).zip(maxima).map(|(i, maximum)| self.follow_row(k, i, maximum)).collect()
     }
 
-    /// Turns the scores of a block into probabilities, rounded to the input's type, and adds them to the running sums.
+    /// Turns the scores of a block into probabilities, rounded to the input's type, and adds them to the
+    /// running sums.
     pub fn probabilities(&self, k: &mut Builder, s: &AccTile) -> ProbTile {
         for i in 0..s.lane_rows() {
             self.exponentiate(k, s, i);
@@ -153,7 +161,8 @@ impl OnlineSoftmax {
         f32::from(threshold) - self.headroom
     }
 
-    /// Whether what a row's reference would be exceeds what it is by more than `threshold`. What is not a number does not.
+    /// Whether what a row's reference would be exceeds what it is by more than `threshold`. What is not a
+    /// number does not.
     fn exceeds(&self, k: &mut Builder, maxima: &[F32], threshold: f32) -> Pred {
         let growth = k.mov(f32::NEG_INFINITY);
         for (&reference, &maximum) in self.reference.iter().zip(maxima) {
@@ -243,7 +252,8 @@ impl OnlineSoftmax {
 /// What the lanes of a quad differ by, which share a row.
 const QUAD: [u32; 2] = [1, 2];
 
-/// The largest score of each row among those that a lane holds, gathered tile by tile while later ones are computed.
+/// The largest score of each row among those that a lane holds, gathered tile by tile while later ones are
+/// computed.
 #[derive(Clone, Debug)]
 pub struct LaneMaxima(pub(crate) Vec<F32>);
 

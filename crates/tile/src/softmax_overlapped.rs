@@ -1,5 +1,5 @@
-//! The online softmax in the steps that a warpgroup takes while products are in flight: O cannot be touched until the
-//! product that adds to it is done, so what is due to it is kept and paid later.
+//! The online softmax in the steps that a warpgroup takes while products are in flight: O cannot be touched
+//! until the product that adds to it is done, so what is due to it is kept and paid later.
 
 use ptx::{Builder, CmpOp, F32, Pred};
 
@@ -54,7 +54,8 @@ impl LaneMaxima {
 }
 
 impl OnlineSoftmax {
-    /// Moves the references after the scores of a block, as its [`Rescale`] says, and the running sums with them.
+    /// Moves the references after the scores of a block, as its [`Rescale`] says, and the running sums with
+    /// them.
     pub fn move_references(&self, k: &mut Builder, s: &AccTile, chains: Chains) -> Due {
         let maxima = LaneMaxima::in_chains(k, s, chains.max);
         match self.when {
@@ -75,8 +76,8 @@ impl OnlineSoftmax {
         Due { moved: None, factors: self.follow_maxima(k, &maxima) }
     }
 
-    /// Whether one of the lane's own scores exceeds its row's reference by more than `threshold`: no shuffle is needed
-    /// to know whether any lane's does. What is not a number does not.
+    /// Whether one of the lane's own scores exceeds its row's reference by more than `threshold`: no shuffle
+    /// is needed to know whether any lane's does. What is not a number does not.
     fn lane_exceeds(&self, k: &mut Builder, maxima: &LaneMaxima, threshold: f32) -> Pred {
         let mut exceeds: Option<Pred> = None;
         for (&reference, &maximum) in self.reference.iter().zip(&maxima.0) {
@@ -90,7 +91,8 @@ impl OnlineSoftmax {
         exceeds.expect("a tile has rows")
     }
 
-    /// `s = exp2(s · c − m)` in place; gives the lane's part of each row's sum of the block, or none where a product makes them.
+    /// `s = exp2(s · c − m)` in place; gives the lane's part of each row's sum of the block, or none where a
+    /// product makes them.
     pub fn exponentials(&self, k: &mut Builder, s: &AccTile, chains: Chains) -> Vec<F32> {
         self.exponentials_by(k, s, chains, 0)
     }
@@ -136,8 +138,8 @@ impl OnlineSoftmax {
     }
 }
 
-/// Folds each row of a tile, columns in order and the rows side by side: `map` prepares the element of a row and column, `fold` adds it to one of
-/// `chains`, `join` joins those.
+/// Folds each row of a tile, columns in order and the rows side by side: `map` prepares the element of a row
+/// and column, `fold` adds it to one of `chains`, `join` joins those.
 fn fold_rows(
     k: &mut Builder,
     s: &AccTile,

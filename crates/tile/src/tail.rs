@@ -1,6 +1,7 @@
-//! The last round of a persistent kernel: tiles that are fewer than the CTAs, which share them all the same. Their blocks of keys stand
-//! in a line, tile after tile, and each CTA takes a piece of it, all pieces as long as one another or longer by one (Stream-K, Osama
-//! et al. 2023). A piece is shorter than a tile, so it is a part of one tile or the end of one and the beginning of the next.
+//! The last round of a persistent kernel: tiles that are fewer than the CTAs, which share them all the same.
+//! Their blocks of keys stand in a line, tile after tile, and each CTA takes a piece of it, all pieces as
+//! long as one another or longer by one (Stream-K, Osama et al. 2023). A piece is shorter than a tile, so it
+//! is a part of one tile or the end of one and the beginning of the next.
 
 use ptx::{Builder, CmpOp, R32};
 

@@ -26,7 +26,8 @@ pub struct Threads {
 }
 
 impl Threads {
-    /// Reads the thread's place in a CTA of `count` threads, of which `kv_warps` warps share each group of rows.
+    /// Reads the thread's place in a CTA of `count` threads, of which `kv_warps` warps share each group of
+    /// rows.
     pub fn new(k: &mut Builder, count: u32, kv_warps: u32) -> Threads {
         let index = k.special(SpecialReg::TidX);
         let lane = k.and(index, 31);
@@ -45,7 +46,8 @@ impl Threads {
         Threads { count, index, lane, warp, quad, column, row_warp, kv_warps, part }
     }
 
-    /// Whether the thread stores what there is one of in a row: the first lane of a quad, of one of the warps that share the rows.
+    /// Whether the thread stores what there is one of in a row: the first lane of a quad, of one of the warps
+    /// that share the rows.
     pub(crate) fn speaks_for_row(&self, k: &mut Builder) -> Pred {
         match self.part {
             None => k.setp_u(CmpOp::Eq, self.column, 0),

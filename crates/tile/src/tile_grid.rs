@@ -10,11 +10,12 @@ use crate::Part;
 pub enum TileOrder {
     /// Head by head, rows in order.
     InOrder,
-    /// By sections of heads whose keys and values fit L2 together; in a section, all heads' last rows first, which see most
-    /// of a causal mask.
+    /// By sections of heads whose keys and values fit L2 together; in a section, all heads' last rows first,
+    /// which see most of a causal mask.
     LongestFirst,
-    /// Each a stride behind the one before, in the order of [`TileOrder::InOrder`] and around its end, with a stride that is coprime to the
-    /// number of tiles: neighbours in time are of all lengths and of different heads.
+    /// Each a stride behind the one before, in the order of [`TileOrder::InOrder`] and around its end, with a
+    /// stride that is coprime to the number of tiles: neighbours in time are of all lengths and of different
+    /// heads.
     Strided,
 }
 
@@ -29,8 +30,8 @@ pub struct TileGrid {
     pub row_blocks: R32,
     /// Heads of a batch entry.
     pub heads: R32,
-    /// Of [`TileOrder::LongestFirst`] the heads of a section, a divisor of all heads; of [`TileOrder::Strided`] the stride, of which as many as
-    /// there are tiles fit 32 bits.
+    /// Of [`TileOrder::LongestFirst`] the heads of a section, a divisor of all heads; of
+    /// [`TileOrder::Strided`] the stride, of which as many as there are tiles fit 32 bits.
     pub section: R32,
 }
 

@@ -1,5 +1,5 @@
-//! Tiles that come by in a ring, as their readers see them: operands of products, waited for, read and given back; refilled by a warp that
-//! feeds all readers, by one of the readers, or by no one.
+//! Tiles that come by in a ring, as their readers see them: operands of products, waited for, read and given
+//! back; refilled by a warp that feeds all readers, by one of the readers, or by no one.
 
 use ptx::{Builder, CmpOp, Pred, R32, Src, TensorMapPtr};
 
@@ -27,7 +27,8 @@ enum Refill {
     Never,
 }
 
-/// Where the tiles of a stream come from, if one of its readers requests them itself: a tensor's rows, from the last to the first.
+/// Where the tiles of a stream come from, if one of its readers requests them itself: a tensor's rows, from
+/// the last to the first.
 #[derive(Clone, Copy, Debug)]
 pub struct Supply {
     /// The tensor's map.
@@ -44,15 +45,15 @@ pub struct Supply {
     pub requests: Pred,
     /// Its warp, as all lanes know.
     pub warp: Pred,
-    /// Warpgroups that read the tiles. A wait for products speaks for all of a warpgroup: of one alone, no one need be asked whether a
-    /// stage is free.
+    /// Warpgroups that read the tiles. A wait for products speaks for all of a warpgroup: of one alone, no
+    /// one need be asked whether a stage is free.
     pub readers: u32,
 }
 
 impl Supply {
-    /// Requests the next tile, if there is one, into the stage `at`, once `free` has waited for it. The warp branches as a whole and one
-    /// lane's instructions are guarded: after a branch of a lane's own ptxas would take the ring's state, and so the descriptors, for
-    /// something that lanes differ in.
+    /// Requests the next tile, if there is one, into the stage `at`, once `free` has waited for it. The warp
+    /// branches as a whole and one lane's instructions are guarded: after a branch of a lane's own ptxas
+    /// would take the ring's state, and so the descriptors, for something that lanes differ in.
     fn fill(&self, k: &mut Builder, ring: &TileRing, at: &Ring, free: impl FnOnce(&mut Builder)) {
         let more = k.setp_s_and(CmpOp::Ge, self.next, self.last(), self.warp);
         k.if_(more, |k| {
@@ -102,7 +103,8 @@ impl TileStream {
         TileStream { ring, at: ring.handover.reader(k), first, speaks, refill: Refill::Feeder }
     }
 
-    /// The same, requested by one of the readers: the first stages when told, later ones whenever one has been left.
+    /// The same, requested by one of the readers: the first stages when told, later ones whenever one has
+    /// been left.
     #[must_use]
     pub fn supplied(self, supply: Supply) -> TileStream {
         TileStream { refill: Refill::Reader(supply), ..self }
@@ -114,7 +116,8 @@ impl TileStream {
         TileStream { refill: Refill::Never, ..self }
     }
 
-    /// Requests the first tile of a stage, if there is one, of a stream that one of its readers supplies. For the thread that requests.
+    /// Requests the first tile of a stage, if there is one, of a stream that one of its readers supplies. For
+    /// the thread that requests.
     pub fn request_first(&self, k: &mut Builder, stage: u32) {
         if let Refill::Reader(supply) = &self.refill {
             let at = self.at.at_stage(k, stage);

@@ -1,4 +1,5 @@
-//! Tiles that the tensor memory accelerator copies: rows of 16-bit elements in panels that `wgmma` reads without bank conflicts.
+//! Tiles that the tensor memory accelerator copies: rows of 16-bit elements in panels that `wgmma` reads
+//! without bank conflicts.
 
 use crate::Peers;
 use ptx::{
@@ -6,11 +7,12 @@ use ptx::{
     TensorMapSpec,
 };
 
-/// A tile of rows of 16-bit elements in shared memory: `[columns / 64 panels][rows][64 elements]`, the eight 16-byte chunks of
-/// a panel's row permuted by the row's last three bits (the 128-byte swizzle). Columns that no tensor has are zeros up
-/// to the last panel's end.
+/// A tile of rows of 16-bit elements in shared memory: `[columns / 64 panels][rows][64 elements]`, the eight
+/// 16-byte chunks of a panel's row permuted by the row's last three bits (the 128-byte swizzle). Columns that
+/// no tensor has are zeros up to the last panel's end.
 ///
-/// It begins at a multiple of [`SwizzledTile::ALIGNMENT`], since the hardware permutes by bits of the address.
+/// It begins at a multiple of [`SwizzledTile::ALIGNMENT`], since the hardware permutes by bits of the
+/// address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct SwizzledTile {
     /// Rows, a multiple of 8.
@@ -19,7 +21,8 @@ pub struct SwizzledTile {
     pub columns: u32,
     /// CTAs of a cluster that request a part of the rows each, a power of two. 1 where one requests all.
     pub parts: u32,
-    /// Heads that are packed: neighbouring rows are the same row of so many neighbouring heads. 1 where they are not.
+    /// Heads that are packed: neighbouring rows are the same row of so many neighbouring heads. 1 where they
+    /// are not.
     pub heads: u32,
 }
 
@@ -57,7 +60,8 @@ impl SwizzledTile {
         SwizzledTile { parts, ..self }
     }
 
-    /// The same with the rows of `heads` heads packed, a divisor of the tile's rows and of the tensor's heads.
+    /// The same with the rows of `heads` heads packed, a divisor of the tile's rows and of the tensor's
+    /// heads.
     #[must_use]
     pub const fn packed(self, heads: u32) -> SwizzledTile {
         SwizzledTile { heads, ..self }
@@ -73,7 +77,8 @@ impl SwizzledTile {
         self.rows * SwizzledTile::ROW_BYTES
     }
 
-    /// Bytes of the tile, and so what a load of it counts at its mbarrier, rows and columns beyond the tensor's end included.
+    /// Bytes of the tile, and so what a load of it counts at its mbarrier, rows and columns beyond the
+    /// tensor's end included.
     pub const fn bytes(self) -> u32 {
         self.panels() * self.panel_bytes()
     }
@@ -85,8 +90,9 @@ impl SwizzledTile {
         panel * self.panel_bytes() + row * SwizzledTile::ROW_BYTES + chunk * 16 + column % 8 * 2
     }
 
-    /// Whether one copy brings all panels: then columns are two dimensions of the tensor map, so that a box holds one
-    /// panel after the other. Of other widths the second of them would run into the next row, and a panel is a copy.
+    /// Whether one copy brings all panels: then columns are two dimensions of the tensor map, so that a box
+    /// holds one panel after the other. Of other widths the second of them would run into the next row, and a
+    /// panel is a copy.
     const fn whole(self) -> bool {
         self.columns.is_multiple_of(SwizzledTile::PANEL) && self.heads == 1 && self.parts == 1
     }
@@ -129,7 +135,8 @@ impl SwizzledTile {
         }
     }
 
-    /// Copies the tile that begins at `row` of a head (of packed heads: of that number among the groups), asynchronously: `barrier` counts [`SwizzledTile::bytes`]. For one thread.
+    /// Copies the tile that begins at `row` of a head (of packed heads: of that number among the groups),
+    /// asynchronously: `barrier` counts [`SwizzledTile::bytes`]. For one thread.
     pub fn load(
         self,
         k: &mut Builder,
@@ -155,14 +162,15 @@ impl SwizzledTile {
         }
     }
 
-    /// Copies a whole tile to the place that begins at `row` of a head, asynchronously, in the thread's current bulk group. For one thread.
+    /// Copies a whole tile to the place that begins at `row` of a head, asynchronously, in the thread's
+    /// current bulk group. For one thread.
     pub fn store(self, k: &mut Builder, from: Shared, map: TensorMapPtr, [row, head, batch]: [Src<R32>; 3]) {
         debug_assert!(self.whole(), "a box of all panels");
         k.tma_store(map, &[0.into(), row, 0.into(), head, batch], from);
     }
 
-    /// Copies the CTA's part of the tile that begins at `row` to the same place in all of its peers; in each of them `barrier` counts it,
-    /// and [`SwizzledTile::bytes`] in all. For one thread of each.
+    /// Copies the CTA's part of the tile that begins at `row` to the same place in all of its peers; in each
+    /// of them `barrier` counts it, and [`SwizzledTile::bytes`] in all. For one thread of each.
     pub fn load_part(
         self,
         k: &mut Builder,

@@ -1,9 +1,10 @@
-//! How a warpgroup visits the blocks of keys, from the last to the first: the order of issue of FlashAttention-3's Algorithm 2,
-//! with keys and values from rings that another warpgroup fills.
+//! How a warpgroup visits the blocks of keys, from the last to the first: the order of issue of
+//! FlashAttention-3's Algorithm 2, with keys and values from rings that another warpgroup fills.
 //!
-//! The scores of block `n` are issued together with what block `n + 1` adds to O, and both are in flight while their warpgroup
-//! waits for the scores alone. An `rs` product holds up its warps until its A registers are read, some 200 cycles before it ends; so
-//! what is left to overlap inside a warpgroup is the head of the exponentials, and the rest must come from another warpgroup.
+//! The scores of block `n` are issued together with what block `n + 1` adds to O, and both are in flight
+//! while their warpgroup waits for the scores alone. An `rs` product holds up its warps until its A registers
+//! are read, some 200 cycles before it ends; so what is left to overlap inside a warpgroup is the head of the
+//! exponentials, and the rest must come from another warpgroup.
 
 use ptx::{Builder, CmpOp, F32, Half, Pred, R32, Src};
 
@@ -19,8 +20,8 @@ use crate::{
 pub enum Tiles {
     /// One after the other: the first scores of a tile and the last products are alone on the tensor cores.
     InTurn,
-    /// The first scores of a tile are issued together with the last products of the tile before it. Queries have two places, so that the
-    /// next ones are there.
+    /// The first scores of a tile are issued together with the last products of the tile before it. Queries
+    /// have two places, so that the next ones are there.
     Overlapped,
 }
 
@@ -71,14 +72,16 @@ pub struct BlockSteps<S, M, A> {
 /// A guess that a block's scores do not exceed the references by much, and how it is checked.
 #[derive(Clone, Copy, Debug)]
 pub struct Guess {
-    /// What a lane's sum of a block's probabilities must stay below; where a product makes the sums, each must stay below 2.
+    /// What a lane's sum of a block's probabilities must stay below; where a product makes the sums, each
+    /// must stay below 2.
     limit: f32,
     /// How the warpgroup agrees, since products are its common business.
     agreement: Agreement,
 }
 
 impl Guess {
-    /// That a lane's sum of a block's probabilities stays below `2^limit` times that of a maximum, and in f16 within its range.
+    /// That a lane's sum of a block's probabilities stays below `2^limit` times that of a maximum, and in f16
+    /// within its range.
     pub fn new(half: Half, limit: u8, agreement: Agreement) -> Guess {
         Guess { limit: largest_sum(half, limit), agreement }
     }
@@ -107,7 +110,8 @@ pub struct Visits {
     pub guess: Option<Guess>,
     /// Chains of maxima and sums.
     pub chains: Chains,
-    /// Not zero where the warpgroup's rows see no more than the first half of the first block visited; `None` where no use is made of it.
+    /// Not zero where the warpgroup's rows see no more than the first half of the first block visited; `None`
+    /// where no use is made of it.
     pub halved: Option<R32>,
     /// Blocks that the warpgroup lets pass, where it visits those alone that its own rows see.
     pub skips: Option<Skips>,
@@ -124,8 +128,8 @@ pub struct Visits {
 }
 
 impl Visits {
-    /// Issues the scores of the first block of the CTA's first tile, where tiles overlap. The steps of a block begin with scores
-    /// that are complete.
+    /// Issues the scores of the first block of the CTA's first tile, where tiles overlap. The steps of a
+    /// block begin with scores that are complete.
     pub fn open<S>(&self, k: &mut Builder, scores: &S)
     where
         S: Fn(&mut Builder, SharedMatrix, SharedMatrix, &AccTile),
@@ -157,7 +161,8 @@ impl Visits {
         more
     }
 
-    /// The same of a warpgroup that has no other tile: no one waits for the places of its queries and last values.
+    /// The same of a warpgroup that has no other tile: no one waits for the places of its queries and last
+    /// values.
     pub fn for_each_block_once<S, M, A>(
         &self,
         k: &mut Builder,
@@ -248,8 +253,8 @@ impl Visits {
         });
     }
 
-    /// The blocks below `block` of a band with a bound before the diagonal: partial ones, full ones down to `full_from`, and partial
-    /// ones down to `from`.
+    /// The blocks below `block` of a band with a bound before the diagonal: partial ones, full ones down to
+    /// `full_from`, and partial ones down to `from`.
     fn down_to_lower_bound<S, M, A>(
         &self,
         k: &mut Builder,
@@ -358,8 +363,9 @@ impl Visits {
                         k.if_(more, |k| {
                             self.values.release(k);
                             self.skip_turn(k);
-                            // As many blocks were skipped as there are stages: the keys at hand were requested after another warpgroup of
-                            // the CTA had left the first, and with them seen the queries. In a cluster that may be another CTA's.
+                            // As many blocks were skipped as there are stages: the keys at hand were
+                            // requested after another warpgroup of the CTA had left the first, and with them
+                            // seen the queries. In a cluster that may be another CTA's.
                             if self.keys.has_peers() {
                                 self.queries.wait(k);
                             }
@@ -443,9 +449,9 @@ impl Visits {
         due.pay(k, &self.o);
     }
 
-    /// The softmax of a block without a maximum, against the references as they are. If that was a bad guess for any row of the
-    /// warpgroup, infinities and what is not a number included, the block is done once more: its keys are still there, and neither O
-    /// nor the running sums have seen it.
+    /// The softmax of a block without a maximum, against the references as they are. If that was a bad guess
+    /// for any row of the warpgroup, infinities and what is not a number included, the block is done once
+    /// more: its keys are still there, and neither O nor the running sums have seen it.
     fn follow_guessing<S, M, A>(
         &self,
         k: &mut Builder,

@@ -18,7 +18,8 @@ impl WarpRows {
 
     /// The rows of `tile` from `first` on, which is at a multiple of 1024 bytes, as is each 8 rows' first.
     pub fn new(k: &mut Builder, tile: SwizzledTile, first: Shared, threads: &Threads) -> WarpRows {
-        // Lanes 0–7 and 8–15 have the rows of the left half of a 16×16 tile, the others those of the right (PTX ISA, "stmatrix").
+        // Lanes 0–7 and 8–15 have the rows of the left half of a 16×16 tile, the others those of the right
+        // (PTX ISA, "stmatrix").
         let row = k.and(threads.lane, 15);
         let start = k.shared_index(first, row, SwizzledTile::ROW_BYTES);
         let right = k.shr_u(threads.lane, 4);

@@ -1,9 +1,9 @@
-//! Warpgroup-level products on m64nNk16: four warps of 16 rows each, B and perhaps A straight from shared memory. A warp's part
-//! of the accumulator is an [`AccTile`] of 16 rows: the fragments are those of `mma.m16n8k16`, tile by tile (PTX ISA,
-//! "Register Fragments for wgmma.mma_async.m64nNk16").
+//! Warpgroup-level products on m64nNk16: four warps of 16 rows each, B and perhaps A straight from shared
+//! memory. A warp's part of the accumulator is an [`AccTile`] of 16 rows: the fragments are those of
+//! `mma.m16n8k16`, tile by tile (PTX ISA, "Register Fragments for wgmma.mma_async.m64nNk16").
 //!
-//! Products are asynchronous. They read registers and shared memory until [`Products::wait`] has returned for their group, and
-//! nothing of them may be touched until then.
+//! Products are asynchronous. They read registers and shared memory until [`Products::wait`] has returned for
+//! their group, and nothing of them may be touched until then.
 
 use ptx::{Builder, Half, Major, R32, R64, Shared};
 
@@ -16,7 +16,8 @@ pub const WARPGROUP_THREADS: u32 = 128;
 /// Steps of a product along k, in elements of 16 bits.
 const K: u32 = 16;
 
-/// A [`SwizzledTile`], or a part of one, as an operand: its matrix descriptor (PTX ISA, "Matrix Descriptor Format").
+/// A [`SwizzledTile`], or a part of one, as an operand: its matrix descriptor (PTX ISA, "Matrix Descriptor
+/// Format").
 #[derive(Clone, Copy, Debug)]
 pub struct SharedMatrix {
     tile: SwizzledTile,
@@ -29,7 +30,8 @@ pub struct SharedMatrix {
     unit: i64,
 }
 
-/// Where the start goes on and the next panel stays: what lies between them (bits 16–29) shrinks as the address (bits 0–13) grows.
+/// Where the start goes on and the next panel stays: what lies between them (bits 16–29) shrinks as the
+/// address (bits 0–13) grows.
 const NEXT_PANEL_STAYS: i64 = 1 - (1 << 16);
 
 impl SharedMatrix {
@@ -44,7 +46,8 @@ impl SharedMatrix {
         SharedMatrix::new(k, tile, at, Major::Mn, tile.panel_bytes())
     }
 
-    /// The same of a tile of one panel, with [`Ones`] for the columns that follow: the same for all its rows, and for the tiles of other stages.
+    /// The same of a tile of one panel, with [`Ones`] for the columns that follow: the same for all its rows,
+    /// and for the tiles of other stages.
     pub fn over_rows_beside(k: &mut Builder, tile: SwizzledTile, at: Shared, ones: Ones) -> SharedMatrix {
         debug_assert!(tile.panels() == 1 && ones.at.base == at.base && ones.at.offset > at.offset);
         let distance = (ones.at.offset - at.offset) as u32;
@@ -74,7 +77,8 @@ impl SharedMatrix {
         SharedMatrix { offset: self.offset + number * self.tile.bytes(), ..self }
     }
 
-    /// The part of `width` columns of that number, known at run time. Its columns lie in one panel, or begin one.
+    /// The part of `width` columns of that number, known at run time. Its columns lie in one panel, or begin
+    /// one.
     #[must_use]
     pub fn column_part(self, k: &mut Builder, part: R32, width: u32) -> SharedMatrix {
         let bytes = self.column_offset(width);
@@ -120,8 +124,8 @@ impl SharedMatrix {
     }
 }
 
-/// What all descriptors of swizzled tiles share: 128-byte swizzle (bits 62–63), eight rows after 1024 bytes (bits 32–45), panels
-/// after `leading` bytes (bits 16–29).
+/// What all descriptors of swizzled tiles share: 128-byte swizzle (bits 62–63), eight rows after 1024 bytes
+/// (bits 32–45), panels after `leading` bytes (bits 16–29).
 const fn descriptor_constants(leading: u32) -> u64 {
     1 << 62 | (SwizzledTile::ALIGNMENT as u64 >> 4) << 32 | (leading as u64 >> 4) << 16
 }
@@ -139,7 +143,8 @@ pub enum Accumulate {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Group(u32);
 
-/// The products of a warpgroup, in the order of their issue. A copy made where paths part knows those issued before.
+/// The products of a warpgroup, in the order of their issue. A copy made where paths part knows those issued
+/// before.
 #[derive(Clone, Debug)]
 pub struct Products {
     half: Half,
@@ -159,8 +164,9 @@ impl Products {
         Products { negates: true, ..self }
     }
 
-    /// Orders what the warps did to registers before the products that follow (`wgmma.fence`): needed before the first, and
-    /// whenever an accumulator or a fragment of A was written by anything but a product of the same shape.
+    /// Orders what the warps did to registers before the products that follow (`wgmma.fence`): needed before
+    /// the first, and whenever an accumulator or a fragment of A was written by anything but a product of the
+    /// same shape.
     pub fn fence(&self, k: &mut Builder) {
         k.wgmma_fence();
     }
@@ -177,7 +183,8 @@ impl Products {
         k.wgmma_wait(self.committed - group.0);
     }
 
-    /// S = Q Kᵀ, or of the rows and columns that the operands stand for: `s` has 64 rows and a column for each row of `key`.
+    /// S = Q Kᵀ, or of the rows and columns that the operands stand for: `s` has 64 rows and a column for
+    /// each row of `key`.
     pub fn wgmma_qk(&self, k: &mut Builder, q: SharedMatrix, key: SharedMatrix, s: &AccTile) {
         let registers = s.registers();
         for step in 0..q.column_steps() {
@@ -199,8 +206,9 @@ impl Products {
         }
     }
 
-    /// O = P V, or O += P V: `p` has a column for each row of `value`, `o` a column for each column of it. The probabilities go
-    /// from registers: what the softmax leaves of S, rounded, is the A fragment lane by lane.
+    /// O = P V, or O += P V: `p` has a column for each row of `value`, `o` a column for each column of it.
+    /// The probabilities go from registers: what the softmax leaves of S, rounded, is the A fragment lane by
+    /// lane.
     pub fn wgmma_pv(
         &self,
         k: &mut Builder,

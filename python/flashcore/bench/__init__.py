@@ -1,5 +1,5 @@
-"""FlashCore and every other attention present, in one race: ``python -m flashcore.bench --help``.
+"""Races FlashCore against every other attention library present: ``python -m flashcore.bench --help``.
 
-All run in one process on the same inputs, packed into CUDA graphs; FlashCore's own harness launches and times them in
-turn, flushes the caches, feeds fresh inputs, and holds what they write against attention in float64.
+All contestants run in one process on equal inputs, packed into CUDA graphs. FlashCore's harness launches and times them
+in turn, flushes the caches, changes the inputs, and compares the outputs with attention in float64.
 """

@@ -22,7 +22,7 @@ is the verdict on it against the noise of FlashCore raced against itself. A caus
 
 
 def arguments(suites: list[str]) -> argparse.ArgumentParser:
-    """What the command takes."""
+    """The parser of the command's arguments."""
     parser = argparse.ArgumentParser(
         prog="python -m flashcore.bench",
         description="Races FlashCore against every other attention that imports, in one process.",

@@ -1,4 +1,4 @@
-"""Calls of other libraries as CUDA graphs that our harness can launch."""
+"""Calls of other libraries as CUDA graphs that FlashCore's harness can launch."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _WARM_UPS = 3
 
 
 class Captured:
-    """Graphs of several calls and of one, which write the same output. They live as long as this does."""
+    """A graph of several calls and a graph of one call. Both write one output, and live as long as this object."""
 
     def __init__(self, call: Callable[[], Tensor], calls: int, layout: str) -> None:
         """Warms up, compiling included, and captures.
@@ -31,8 +31,8 @@ class Captured:
         with torch.cuda.stream(self._stream):
             for _ in range(_WARM_UPS):
                 call()
-        # The graphs share memory, and each call gives back what it took, so that all of them start alike and the
-        # allocator puts all outputs at one address. The first capture only makes that memory.
+        # The graphs share memory. Each call returns its memory, so that all calls start in the same state and
+        # the allocator puts all outputs at one address. The first capture only allocates that memory.
         self._pool = torch.cuda.graph_pool_handle()
         outputs: set[Described] = set()
         captures: tuple[tuple[int, set[Described]], ...] = ((1, set()), (1, outputs), (calls, outputs))
@@ -43,8 +43,8 @@ class Captured:
         self.cold, self.warm = (_executable(graph) for graph in self._graphs[1:])
 
     def _capture(self, call: Callable[[], Tensor], layout: str, count: int, outputs: set[Described]) -> Any:
-        """Without what ``torch.cuda.graph`` does besides: collecting garbage and emptying caches takes longer than all
-        the rest."""
+        """Captures without the garbage collection and cache flush of ``torch.cuda.graph``, which would take longer than
+        everything else."""
         graph = torch.cuda.CUDAGraph(keep_graph=True)
         torch.cuda.synchronize()
         with _no_collection(), torch.cuda.stream(self._stream):
@@ -62,7 +62,7 @@ class Captured:
 
 @contextmanager
 def _no_collection() -> Iterator[None]:
-    """No garbage collection meanwhile: what it frees may be the GPU's, and that is no part of a capture."""
+    """Suspends garbage collection, which could free GPU memory. That is not allowed during a capture."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:

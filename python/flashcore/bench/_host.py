@@ -1,4 +1,4 @@
-"""What a call costs the host: everybody's Python function, output allocated, nothing waited for in between."""
+"""The host time of a call: each library's Python function, with its allocation of the output, without waiting."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ CALLS = 50  # in a row: far fewer than what a stream queues before a launch wait
 
 
 def host(run: Run, problem: Problem) -> list[Row]:
-    """A row for each function; turns are interleaved, every other round in the opposite order."""
+    """A row for each function. Turns are interleaved, and every other round runs in the opposite order."""
     sdpa, flash = inputs(problem, "bhsd", run.device), inputs(problem, "bshd", run.device)
     calls: dict[str, tuple[Call, Call]] = {}
     if problem.aligned_as("causal-top-left") and problem.window is None and problem.softcap is None:

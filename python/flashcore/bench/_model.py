@@ -1,4 +1,4 @@
-"""Attention as a model calls it on the CPU: between other operations of PyTorch's."""
+"""Times attention on the CPU as a model calls it: between other PyTorch operations."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from ._race import Row
 
 DTYPES = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
 
-#: Rows are no evidence where other programs used more than this part of the processor during their race.
+# Rows are no evidence if other programs used more than this fraction of the CPU during their race.
 MOST_BY_OTHERS = 0.1
 
 Stated = tuple[tuple[int, int, int, int, int, int], str, str, float | None]
@@ -41,7 +41,7 @@ class Layer:
         self.outputs: list[Tensor | None] = [None, None]
 
     def load(self, *values: bytes) -> None:
-        """New values for q, k and v, at their addresses."""
+        """Writes new values for q, k and v to their addresses."""
         for x, new in zip(self.inputs, values):
             x.copy_(torch.frombuffer(bytearray(new), dtype=self.dtype).view(self.shape))
 
@@ -58,7 +58,7 @@ class Layer:
         return spent / 1000
 
     def forget(self, who: int) -> None:
-        """Drops an output, so that only a later call can give one."""
+        """Drops an output, so that only a later call can produce it."""
         self.outputs[who] = None
 
     def output(self, who: int) -> bytes:
@@ -70,7 +70,7 @@ class Layer:
 
 
 class Load:
-    """How much of the processor other programs use."""
+    """Measures how much of the CPU other programs use."""
 
     def __init__(self) -> None:
         self.busy, self.own, self.wall = self._now()
@@ -84,7 +84,7 @@ class Load:
         return busy, times.user + times.system, time.monotonic()
 
     def of_others(self) -> float:
-        """Their part of all cores since this object was made, what a hypervisor gave to other machines included."""
+        """The fraction of all cores since this object was made, time given to other virtual machines included."""
         busy, own, wall = self._now()
         others = (busy - self.busy) - (own - self.own)
         return max(others, 0.0) / max((wall - self.wall) * (os.cpu_count() or 1), 1e-9)

@@ -1,4 +1,4 @@
-"""The other implementations of attention, and how each is called."""
+"""The other implementations of attention, and how to call each one."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ Attention = Callable[[Any, Any, Any], Any]
 class Peer:
     """One implementation.
 
-    ``layout`` is the order of dimensions that it takes, ``bhsd`` or ``bshd``; ``load`` imports it and returns a
-    function of q, k and v for a problem, or raises what keeps it from computing that; ``context`` is entered around
+    ``layout`` is its order of dimensions, ``bhsd`` or ``bshd``. ``load`` imports it and returns a function of q, k and
+    v for a problem, or raises an error that says why it cannot compute the problem. ``context`` is entered around
     calls.
     """
 
@@ -35,14 +35,14 @@ class Peer:
 
     @property
     def name(self) -> str:
-        """The name in rows: with the version, where it can be had."""
+        """The name in rows, with the version if it is known."""
         try:
             return f"{self.key} {self._version()}"
         except Exception:
             return self.key
 
 
-# Scores that the unfused path stores, bytes: beyond that it only shows that memory runs out.
+# Largest score matrix of the unfused path, bytes. A larger one would only show that memory runs out.
 _MATH_BYTES = 1 << 30
 
 

@@ -1,4 +1,4 @@
-"""A picture of a race: one line a problem, one dot an implementation, microseconds on a logarithmic axis. Plain SVG."""
+"""A plot of a race in plain SVG: a line for each problem, a dot for each implementation, µs on a logarithmic axis."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ._race import Row
 from ._table import title
 
 _LEFT, _WIDTH, _LINE, _TOP, _BOTTOM = 230.0, 960.0, 20.0, 56.0, 30.0
-# Okabe & Ito's colours, which colour-blind readers tell apart.
+# The colours of Okabe and Ito, which colour-blind readers can distinguish.
 _COLOURS = ("#d55e00", "#0072b2", "#009e73", "#e69f00", "#cc79a7", "#56b4e9", "#7f7f7f", "#9a6324")
 _STYLE = (
     "text{font:12px system-ui,sans-serif;fill:#222}.grid{stroke:#ddd}.tick{text-anchor:middle;fill:#666}"
@@ -68,6 +68,6 @@ def _ticks(low: float, high: float) -> list[float]:
 
 
 def _decade_part(us: float, down: bool) -> float:
-    """The nearest 1, 2 or 5 times a power of ten, downwards or upwards."""
+    """The nearest 1, 2 or 5 times a power of ten, below or above."""
     ticks = _ticks(us / 10, us * 10)
     return max(t for t in ticks if t <= us) if down else min(t for t in ticks if t >= us * 1.001)

@@ -22,7 +22,7 @@ _MASK = re.compile(r"causal(-top-left)?|window(-top-left)?(:([0-9]+|inf)){2}")
 
 
 class Problem(NamedTuple):
-    """What to compute; as in the rows."""
+    """What to compute, with the field names of the rows."""
 
     batch: int
     heads_q: int

@@ -1,4 +1,4 @@
-"""The race on a GPU: prepares everyone, hands them to Rust, and collects the rows."""
+"""The race on a GPU: prepares all contestants, passes them to Rust, and collects the rows."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Row = dict[str, Any]
 
 
 class Run(NamedTuple):
-    """Who races, how, and whom to tell."""
+    """The peers, the settings of the races, and where to report."""
 
     session: Any
     peers: list[Peer]
@@ -33,7 +33,7 @@ class Run(NamedTuple):
 
 
 def inputs(problem: Problem, layout: str, device: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Memory for q, k and v, dense in a layout, with values that do not matter: the race brings its own."""
+    """Memory for q, k and v, dense in a layout. The values do not matter, because the race writes its own."""
     dtype, p = DTYPES[problem.dtype], problem
 
     def make(heads: int, seq: int) -> Tensor:
@@ -44,7 +44,7 @@ def inputs(problem: Problem, layout: str, device: int) -> tuple[Tensor, Tensor, 
 
 
 def race(run: Run, suite: str, problem: Problem) -> Iterator[Row]:
-    """The rows of one problem: FlashCore's first, then the peers'. Who fails has a row that says why."""
+    """The rows of one problem: FlashCore's first, then the peers'. A failed contestant's row has the reason."""
     try:
         yield from _race(run, suite, problem)
     except (FlashCoreError, RuntimeError, MemoryError) as error:
@@ -97,7 +97,7 @@ def _enter(field: Any, peer: Peer, problem: Problem, tensors: tuple[Tensor, Tens
 
 
 def reason(error: BaseException) -> str:
-    """One line, short enough for a table and a row, without paths: a row tells of a device, not of its place."""
+    """The error as one short line without paths, because a row may not show the file system of its machine."""
     words = (word for word in str(error).split() if not word.startswith("/"))
     text = " ".join(words) or "no reason given"
     return f"{type(error).__name__}: {text}"[:300]

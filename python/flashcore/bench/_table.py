@@ -1,4 +1,4 @@
-"""Rows as a table for people, and what they come to."""
+"""Rows as a table for people, and their summary."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-//! The CPU kernels, and PyTorch's in the same run.
+//! Times the CPU kernels, interleaved with PyTorch's.
 
 use std::io::Write;
 use std::path::Path;
@@ -15,7 +15,7 @@ use crate::error::CliError;
 use crate::terminal::tell;
 use crate::{Status, table, unless_closed};
 
-/// Seconds for each problem, unless said otherwise.
+/// Default seconds for each problem.
 const SECONDS: f64 = 3.0;
 
 pub fn bench(args: &Bench) -> Result<Status, CliError> {
@@ -49,7 +49,7 @@ pub fn bench(args: &Bench) -> Result<Status, CliError> {
         bar.at(index as u64, &format!("race {} of {}: {}", index + 1, problems.len(), title(problem)));
         let plan = CpuPlan { threads, ..CpuPlan::for_problem(problem) };
         let raced = match race_cpu(problem, &plan, torch.as_mut(), seconds) {
-            // What the peer cannot do does not keep ours from its time.
+            // If PyTorch fails, FlashCore's kernel is still timed.
             Err(BenchError::Torch(error)) => {
                 tell(format_args!("{}: no peer: {error}", title(problem)));
                 if !matches!(error, TorchError::Refused(_)) {
@@ -90,7 +90,7 @@ pub fn bench(args: &Bench) -> Result<Status, CliError> {
     Ok(if wrong == 0 { Status::Passed } else { Status::Failed })
 }
 
-/// Some minutes on a laptop.
+/// A race at these limits takes some minutes on a laptop.
 const LIMITS: Limits = Limits { flops: 6e11, bytes: 8e9 };
 
 fn problems(args: &Bench) -> Result<Vec<Problem>, CliError> {

@@ -1,4 +1,4 @@
-//! FlashCore's plans on a GPU, against each other and against themselves.
+//! Times FlashCore's plans on a GPU, against each other and against themselves.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -22,11 +22,11 @@ use crate::error::CliError;
 use crate::terminal::tell;
 use crate::{Status, plan, table, unless_closed};
 
-/// Seconds for each problem and mode, unless said otherwise.
+/// Default seconds for each problem and mode.
 const SECONDS: f64 = 1.0;
-/// The same for each race of a plan against itself.
+/// Default seconds for each race of a plan against itself.
 const CONTROL_SECONDS: f64 = 0.1;
-/// Of a hundred races of equals, so many must be undecided.
+/// The fraction of races of a plan against itself that must be undecided.
 const CONTROL_SHARE: f64 = 0.95;
 
 pub fn bench(args: &Bench, ordinal: i32) -> Result<Status, CliError> {
@@ -39,10 +39,11 @@ pub fn bench(args: &Bench, ordinal: i32) -> Result<Status, CliError> {
     }
 }
 
-/// Some minutes on the fastest GPU, and the memory of the hosts that have one.
+/// A race at these limits takes some minutes on the fastest GPU, and fits the memory of hosts with such a
+/// GPU.
 const LIMITS: Limits = Limits { flops: 1e15, bytes: 64e9 };
 
-/// The suite's name and the problem.
+/// The problems to race, each with the name of its suite.
 fn problems(args: &Bench) -> Result<Vec<(&'static str, Problem)>, CliError> {
     let mut problems = Vec::new();
     for name in &args.suite {
@@ -78,7 +79,7 @@ fn modes(text: &str) -> Result<Vec<Mode>, CliError> {
     }
 }
 
-/// A plan with the name of its file; `None` for the one that is chosen for each problem.
+/// The name of a plan's file and the plan. Both are `None` if the plan is chosen for each problem.
 type Named = (Option<String>, Option<Plan>);
 
 fn plans(files: &[PathBuf]) -> Result<Vec<Named>, CliError> {
@@ -93,7 +94,7 @@ fn plans(files: &[PathBuf]) -> Result<Vec<Named>, CliError> {
     }
 }
 
-/// A device, and where its rows go.
+/// A device, and the settings of the races on it.
 struct Track<'a> {
     args: &'a Bench,
     context: Arc<Context>,
@@ -137,8 +138,8 @@ impl Track<'_> {
         })
     }
 
-    /// Every problem in every mode; a problem that fails is told and does not keep the others from their turn, unless it took the
-    /// GPU with it.
+    /// Races every problem in every mode. A problem that fails is reported, and the next one runs, unless the
+    /// failure has lost the GPU.
     fn all(
         &self,
         problems: &[(&'static str, Problem)],
@@ -158,7 +159,7 @@ impl Track<'_> {
                         .count();
                     cells.extend(races.iter().flat_map(rows_of));
                 }
-                // Where rows cannot be kept there is no use in going on.
+                // An error of the output ends the races, because later rows would be lost too.
                 Err(error @ (CliError::Store(_) | CliError::Output(_))) => return Err(error),
                 Err(error) => {
                     faults += 1;
@@ -225,7 +226,7 @@ impl Track<'_> {
         Ok(races)
     }
 
-    /// A kernel of ours, loaded, with its graphs. The name tells several plans apart.
+    /// Loads a kernel of FlashCore and captures its graphs. The name distinguishes several plans.
     fn contestant<'a>(
         &self,
         suite: &str,
@@ -243,7 +244,7 @@ impl Track<'_> {
         Ok(Contestant::kernel(&self.stream, &bound, slices, calls, named.0.as_deref(), Some(json!(plan)))?)
     }
 
-    /// The plan that a user gets, or the best of the suite's own family.
+    /// The plan that a user gets, or the best plan of the suite's family if the suite has one.
     fn chosen(&self, suite: &str, problem: &Problem) -> Result<Plan, CliError> {
         let device = Device { name: &self.context.info().name, arch: self.arch };
         let choice = match Suite::named(suite).and_then(Suite::family) {
@@ -253,7 +254,7 @@ impl Track<'_> {
         Ok(choice.plan)
     }
 
-    /// The first plan against itself, loaded and captured twice, in races of their own.
+    /// Races the first plan against itself, loaded and captured twice (an A/A test).
     fn control(
         &self,
         (suite, problem): &(&'static str, Problem),
@@ -275,7 +276,8 @@ impl Track<'_> {
             for seed in 0..u64::from(races) {
                 let seconds = self.args.seconds.unwrap_or(CONTROL_SECONDS);
                 let rules = Rules { seed, ..Rules::new(mode, seconds, self.peaks) };
-                // Anew each time: where a kernel and its tensors lie is part of the noise.
+                // Both are loaded anew for each race, because the addresses of kernel and tensors are part of
+                // the noise.
                 let race = race(&self.context, &deck, &[again("a")?, again("b")?], &rules)?;
                 if let Some(found) = race.measurements[1].comparison {
                     counts[found.verdict as usize] += 1;

@@ -1,4 +1,4 @@
-//! `flashcore bench`: kernels under the law of time, on the CPU beside PyTorch's, or on a GPU.
+//! `flashcore bench`: times kernels by the rules of `lab`'s races, on the CPU beside PyTorch's, or on a GPU.
 
 mod cpu;
 mod cuda;
@@ -43,7 +43,7 @@ pub fn bench(args: &Bench) -> Result<Status, CliError> {
             cpu::bench(args)
         }
         Some(ordinal) => {
-            // An element type and a mask come with a shape.
+            // `--dtype` and `--mask` belong to `--shape`.
             refuse(
                 ("processors", "cpu"),
                 [("--shape", args.shape.clone()), ("--threads", args.threads.map(|count| count.to_string()))],
@@ -53,7 +53,7 @@ pub fn bench(args: &Bench) -> Result<Status, CliError> {
     }
 }
 
-/// Refuses what only the other device would look at.
+/// Refuses options that only apply to the other kind of device.
 fn refuse<const N: usize>(
     (whose, device): (&'static str, &'static str),
     options: [(&'static str, Option<String>); N],
@@ -64,15 +64,15 @@ fn refuse<const N: usize>(
     }
 }
 
-/// What a race may take.
+/// The largest problem that a race accepts.
 struct Limits {
-    /// Operations of a call, of which a race has about a hundred.
+    /// FLOP of one call. A race makes about a hundred calls.
     flops: f64,
-    /// Bytes of the host's memory, into which the tensors are drawn four times.
+    /// Memory of the host, bytes. A race draws the tensors four times.
     bytes: f64,
 }
 
-/// A problem in words, unless its race would take too much.
+/// Reads a problem, and refuses one that is above the limits.
 fn parse(text: &str, limits: &Limits) -> Result<Problem, CliError> {
     affordable(choice::parse(text)?, limits, "--problem", text)
 }
@@ -91,18 +91,18 @@ fn affordable(
     Ok(problem)
 }
 
-/// A problem in a few words.
+/// A short description of a problem.
 fn title(problem: &Problem) -> String {
     lab::report::evolution::shape(&Shape::of(problem))
 }
 
-/// The progress of races; rows for programs are printed without.
+/// The progress of races. With `--json` no progress is shown.
 fn races(count: usize, json: bool) -> Progress {
     if json { Progress::silent() } else { Progress::new(Some(count as u64)) }
 }
 
-/// Appends a row to the file where rows are kept, then prints it where they are asked for: whoever stops to read does not keep it from
-/// the file.
+/// Appends a row to the evidence file if there is one, then prints it if `json` is set. The file comes first,
+/// so that a closed pipe does not lose the row.
 fn keep(row: &serde_json::Value, evidence: Option<&Path>, json: bool) -> Result<(), CliError> {
     if let Some(file) = evidence {
         store::append_line(file, &row.to_string())?;
@@ -113,14 +113,14 @@ fn keep(row: &serde_json::Value, evidence: Option<&Path>, json: bool) -> Result<
     Ok(())
 }
 
-/// The first contestant against this one, in a cell: ratio, interval and noise.
+/// The table cell of the first contestant against this one: ratio, interval and noise.
 fn ratio(measurement: &Measurement) -> String {
     measurement.comparison.map_or("–".into(), |c| {
         format!("{:.3} [{:.3}, {:.3}] ±{:.3}", c.ratio, c.low, c.high, c.noise - 1.0)
     })
 }
 
-/// The verdict on the first contestant.
+/// The verdict on the first contestant against this one.
 fn verdict(measurement: &Measurement) -> &'static str {
     measurement.comparison.map_or("–", |c| SpeedVerdict::name(c.verdict))
 }

@@ -1,4 +1,5 @@
-//! The loop between the engine and those at work: tasks out, outcomes in, one line of progress, and an end when someone asks for it.
+//! The loop between the engine and its workers: hands out tasks, takes in outcomes, shows progress, and stops
+//! on request.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -17,23 +18,23 @@ use crate::error::CliError;
 use crate::progress::Progress as Bar;
 use crate::terminal::tell;
 
-/// How a run ended for now.
+/// How this part of a run ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ended {
-    /// It is over.
+    /// The run is complete.
     Done,
-    /// Someone stopped it.
+    /// The run was interrupted and can be resumed.
     Stopped,
 }
 
-/// Time between two looks at whether someone wants an end.
+/// Time between two checks for an interruption.
 const LOOK: Duration = Duration::from_millis(100);
-/// What shells give for a program that was interrupted.
+/// The exit code that shells give to a program that was interrupted.
 const INTERRUPTED: i32 = 130;
 
 type Answer = (Question, Result<Proposal, Rejection>);
 
-/// Someone else's program, asked on a thread of its own.
+/// The proposer, an external program. Each question runs on its own thread.
 struct Asked {
     proposer: Option<Proposer>,
     tell: Sender<Answer>,
@@ -54,13 +55,13 @@ impl Asked {
         let tell = self.tell.clone();
         std::thread::spawn(move || {
             let answer = proposer.propose(&question.brief);
-            // A run that has ended waits for no answer.
+            // `send` fails if the run has ended. The answer is then not needed.
             let _ = tell.send((question, answer));
         });
     }
 }
 
-/// Runs to the end, or until someone asks for it.
+/// Runs until the run is complete or the user interrupts it.
 pub fn drive(mut evolution: Evolution, crew: Crew, args: &Evolve) -> Result<(Evolution, Ended), CliError> {
     let presses = interruptions(how_to_go_on(&evolution));
     let asked = Asked::new(setup::proposer(evolution.config())?);
@@ -101,17 +102,18 @@ pub fn drive(mut evolution: Evolution, crew: Crew, args: &Evolve) -> Result<(Evo
     Ok((evolution, ended))
 }
 
-/// The command that goes on with a run.
+/// The command that resumes a run.
 pub fn how_to_go_on(evolution: &Evolution) -> String {
     let ledger = evolution.ledger().path().display();
     format!("`flashcore evolve --resume {} --ledger {ledger}` goes on", evolution.run().0)
 }
 
-/// Counts Ctrl-C. The second ends at once: what the ledger has is whole, and the run can go on.
+/// Counts Ctrl-C. The second one ends the program at once: the ledger is consistent, and the run can be
+/// resumed.
 fn interruptions(how_to_go_on: String) -> Arc<AtomicU32> {
     let presses = Arc::new(AtomicU32::new(0));
     let counted = presses.clone();
-    // Where no handler can be set, Ctrl-C ends the program at once, as the second does.
+    // If no handler can be set, the first Ctrl-C ends the program at once.
     let _ = ctrlc::set_handler(move || {
         if counted.fetch_add(1, Ordering::Relaxed) > 0 {
             tell(format_args!("ended at once; {how_to_go_on}"));

@@ -47,7 +47,7 @@ pub fn evolve(args: &Evolve) -> Result<Status, CliError> {
     Ok(Status::Passed)
 }
 
-/// The report as a row of evidence: what it says, and where it was made. Where the ledger lies is nobody else's concern.
+/// Appends the report as a row of evidence, with its provenance and without the path of the ledger.
 fn keep(evolution: &Evolution, report: Value, args: &Evolve) -> Result<(), CliError> {
     let Some(file) = &args.evidence else { return Ok(()) };
     let environment = evolution.ledger().run(evolution.run())?.environment;
@@ -63,7 +63,8 @@ fn keep(evolution: &Evolution, report: Value, args: &Evolve) -> Result<(), CliEr
     append(file, &row)
 }
 
-/// Appends a row, unless the file has it already, but for the time of writing: a run that is over says the same each time.
+/// Appends a row unless the file has an equal row. The time of writing is not compared: a complete run gives
+/// the same report each time that it is resumed.
 fn append(file: &Path, row: &Value) -> Result<(), CliError> {
     let line = row.to_string();
     let undated = |line: &str| {
@@ -71,7 +72,7 @@ fn append(file: &Path, row: &Value) -> Result<(), CliError> {
         row.as_object_mut()?.remove("when");
         Some(row)
     };
-    // Only a file can be looked into; what a device or a pipe was told nobody knows.
+    // Only a regular file can be searched for the row, not a device or a pipe.
     let kept = if file.is_file() { std::fs::read_to_string(file) } else { Ok(String::new()) };
     let kept = kept.map_err(|source| CliError::Read { path: file.to_path_buf(), source })?;
     let row = undated(&line);

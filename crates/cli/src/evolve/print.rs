@@ -1,4 +1,4 @@
-//! A run's report for people.
+//! Prints the report of a run for people.
 
 use std::io::Write;
 
@@ -110,7 +110,7 @@ fn print_case(out: &mut impl Write, case: &Value) -> Result<(), CliError> {
     decision(out, &case["decision"])
 }
 
-/// How the best did on a problem that was held out.
+/// The result of the best candidate on a held-out problem.
 fn held_out(held: &Value) -> String {
     match held["end"].as_str() {
         Some("not_tried") => "not tried".to_owned(),
@@ -121,7 +121,7 @@ fn held_out(held: &Value) -> String {
     }
 }
 
-/// Who is promoted, or why the best who beat the baseline is not.
+/// The promoted candidate, or why the best candidate that beat the baseline is not promoted.
 fn promotion(out: &mut impl Write, case: &Value) -> Result<(), CliError> {
     let (promoted, refused) = (&case["promoted"], &case["refused"]);
     if promoted.is_object() {
@@ -198,12 +198,12 @@ fn text(value: &Value) -> &str {
     value.as_str().unwrap_or("–")
 }
 
-/// With two or three digits; a dash where there is none.
+/// A number with this many digits after the point, or a dash if there is none.
 fn shown(value: &Value, digits: usize) -> String {
     value.as_f64().map_or_else(|| "–".to_owned(), |number| format!("{number:.digits$}"))
 }
 
-/// NaN where there is none.
+/// A number, or NaN if there is none.
 fn number(value: &Value) -> f64 {
     value.as_f64().unwrap_or(f64::NAN)
 }

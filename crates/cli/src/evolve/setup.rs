@@ -1,4 +1,4 @@
-//! What a run needs: its configuration from the command line, or from the ledger, and who evaluates.
+//! Prepares a run: its configuration, from the command line or from the ledger, and its evaluators.
 
 use std::path::Path;
 
@@ -19,7 +19,7 @@ use crate::args::Evolve;
 use crate::error::CliError;
 use crate::{choice, plan};
 
-/// A device with all that is asked of it.
+/// A device, and what the run needs to use it.
 struct Device {
     target: Target,
     environment: Environment,
@@ -28,7 +28,7 @@ struct Device {
     limits: Limits,
 }
 
-/// Begins a run. The ledger is opened, and begun where there is none, once all else is known to be right.
+/// Begins a run. The ledger is opened or created last, after all arguments are known to be valid.
 pub fn begin(args: &Evolve) -> Result<(Evolution, Crew), CliError> {
     check(args)?;
     findable(args)?;
@@ -56,7 +56,7 @@ pub fn begin(args: &Evolve) -> Result<(Evolution, Crew), CliError> {
     Ok((evolution, device.crew))
 }
 
-/// Goes on with a run on the device that it was begun for.
+/// Resumes a run on the device on which it was begun.
 pub fn resume(number: Option<i64>, args: &Evolve) -> Result<(Evolution, Crew), CliError> {
     check(args)?;
     let ledger = Ledger::open_existing(&args.ledger.path)?;
@@ -68,7 +68,8 @@ pub fn resume(number: Option<i64>, args: &Evolve) -> Result<(Evolution, Crew), C
     setup::affordable(&config)?;
     config.sandbox.as_ref().map_or(Ok(()), can_be_had)?;
     promotable(args, &config.target)?;
-    // Whose kernels these are is the run's own affair: nobody says it again.
+    // Whether the run has a proposer is read from the ledger, because the command line does not repeat the
+    // option.
     let device = open(config.target, args, config.proposer.is_some())?;
     keepable(args, &ledger.run(run)?.environment, &device.target)?;
     let begun_on = config.device;
@@ -84,7 +85,7 @@ pub fn resume(number: Option<i64>, args: &Evolve) -> Result<(Evolution, Crew), C
     Ok((evolution, device.crew))
 }
 
-/// There is no run to go on with: which one was asked for, and what there is.
+/// The error for a run that cannot be resumed: the number that was asked for, and the runs that exist.
 fn no_run(ledger: &Ledger, number: Option<i64>) -> Result<CliError, CliError> {
     let ledger_path = ledger.path().to_path_buf();
     let Some(number) = number else { return Ok(CliError::NoRun { ledger: ledger_path }) };
@@ -120,7 +121,7 @@ fn wanted(args: &Evolve) -> Result<Wanted, CliError> {
     })
 }
 
-/// The table of tuned plans has no place for a processor's.
+/// Refuses `--promote` with the CPU: the table of tuned plans holds GPU kernels only.
 fn promotable(args: &Evolve, target: &Target) -> Result<(), CliError> {
     match (&args.promote, target) {
         (Some(file), Target::Cpu) => Err(CliError::Argument {
@@ -134,7 +135,7 @@ fn promotable(args: &Evolve, target: &Target) -> Result<(), CliError> {
     }
 }
 
-/// A row of evidence names its commit.
+/// Refuses `--evidence` without a known commit, because a row of evidence names its commit.
 fn keepable(args: &Evolve, environment: &Environment, target: &Target) -> Result<(), CliError> {
     match (&args.evidence, &environment.commit, target) {
         (None, ..) | (_, Some(_), _) => Ok(()),
@@ -143,7 +144,7 @@ fn keepable(args: &Evolve, environment: &Environment, target: &Target) -> Result
     }
 }
 
-/// A proposer is a program that is there; that it fails shows when it is asked.
+/// Refuses a proposer whose program does not exist. Whether the program works only shows when it is asked.
 fn findable(args: &Evolve) -> Result<(), CliError> {
     let Some(line) = &args.proposer else { return Ok(()) };
     let accepted = match (line.trim().is_empty(), proposer::missing(line)) {
@@ -154,7 +155,7 @@ fn findable(args: &Evolve) -> Result<(), CliError> {
     Err(CliError::Argument { argument: "--proposer", value: line.clone(), accepted })
 }
 
-/// The paths and variables that a proposer in a sandbox may see.
+/// The paths and environment variables that a proposer in a sandbox may see.
 fn sandbox(args: &Evolve) -> Result<Option<Sandbox>, CliError> {
     let Some(line) = args.proposer.as_ref().filter(|_| args.proposer_sandbox) else { return Ok(None) };
     if let Some(path) = args.proposer_read.iter().find(|path| !path.exists()) {
@@ -167,7 +168,7 @@ fn sandbox(args: &Evolve) -> Result<Option<Sandbox>, CliError> {
     Ok(Some(Sandbox::for_line(line, &args.proposer_env, &args.proposer_read)))
 }
 
-/// The proposer of a run, in the sandbox that the run was begun with.
+/// The proposer of a run, in the sandbox with which the run was begun.
 pub fn proposer(config: &Config) -> Result<Option<Proposer>, CliError> {
     let Some(line) = &config.proposer else { return Ok(None) };
     of_line(line, config.sandbox.as_ref()).map(Some)
@@ -180,17 +181,17 @@ fn of_line(line: &str, sandbox: Option<&Sandbox>) -> Result<Proposer, CliError> 
     Ok(proposer.sandboxed(program, sandbox.clone()))
 }
 
-/// A sandbox is tried before the run: without one no proposer is asked.
+/// Tries the sandbox before the run begins: without a working sandbox the proposer is never started.
 fn can_be_had(sandbox: &Sandbox) -> Result<(), CliError> {
     let said =
         of_line(":", Some(sandbox))?.run(Vec::new()).map_err(|error| CliError::Sandbox(error.to_string()))?;
     if said.status.success() { Ok(()) } else { Err(CliError::Sandbox(said.complaint)) }
 }
 
-/// Threads or processes beside the device: more than any machine has use for, and as many as any can start.
+/// Largest value of `--jobs`: more than any machine can use, and few enough to start on any machine.
 const MOST_JOBS: usize = 256;
 
-/// Numbers that no run can have.
+/// Refuses numbers that are out of range.
 fn check(args: &Evolve) -> Result<(), CliError> {
     let refuse = |argument: &'static str, value: String, accepted: &str| {
         Err(CliError::Argument { argument, value, accepted: accepted.to_owned() })
@@ -227,7 +228,7 @@ fn configuration(name: &str) -> Result<Configuration, CliError> {
     })
 }
 
-/// `--seed-plan`.
+/// Reads `--seed-plan`.
 fn seed(file: &Path, target: &Target) -> Result<Candidate, CliError> {
     let text = store::read_text(file)?;
     let (argument, name) = ("--seed-plan", file.display().to_string());
@@ -237,7 +238,7 @@ fn seed(file: &Path, target: &Target) -> Result<Candidate, CliError> {
     }
 }
 
-/// A seed that cannot compute the problem is no seed.
+/// Refuses a seed plan that cannot compute the problem.
 fn fits(case: &Case, arch: Option<&Arch>) -> Result<(), CliError> {
     let problem = case.problem.problem();
     match (&case.baseline, arch) {
@@ -250,7 +251,7 @@ fn fits(case: &Case, arch: Option<&Arch>) -> Result<(), CliError> {
     Ok(())
 }
 
-/// `--device`.
+/// Reads `--device`.
 fn target(name: &str, emulator: bool) -> Result<Target, CliError> {
     let ordinal = match name {
         "cpu" => return Ok(Target::Cpu),
@@ -268,13 +269,14 @@ fn target(name: &str, emulator: bool) -> Result<Target, CliError> {
     })
 }
 
-/// Opens a device and puts evaluators to work; in processes of their own where kernels may be someone else's.
+/// Opens a device and starts its evaluators. They run in separate processes if kernels may come from a
+/// proposer or run on a GPU.
 fn open(target: Target, args: &Evolve, has_proposer: bool) -> Result<Device, CliError> {
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
     let jobs = args.jobs.unwrap_or(cores.saturating_sub(1)).max(1);
     match &target {
         Target::Cpu => {
-            // Timings have the machine for themselves: one task at a time.
+            // One task at a time: other work on the CPU would disturb a timing.
             let evaluator = CpuEvaluator::new();
             let environment = evaluator.environment();
             let crew = Crew::start(vec![Box::new(evaluator)], vec![Box::new(CpuEvaluator::new())]);
@@ -290,7 +292,7 @@ fn open(target: Target, args: &Evolve, has_proposer: bool) -> Result<Device, Cli
             let models = || (0..jobs).map(|_| Model::of(gpu)).collect::<Option<Vec<_>>>().ok_or_else(unknown);
             let (host, beside) = (models()?, Model::of(gpu).ok_or_else(unknown)?);
             let (environment, arch) = (beside.environment(), Some(beside.bench().arch));
-            // Someone else's kernels may bring down whoever looks at them.
+            // A kernel from a proposer may crash the process that evaluates it.
             let boxed = |model| match has_proposer {
                 true => worker(&[], &environment),
                 false => Ok(Box::new(model) as Box<dyn Evaluator>),
@@ -309,12 +311,12 @@ fn open(target: Target, args: &Evolve, has_proposer: bool) -> Result<Device, Cli
     }
 }
 
-/// This program as an evaluator in a process of its own.
+/// An evaluator that runs as a separate process of this program.
 fn worker(args: &[&str], environment: &Environment) -> Result<Box<dyn Evaluator>, CliError> {
     Ok(Box::new(Worker::new(Program::of_this(args)?, environment.clone())))
 }
 
-/// What a GPU is. It is opened once, to ask; workers open it for themselves.
+/// The environment and architecture of a GPU. The GPU is opened here once; each worker opens it again.
 fn card(ordinal: i32, emulator: bool) -> Result<(Environment, Arch), CliError> {
     if emulator {
         let device = "emulator, sm_90".to_owned();

@@ -1,4 +1,4 @@
-//! The connections of the server: how many there are, how long one may wait, and which one is closed when there are too
+//! The connections of the server: their number, their time limits, and which one is closed when there are too
 //! many.
 
 use std::collections::BTreeMap;
@@ -15,36 +15,39 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{Notify, watch};
 use tokio::task::JoinSet;
 
-/// Time in which a client must send the header of a request, counted from the connection or the answer before.
+/// Time limit for the header of a request, counted from the start of the connection or from the previous
+/// answer.
 const HEADER: Duration = Duration::from_secs(10);
-/// Connections at a time.
+/// Most connections at a time.
 const CONNECTIONS: usize = 256;
-/// Files that the server needs beside connections: what the runtime opens, and the ledger's of each blocking thread.
+/// Open files reserved for other uses: those of the runtime, and the ledger files that each blocking thread
+/// opens.
 const OTHER_FILES: usize = 128;
-/// Bytes of a request's header.
+/// Largest header of a request, bytes.
 const BUFFER: usize = 64 << 10;
-/// An answer may still be on its way to a client for this long, and the connection is not closed for another one.
+/// An answer may still be in transit for this long. The connection is not closed for a new one during that
+/// time.
 const ANSWERED: Duration = Duration::from_secs(1);
-/// Time until the next attempt where the system has no room for another connection.
+/// Pause before the next attempt after the system failed to accept a connection.
 const PAUSE: Duration = Duration::from_millis(100);
 
 /// Limits on connections.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
-    /// Connections at a time.
+    /// Most connections at a time.
     pub connections: usize,
-    /// Time in which the header of a request must arrive.
+    /// Time limit for the header of a request.
     pub header: Duration,
 }
 
 impl Limits {
-    /// The usual ones: fewer connections where the process may open few files.
+    /// The default limits, with fewer connections if the process may open only few files.
     pub fn of_process() -> Limits {
         Limits { connections: connections(open_files()), header: HEADER }
     }
 }
 
-/// Connections with this limit of open files.
+/// The number of connections for a limit on open files.
 fn connections(files: Option<usize>) -> usize {
     let room = files.map_or(CONNECTIONS, |files| files.saturating_sub(OTHER_FILES).max(files / 4));
     room.clamp(1, CONNECTIONS)
@@ -62,7 +65,7 @@ fn open_files() -> Option<usize> {
     None
 }
 
-/// A connection, as the loop that accepts them knows it.
+/// A connection as the accept loop sees it.
 struct Connection {
     state: Mutex<State>,
     close: Notify,
@@ -70,11 +73,11 @@ struct Connection {
 
 #[derive(Clone, Copy)]
 enum State {
-    /// No request has arrived on it yet.
+    /// No request has arrived yet.
     New(Instant),
     /// A request is being answered.
     Busy,
-    /// The last request has its answer.
+    /// The last request has been answered.
     Answered(Instant),
 }
 
@@ -83,7 +86,7 @@ impl Connection {
         *self.state.lock().unwrap_or_else(PoisonError::into_inner) = state;
     }
 
-    /// Since when the connection has been of no use; nothing while it is in use.
+    /// The time since which the connection is idle, or `None` while it is in use.
     fn idle_since(&self, now: Instant) -> Option<Instant> {
         match *self.state.lock().unwrap_or_else(PoisonError::into_inner) {
             State::New(since) => Some(since),
@@ -93,7 +96,7 @@ impl Connection {
     }
 }
 
-/// Answers requests until `stop`, and then those under way for at most `farewell`.
+/// Answers requests until `stop` completes, then gives the requests under way at most `farewell` to end.
 pub async fn serve(
     listener: TcpListener,
     router: Router,
@@ -110,7 +113,8 @@ pub async fn serve(
             tokio::select! {
                 () = &mut stop => break None,
                 Some(ended) = tasks.join_next() => {
-                    // A task that panicked has no number: its connection is found among those without a task.
+                    // A task that panicked returns no number. Its connection is the one whose `Arc` no task
+                    // holds any more.
                     match ended {
                         Ok(number) => drop(open.remove(&number)),
                         Err(_) => open.retain(|_, connection| Arc::strong_count(connection) > 1),
@@ -124,7 +128,7 @@ pub async fn serve(
         };
         let Some(stream) = accepted else { break };
         if open.len() >= limits.connections && !make_room(&mut open) {
-            // All are in use: this one is closed at once.
+            // All connections are in use, so the new one is closed at once.
             continue;
         }
         let state = Mutex::new(State::New(Instant::now()));
@@ -137,12 +141,12 @@ pub async fn serve(
         });
     }
     drop(listener);
-    // Those who listen may all be gone already.
+    // `send` fails if all receivers are gone, which is no error here.
     let _ = stopping.send(true);
     let _ = tokio::time::timeout(farewell, async { while tasks.join_next().await.is_some() {} }).await;
 }
 
-/// Closes the connection that has been of no use for the longest time. Whether there was one.
+/// Closes the connection that has been idle for the longest time. Returns `false` if none is idle.
 fn make_room(open: &mut BTreeMap<u64, Arc<Connection>>) -> bool {
     let now = Instant::now();
     let idle = open.iter().filter_map(|(number, it)| Some((it.idle_since(now)?, *number)));
@@ -153,7 +157,7 @@ fn make_room(open: &mut BTreeMap<u64, Arc<Connection>>) -> bool {
     true
 }
 
-/// Answers the requests of one connection until one of both sides closes it.
+/// Answers the requests of one connection until the client or the server closes it.
 async fn answer(
     stream: TcpStream,
     router: Router,
@@ -198,7 +202,7 @@ mod tests {
 
     use super::*;
 
-    /// Longer than any of this takes: what hangs fails.
+    /// Longer than any answer takes, so that a server that hangs fails the test.
     const PATIENCE: Duration = Duration::from_secs(60);
 
     /// Serves one page while `visit` runs.
@@ -225,7 +229,7 @@ mod tests {
         stream
     }
 
-    /// What comes until the server closes the connection; the reset of a closed one is an end, too.
+    /// Reads until the server closes the connection. A reset by the server also counts as the end.
     fn rest(mut stream: std::net::TcpStream) -> String {
         let mut bytes = Vec::new();
         if let Err(error) = stream.read_to_end(&mut bytes) {
@@ -246,7 +250,7 @@ mod tests {
                 let answer = rest(connect(address, WHOLE));
                 assert!(answer.starts_with("HTTP/1.1 200") && answer.ends_with("a page"), "{answer}");
             }
-            // The oldest made room, without an answer.
+            // The oldest connections were closed without an answer.
             for half in halves.into_iter().take(42) {
                 assert_eq!(rest(half), "");
             }

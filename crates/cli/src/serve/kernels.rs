@@ -1,4 +1,5 @@
-//! Kernels taken apart on demand, each once. What a ledger says of them is read each time: it changes, and may be another one.
+//! Disassembles and analyses kernels on demand, each once. The facts from the ledger are read again for each
+//! request, because the ledger changes and its file may be replaced.
 
 use std::sync::Arc;
 
@@ -11,13 +12,14 @@ use super::Site;
 use super::recent::Recent;
 use super::trouble::Trouble;
 
-/// Kernels that are kept; a large one's page has some megabytes.
+/// Number of analysed kernels that are kept. The page of a large kernel takes some megabytes.
 const KEPT: usize = 64;
 
-/// The kernels that were asked for last.
+/// The kernels that were requested most recently.
 pub struct Kernels {
     cells: Recent<Work, OnceCell<Arc<Result<Anatomy, String>>>, KEPT>,
-    /// One at a time: the emulator works on all cores, and a search may be at work beside it.
+    /// Admits one analysis at a time: the emulator uses all cores, and a search may run on the machine as
+    /// well.
     turn: Arc<Semaphore>,
 }
 
@@ -27,7 +29,7 @@ impl Default for Kernels {
     }
 }
 
-/// A candidate's kernel, taken apart now or before. Whoever asks meanwhile waits for the same.
+/// The analysed kernel of a candidate. Simultaneous requests for a kernel wait for one analysis.
 pub async fn exhibit(site: &Arc<Site>, id: CandidateId) -> Result<Exhibit, Trouble> {
     let work = site.ask(move |_, ledger| Ok(Work::of(ledger, id)?)).await?;
     let cell = site.kernels.cells.cell(work.clone());
@@ -36,7 +38,7 @@ pub async fn exhibit(site: &Arc<Site>, id: CandidateId) -> Result<Exhibit, Troub
         let turn = turn.map_err(|error| Trouble::Internal(error.to_string()))?;
         let work = work.clone();
         let made = tokio::task::spawn_blocking(move || {
-            // The work goes on when whoever asked has gone, and keeps its turn until it ends.
+            // The analysis continues if the client has gone, and holds its permit until it ends.
             let _turn = turn;
             Arc::new(work.anatomy())
         });
@@ -75,7 +77,7 @@ mod tests {
         (ledger, candidate)
     }
 
-    /// A candidate is timed after it was looked at, and a ledger may be replaced by another.
+    /// A candidate may be timed after its first request, and the ledger may be replaced by another one.
     #[test]
     fn what_a_ledger_says_of_a_kernel_is_read_each_time() {
         let folder = Scratch::new().unwrap();

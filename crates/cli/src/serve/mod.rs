@@ -1,4 +1,4 @@
-//! `flashcore serve`: the ledger's pages, live.
+//! `flashcore serve`: shows the pages of a ledger, live.
 
 mod connections;
 mod kernels;
@@ -28,25 +28,26 @@ use crate::terminal::tell;
 use connections::Limits;
 use trouble::Trouble;
 
-/// How long requests may take to end once the server is to stop.
+/// Time that requests under way may take to end after the server was told to stop.
 const FAREWELL: Duration = Duration::from_secs(2);
 
-/// Threads that read the ledger; each holds some files open.
+/// Threads that read the ledger. Each holds some files open.
 const BLOCKING: usize = 32;
 
-/// What all requests share.
+/// State that all requests share.
 pub struct Site {
     ledger: PathBuf,
-    /// The address that names must lead to: of a loopback address, its own names alone.
+    /// The address that the server listens at. If it is a loopback address, only loopback names are accepted
+    /// in Host.
     bind: IpAddr,
     kernels: kernels::Kernels,
-    /// Sections of the runs that were looked at last.
+    /// Rendered sections of the runs that were requested most recently.
     drawn: pages::Drawn,
 }
 
 impl Site {
-    /// Asks the ledger, on a thread that may wait. A connection for each question: a ledger that is moved, replaced or begun later is
-    /// found by the next one.
+    /// Runs a query on the ledger, on a thread that may block. Each query opens its own connection, so that
+    /// the next query notices a ledger that was moved, replaced or created.
     async fn ask<T: Send + 'static>(
         self: &Arc<Site>,
         question: impl FnOnce(&Site, &Ledger) -> Result<T, Trouble> + Send + 'static,
@@ -75,7 +76,8 @@ pub fn serve(args: &Serve) -> Result<Status, CliError> {
     let mut runtime = tokio::runtime::Builder::new_multi_thread();
     let runtime = runtime.worker_threads(2).max_blocking_threads(BLOCKING).enable_all().build();
     let runtime = runtime.map_err(CliError::Serve)?;
-    // Before anyone knows the address: who does may ask for the end at once.
+    // The handler is set before the address is printed, because whoever reads the address may stop the server
+    // at once.
     let interrupted = {
         let _context = runtime.enter();
         interruption().map_err(CliError::Serve)?
@@ -92,13 +94,13 @@ pub fn serve(args: &Serve) -> Result<Status, CliError> {
         connections::serve(listener, router(site), Limits::of_process(), interrupted, FAREWELL).await;
         Ok(())
     });
-    // A kernel that is still being taken apart is not waited for.
+    // An analysis that is still running is not waited for.
     runtime.shutdown_timeout(Duration::from_millis(200));
     served.map_err(CliError::Serve)?;
     Ok(Status::Passed)
 }
 
-/// The address to serve at. Where the port is taken, the error names a free one.
+/// Binds the address. If the port is taken, the error names a free one.
 fn listen(bind: IpAddr, port: u16) -> Result<TcpListener, CliError> {
     let refuse =
         |accepted: String| CliError::Argument { argument: "--port", value: port.to_string(), accepted };
@@ -119,8 +121,8 @@ fn listen(bind: IpAddr, port: u16) -> Result<TcpListener, CliError> {
     })
 }
 
-/// Waits for Ctrl-C, or for whatever else asks a program to end, from now on: such a signal counts even if it comes before the wait. Within
-/// a runtime.
+/// Completes on Ctrl-C or another signal that asks a program to end. The handlers are set by the call itself,
+/// so a signal before the first poll counts too. Must be called within a runtime.
 #[cfg(unix)]
 fn interruption() -> std::io::Result<impl Future<Output = ()>> {
     use tokio::signal::unix::{SignalKind, signal};
@@ -130,7 +132,7 @@ fn interruption() -> std::io::Result<impl Future<Output = ()>> {
     })
 }
 
-/// Waits for Ctrl-C.
+/// Completes on Ctrl-C.
 #[cfg(not(unix))]
 fn interruption() -> std::io::Result<impl Future<Output = ()>> {
     Ok(async {
@@ -160,15 +162,17 @@ fn router(site: Arc<Site>) -> Router {
         .with_state(site)
 }
 
-/// What pages may do in a browser: nothing but show themselves and ask this server.
+/// The content security policy: pages may show themselves and query this server, nothing else.
 const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'unsafe-inline'; connect-src 'self'; \
      img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
 
-/// Refuses names that are not this server's and requests that pages of other sites make, and sets what every answer says.
+/// Refuses requests with a foreign Host header and requests made by pages of other sites, and sets the
+/// headers of every answer.
 async fn guard(State(site): State<Arc<Site>>, request: Request, next: Next) -> Response {
     let host = request.headers().get(header::HOST).and_then(|h| h.to_str().ok()).map(str::to_owned);
     let mut response = match host {
-        // A page elsewhere may have its name lead here (DNS rebinding); it would read the ledger.
+        // The name of a foreign page may resolve to this address (DNS rebinding). That page could then read
+        // the ledger.
         Some(host) if !ours(&host, site.bind) => Trouble::Host(host).into_response(),
         _ if foreign(request.headers(), request.uri().path()) => Trouble::Foreign.into_response(),
         _ => next.run(request).await,
@@ -185,8 +189,9 @@ async fn guard(State(site): State<Arc<Site>>, request: Request, next: Next) -> R
     response
 }
 
-/// Whether a page of another site makes the request: browsers say so. A link elsewhere may lead to a page, and to nothing
-/// that a page loads: such a part of a page can begin the analysis of a kernel.
+/// Whether a page of another site made the request, as the `Sec-Fetch` headers of browsers say. A link on
+/// another site may open a page here, but may not load a part of a page: such a part can start the analysis
+/// of a kernel.
 fn foreign(headers: &HeaderMap, path: &str) -> bool {
     let told = |name: &str| headers.get(name).and_then(|value| value.to_str().ok());
     match told("sec-fetch-site") {
@@ -200,7 +205,7 @@ fn foreign(headers: &HeaderMap, path: &str) -> bool {
     }
 }
 
-/// Whether a Host header names this server. Who binds to a public address has chosen names of their own.
+/// Whether a Host header names this server. If the server is bound to a public address, any name is accepted.
 fn ours(host: &str, bind: IpAddr) -> bool {
     if !bind.is_loopback() {
         return true;

@@ -1,4 +1,4 @@
-//! What each address answers.
+//! The answer to each address.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -20,7 +20,7 @@ type Page = Result<Html<String>, Trouble>;
 type Shared = State<Arc<Site>>;
 type Asked = Query<HashMap<String, String>>;
 
-/// Runs whose sections are kept.
+/// Number of runs whose sections are kept.
 const RUNS: usize = 8;
 
 const NUMBER: &str = "Expected a number.";
@@ -51,18 +51,18 @@ pub async fn runs(State(site): Shared, query: Asked) -> Page {
     site.ask(move |_, ledger| Ok(Html(pages::runs(ledger, before)?))).await
 }
 
-/// A run's page as the ledger stood.
+/// The page of a run, and the state of the ledger that it shows.
 pub struct Sections {
     state: i64,
     shown: pages::RunPage,
 }
 
-/// The runs that were looked at last.
+/// The sections of the runs that were requested most recently.
 pub type Drawn = Recent<RunId, Mutex<Option<Arc<Sections>>>, RUNS>;
 
-/// A run's sections as the ledger stands: drawn anew when anything was added to it.
+/// The sections of a run, rendered again if the ledger has changed.
 fn drawn(site: &Site, ledger: &Ledger, run: RunId) -> Result<Arc<Sections>, Trouble> {
-    // Whoever asks for the same run meanwhile waits for it, and finds it drawn.
+    // Simultaneous requests for a run wait for this lock and find the sections rendered.
     let cell = site.drawn.cell(run);
     let mut drawn = cell.lock().unwrap_or_else(PoisonError::into_inner);
     let state = ledger.state()?;

@@ -1,9 +1,9 @@
-//! What was asked for last.
+//! A cache of the values that were requested most recently.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// So many cells by their keys; the one that was not asked for the longest is forgotten first.
+/// At most `MOST` values by key. The least recently requested one is dropped first.
 pub struct Recent<K, V, const MOST: usize>(Mutex<VecDeque<(K, Arc<V>)>>);
 
 impl<K, V, const MOST: usize> Default for Recent<K, V, MOST> {
@@ -13,7 +13,7 @@ impl<K, V, const MOST: usize> Default for Recent<K, V, MOST> {
 }
 
 impl<K: PartialEq, V: Default, const MOST: usize> Recent<K, V, MOST> {
-    /// The cell of a key, new where it is not known. Whoever asks meanwhile has the same.
+    /// The value of a key, made by default if the key is unknown. Simultaneous callers get the same value.
     pub fn cell(&self, key: K) -> Arc<V> {
         let mut cells = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let known = cells.iter().position(|(known, _)| *known == key).and_then(|at| cells.remove(at));
@@ -37,7 +37,7 @@ mod tests {
         for key in [5, 1, 7, 1, 6] {
             recent.cell(key);
         }
-        // 1 was asked for again and again, however low its number.
+        // Key 1 was requested repeatedly, so it stays although it is the lowest.
         assert!(Arc::ptr_eq(&low, &recent.cell(1)) && !Arc::ptr_eq(&high, &recent.cell(9)));
         assert_eq!(recent.0.lock().unwrap().len(), 3);
     }

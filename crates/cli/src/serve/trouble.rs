@@ -1,4 +1,4 @@
-//! What a request may run into, as a page.
+//! Errors of a request, as pages.
 
 use axum::http::StatusCode;
 use axum::response::{Html, IntoResponse, Response};
@@ -8,28 +8,28 @@ use lab::report::evolution::failure;
 /// Why a page cannot be shown.
 #[derive(Debug, thiserror::Error)]
 pub enum Trouble {
-    /// No such page.
+    /// No page has this address.
     #[error("There is no page {0}.")]
     Page(String),
-    /// A part of a page that the run does not have.
+    /// The run has no such part of its page.
     #[error("Run {run} has no section '{}'.", ptx::quote::cut(part))]
     Part { run: i64, part: String },
-    /// Something in the address that cannot be.
+    /// An invalid value in the address.
     #[error("Invalid value '{}' for {argument}.", ptx::quote::cut(value))]
     Argument { argument: &'static str, value: String, accepted: &'static str },
-    /// A name that is not this server's.
+    /// The Host header does not name this server.
     #[error("'{}' is not a name of this server.", ptx::quote::cut(.0))]
     Host(String),
-    /// A page of another site makes the request.
+    /// A page of another site made the request.
     #[error("A page of another site asked for this.")]
     Foreign,
-    /// Something other than a question.
+    /// A method other than GET or HEAD.
     #[error("These pages are only read.")]
     Method,
-    /// The ledger's own.
+    /// An error of the ledger.
     #[error("{0}.")]
     Ledger(#[from] LedgerError),
-    /// A fault of ours.
+    /// An internal error of FlashCore.
     #[error("Internal error: {0}. This is a fault of FlashCore's; please report it.")]
     Internal(String),
 }
@@ -49,7 +49,7 @@ impl Trouble {
         }
     }
 
-    /// What would be right.
+    /// What would be accepted instead.
     fn accepted(&self) -> &str {
         match self {
             Trouble::Page(_) => {

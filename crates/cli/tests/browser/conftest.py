@@ -1,4 +1,4 @@
-"""A real browser that may talk to nobody but the page under test, and a demonstration ledger to show in it."""
+"""A real browser that can reach only the page under test, and a demonstration ledger to show in it."""
 
 import os
 import re
@@ -15,14 +15,14 @@ DEMO = os.environ["FLASHCORE_DEMO"]
 CHROMIUM = os.environ["FLASHCORE_CHROMIUM"]
 PICTURES = Path(os.environ["FLASHCORE_PICTURES"])
 
-# A laptop's screen.
+# The screen of a laptop.
 LAPTOP = {"width": 1366, "height": 768}
 
 
 @pytest.fixture(scope="session")
 def browser():
     quiet = ["--disable-gpu", "--disable-background-networking", "--disable-component-update", "--disable-sync"]
-    # A container's root has no user namespaces for the sandbox; the pages are ours.
+    # In a container, root has no user namespaces for Chromium's sandbox. The pages are FlashCore's own.
     sandbox = ["--no-sandbox"] if os.geteuid() == 0 else []
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=CHROMIUM, args=quiet + sandbox)
@@ -31,7 +31,7 @@ def browser():
 
 
 class Tab:
-    """A page with everything that went wrong on it."""
+    """A page, and everything that went wrong on it."""
 
     def __init__(self, browser, **options):
         self.context = browser.new_context(viewport=LAPTOP, **options)
@@ -89,7 +89,7 @@ def report(ledger):
 
 
 class Facts:
-    """What the ledger itself says, past FlashCore's queries."""
+    """The facts of the ledger, read with plain SQL, not with FlashCore's queries."""
 
     def __init__(self, path):
         self.connection = sqlite3.connect(f"file:{path}?mode=ro", uri=True)
@@ -104,7 +104,7 @@ def facts(ledger):
 
 
 def ignore_interrupts():
-    """What a shell does to programs that it runs in the background."""
+    """Ignores SIGINT, as a shell makes programs do that it runs in the background."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
@@ -119,7 +119,7 @@ class Server:
         self.port = int(self.url.rsplit(":", 1)[1].strip("/"))
 
     def stop(self):
-        """What Ctrl-C does; the exit code."""
+        """Sends SIGINT, as Ctrl-C does, and returns the exit code."""
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGINT)
         return self.process.wait(timeout=10)

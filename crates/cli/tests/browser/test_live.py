@@ -1,4 +1,4 @@
-"""The pages as they are served: live, quick, and clear about what is wrong."""
+"""The pages of `flashcore serve`: live, quick, and clear about errors."""
 
 import http.client
 import json
@@ -31,7 +31,7 @@ def test_a_run_grows_before_ones_eyes(tab, serve, tmp_path):
     before = page.locator("dl.tiles").inner_text()
     marks = page.locator("svg.progress circle").count()
     demo(ledger, 60, "--more")
-    # The run had ended, so the page asks now and then only.
+    # The run has ended, so the page asks for news at long intervals.
     expect(page.locator("dl.tiles")).not_to_have_text(before, use_inner_text=True, timeout=20_000)
     assert page.evaluate("window.sameDocument"), "changed parts alone are replaced"
     facts = Facts(ledger)
@@ -43,7 +43,7 @@ def test_a_run_grows_before_ones_eyes(tab, serve, tmp_path):
     tab.picture("run", full_page=True)
     assert server.stop() == 0
     page.wait_for_selector("#live.off", timeout=20_000)
-    # The browser itself says that the server is gone.
+    # The browser itself reports that the server is gone.
     tab.complaints = [c for c in tab.complaints if "ERR_CONNECTION_REFUSED" not in c]
 
 
@@ -57,7 +57,7 @@ def test_what_the_server_says_is_shown(tab, serve, tmp_path):
         file.unlink()
     page.wait_for_selector("#live.off", timeout=20_000)
     assert "there is no ledger here" in page.locator("#live .text").inner_text()
-    # The browser itself complains about the status.
+    # The browser itself reports the status.
     tab.complaints = [c for c in tab.complaints if "503" not in c]
 
 
@@ -90,11 +90,11 @@ def test_the_fastest_and_the_forecasts(tab, serve, ledger):
     page = tab.open(f"{server.url}topk", allowed=server.url)
     times = [float(t) for t in page.locator("table.best td:nth-child(4)").all_inner_texts()]
     trials = page.locator("table.best td:nth-child(6)").all_inner_texts()
-    # What was raced comes first, then what was only timed in short; the fastest of each first.
+    # Raced candidates come first, then those with a short timing only; each group is sorted by time.
     ranks = [("race" not in trial, time) for trial, time in zip(trials, times)]
     assert ranks == sorted(ranks) and len(times) > 5 and len({raced for raced, _ in ranks}) == 2, ranks
     tab.picture("topk")
-    # A link names what it shows, so it shows the same when the ledger has grown.
+    # A link names the candidate that it shows, so it shows the same candidate when the ledger has grown.
     title = page.locator("h2").inner_text()
     page.get_by_role("link", name=title, exact=True).click()
     page.wait_for_url("**/topk?problem=*&device=*")

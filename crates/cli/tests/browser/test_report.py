@@ -1,11 +1,11 @@
-"""The report as a file: complete, silent, on a laptop's screen, in the dark and on paper."""
+"""The report as a file: complete, without network access, on a laptop's screen, in dark mode and on paper."""
 
 import re
 import subprocess
 
 from conftest import FLASHCORE, Tab
 
-# Texts of a chart that cover each other, or leave the chart; boxes are as rendered.
+# Finds texts of a chart that overlap or leave the chart. Boxes are measured as rendered.
 COLLISIONS = """() => {
   const found = [];
   for (const svg of document.querySelectorAll("svg.chart")) {
@@ -25,7 +25,7 @@ COLLISIONS = """() => {
   return found;
 }"""
 
-# Elements that stick out of the page to the right; what scrolls by itself may.
+# Finds elements that reach beyond the right edge of the page. Elements that scroll are allowed to.
 OUTSIDE = """() => {
   const width = document.documentElement.clientWidth;
   const own = (e) => e.closest(".scroll, pre, .difference");
@@ -44,7 +44,7 @@ def test_it_is_one_file_and_silent(tab, report):
     assert page.locator("script").count() == 0
     text = report.read_text()
     assert not re.search(r"""(?:src|href)=["']?(?:https?:)?//""", text) and "@import" not in text
-    # What the ledger quotes is text, not markup.
+    # Text from the ledger is shown as text, not as markup.
     assert page.locator("of").count() == 0
     tab.picture("report", full_page=True)
 
@@ -92,7 +92,7 @@ def test_in_the_dark(browser, report):
 def test_on_paper(tab, report, tmp_path_factory):
     page = tab.open(report.as_uri())
     page.emulate_media(media="print")
-    # A4 less its margins, at 96 pixels an inch.
+    # A4 without its margins, at 96 pixels per inch.
     page.set_viewport_size({"width": 688, "height": 1000})
     assert page.evaluate("document.documentElement.scrollWidth") <= 688
     assert page.evaluate(OUTSIDE) == []

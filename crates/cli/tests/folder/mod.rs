@@ -3,11 +3,11 @@
 use std::path::PathBuf;
 use std::process::{Command, Output};
 
-/// A folder of its own for each test, which goes with it.
+/// A folder for one test, deleted at its end.
 pub struct Folder(pub PathBuf);
 
 impl Folder {
-    /// Makes an empty one.
+    /// Creates an empty folder.
     pub fn new(name: &str) -> Folder {
         let path = std::env::temp_dir().join(format!("flashcore-cli-{}-{name}", std::process::id()));
         std::fs::create_dir_all(&path).unwrap();
@@ -21,7 +21,7 @@ impl Folder {
         path.display().to_string()
     }
 
-    /// What is in it.
+    /// The names of the files in the folder.
     #[allow(dead_code, reason = "not every test looks")]
     pub fn names(&self) -> std::collections::BTreeSet<std::ffi::OsString> {
         std::fs::read_dir(&self.0).unwrap().flatten().map(|entry| entry.file_name()).collect()
@@ -39,7 +39,7 @@ impl Drop for Folder {
     }
 }
 
-/// What was printed.
+/// Printed bytes as text.
 pub fn text(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).into_owned()
 }

@@ -1,6 +1,6 @@
-//! mbarrier objects (PTX ISA, "mbarrier"): counted phases in shared memory, which wait for arrivals and for bytes of
-//! asynchronous copies. What their 64 bits hold is opaque; the state kept here stands for them, and from `init` to `inval`
-//! nothing else may touch them (PTX ISA, "Lifecycle of the mbarrier object").
+//! mbarrier objects (PTX ISA, "mbarrier"): counted phases in shared memory, which wait for arrivals and for
+//! bytes of asynchronous copies. What their 64 bits hold is opaque; the state kept here stands for them, and
+//! from `init` to `inval` nothing else may touch them (PTX ISA, "Lifecycle of the mbarrier object").
 
 use std::collections::HashMap;
 
@@ -44,7 +44,8 @@ struct Object {
     made_at: u32,
 }
 
-/// What arrivals release, by how far it reaches. An arrival and a wait synchronise only if the scopes of both take in both threads.
+/// What arrivals release, by how far it reaches. An arrival and a wait synchronise only if the scopes of both
+/// take in both threads.
 #[derive(Clone, Debug)]
 struct Released {
     /// To threads of the arriving thread's CTA, by its rank in the cluster; what copies brought, to all.
@@ -146,7 +147,8 @@ impl Mbarriers {
         )
     }
 
-    /// The objects whose bytes will never add up: their addresses, where they were initialised, and the bytes.
+    /// The objects whose bytes will never add up: their addresses, where they were initialised, and the
+    /// bytes.
     pub fn unbalanced(&self) -> impl Iterator<Item = (u64, u32, i64)> {
         let off = |(address, o): (&u64, &Object)| {
             (o.bytes != 0 && o.flights == 0).then_some((*address, o.made_at, o.bytes))
@@ -389,7 +391,8 @@ impl Env<'_> {
         state
     }
 
-    /// What an arrival with `.noComplete` does where it completes the phase, whose state was `before`, is not defined.
+    /// What an arrival with `.noComplete` does where it completes the phase, whose state was `before`, is not
+    /// defined.
     fn check_incomplete(&mut self, cause: Cause, address: u64, before: u64) {
         if self.mbarriers.objects.get(&address).is_some_and(|o| o.phase != before >> 32) {
             self.report_at(HazardKind::BarrierDivergence, cause, address, || {

@@ -38,8 +38,8 @@ pub(crate) fn rescale_within(rescale: Rescale, dtype: DType) -> Rescale {
     }
 }
 
-/// The band as kernels are made for it: without bounds that exclude nothing, and where lengths are equal aligned to the bottom
-/// right. What differs in sizes of bounds alone is one kernel.
+/// The band as kernels are made for it: without bounds that exclude nothing, and where lengths are equal
+/// aligned to the bottom right. What differs in sizes of bounds alone is one kernel.
 pub(crate) fn band(problem: &Problem) -> Band {
     let band = problem.band.simplified(problem.seq_q, problem.seq_kv);
     if problem.seq_q == problem.seq_kv { band.aligned(Corner::BottomRight) } else { band }
@@ -117,8 +117,8 @@ fn origin(problem: &Problem, tensor: Tensor) -> u64 {
     2 * problem.span(tensor).map_or(0, |(_, origin)| origin) as u64
 }
 
-/// The first distance between a tensor's rows, by name, that is no multiple of so many elements, or else its origin. What is never stepped
-/// over may be anything.
+/// The first distance between a tensor's rows, by name, that is no multiple of so many elements, or else its
+/// origin. What is never stepped over may be anything.
 pub(crate) fn misaligned(problem: &Problem, tensor: Tensor, elements: u32) -> Option<(&'static str, i64)> {
     let ([batch, heads, rows, _], strides) = (problem.extents(tensor), problem.strides(tensor));
     let origin = problem.span(tensor).map_or(0, |(_, origin)| origin as i64);
@@ -145,7 +145,8 @@ pub(crate) fn head_strides(problem: &Problem, tensor: Tensor) -> [Arg; 2] {
     [Arg::I64(stepped(batches, batch)), Arg::I64(stepped(heads, head))]
 }
 
-/// Where a row of the output begins, from its pointer, the bytes between its batch entries and those between its heads.
+/// Where a row of the output begins, from its pointer, the bytes between its batch entries and those between
+/// its heads.
 pub(crate) fn row_of_output(
     k: &mut Builder,
     problem: &Problem,
@@ -178,14 +179,15 @@ fn softmax_factor(problem: &Problem) -> f64 {
     f64::from(problem.score.softcap.unwrap_or(problem.softmax_scale().abs()))
 }
 
-/// `|scale| · log2 e`, or 1 for a scale of 0, for which Q is cleared; `softcap · log2 e` where logits are capped.
+/// `|scale| · log2 e`, or 1 for a scale of 0, for which Q is cleared; `softcap · log2 e` where logits are
+/// capped.
 pub(crate) fn factor(problem: &Problem) -> f32 {
     let scale = softmax_factor(problem);
     if scale == 0.0 { 1.0 } else { (scale * std::f64::consts::LOG2_E) as f32 }
 }
 
-/// `|scale| · log2 e`, or `softcap · log2 e` where logits are capped. Where the scale is zero, a factor so small that all scores
-/// weigh alike, while masked ones stay −∞.
+/// `|scale| · log2 e`, or `softcap · log2 e` where logits are capped. Where the scale is zero, a factor so
+/// small that all scores weigh alike, while masked ones stay −∞.
 pub(crate) fn unsigned_factor(problem: &Problem) -> f32 {
     let scale = softmax_factor(problem);
     ((scale * std::f64::consts::LOG2_E) as f32).max(f32::MIN_POSITIVE)

@@ -14,7 +14,8 @@ pub(crate) const fn packed_heads(packing: Packing, problem: &Problem) -> u32 {
     }
 }
 
-/// Whether the rows of `heads` query heads can be packed in copies of so many rows. `accepted` says which numbers of heads can.
+/// Whether the rows of `heads` query heads can be packed in copies of so many rows. `accepted` says which
+/// numbers of heads can.
 pub(crate) fn check_packing(
     problem: &Problem,
     heads: u32,

@@ -1,15 +1,16 @@
-//! The ladder: the seeds' kernels re-made, one file a rung, with the structure that made each fast, slow or wrong.
+//! The ladder: the seeds' kernels re-made, one file a rung, with the structure that made each fast, slow or
+//! wrong.
 //!
-//! They are exhibits, not kernels to use: the right ones must pass in the emulator, the broken ones must fail for the
-//! right reason, and the time model must predict their times from their structure alone.
-//! The structure of the f16 rungs follows the kernels that the seeds published (all but `p1_wmma`, whose file says where
-//! the seeds are silent): who computes what, where arrays lie, barriers, loops and how often work is repeated. The code
-//! is our own; nothing is tuned towards a figure. Loops are unrolled as `nvcc` does it: 64 rounds of constant length by
-//! 16 where an operand comes from global memory, wholly where both come from shared; loops over a tile's keys, whose
-//! number follows from the sequence's length, by four. `__half` is loaded two bytes at a time and widened to f32; `expf`
-//! is accurate, or `ex2.approx` where the seeds compiled with fast math; shared memory is static, without padding and
-//! with the alignment of its elements. (ptxas 13 still joins loads to one where rows are read along; a compiler of the
-//! seeds' time may not have.)
+//! They are exhibits, not kernels to use: the right ones must pass in the emulator, the broken ones must fail
+//! for the right reason, and the time model must predict their times from their structure alone. The
+//! structure of the f16 rungs follows the kernels that the seeds published (all but `p1_wmma`, whose file
+//! says where the seeds are silent): who computes what, where arrays lie, barriers, loops and how often work
+//! is repeated. The code is our own; nothing is tuned towards a figure. Loops are unrolled as `nvcc` does it:
+//! 64 rounds of constant length by 16 where an operand comes from global memory, wholly where both come from
+//! shared; loops over a tile's keys, whose number follows from the sequence's length, by four. `__half` is
+//! loaded two bytes at a time and widened to f32; `expf` is accurate, or `ex2.approx` where the seeds
+//! compiled with fast math; shared memory is static, without padding and with the alignment of its elements.
+//! (ptxas 13 still joins loads to one where rows are read along; a compiler of the seeds' time may not have.)
 
 mod common;
 mod minimal;
@@ -73,8 +74,8 @@ pub enum RungPlan {
 pub enum Inputs {
     /// `q`, `k`, `v`, `out`, all in f16.
     F16,
-    /// `q_codes`, `k_codes`, `v_codes` of [`quantise`], `out` in f16, and `scales`, f32, of each head of Q, then of K,
-    /// then of V. The result is to be judged against what [`dequantise`] gives.
+    /// `q_codes`, `k_codes`, `v_codes` of [`quantise`], `out` in f16, and `scales`, f32, of each head of Q,
+    /// then of K, then of V. The result is to be judged against what [`dequantise`] gives.
     Quantised,
 }
 
@@ -229,10 +230,11 @@ impl RungPlan {
         }
     }
 
-    /// Batches in the problem that the seeds timed. All compare with one another as if it were one; the record says otherwise of
-    /// the first session, that of `minimal`, Phase 1 and Phase 3. Its script, which also found the `max_diff` of 5.07, has two
-    /// batches of 8 heads (`setup_gpu_iter1.sh`, a quarter of an hour before `minimal`); so has the SDPA time of 47.10 µs that it
-    /// compares with (`CODEMAP.md`); and the sweep of the session after it goes down to one "for speed" (`evo.yaml`).
+    /// Batches in the problem that the seeds timed. All compare with one another as if it were one; the
+    /// record says otherwise of the first session, that of `minimal`, Phase 1 and Phase 3. Its script, which
+    /// also found the `max_diff` of 5.07, has two batches of 8 heads (`setup_gpu_iter1.sh`, a quarter of an
+    /// hour before `minimal`); so has the SDPA time of 47.10 µs that it compares with (`CODEMAP.md`); and the
+    /// sweep of the session after it goes down to one "for speed" (`evo.yaml`).
     pub const fn quoted_batch(self) -> usize {
         match self {
             RungPlan::Minimal | RungPlan::Phase1 | RungPlan::Phase3 => 2,

@@ -17,12 +17,13 @@ const LONG: usize = 8192;
 /// Fewer rows than an `mma` tile has are computed as if they were as many.
 const MMA_ROWS: usize = 16;
 
-/// The distance; `None` where the row cannot stand for the problem at all: another architecture, head dimension or mask, or tiles twice
-/// as full of queries, as those of a prompt are beside those of a step of generation.
+/// The distance; `None` where the row cannot stand for the problem at all: another architecture, head
+/// dimension or mask, or tiles twice as full of queries, as those of a prompt are beside those of a step of
+/// generation.
 ///
-/// In powers of two, weighted: how many waves of row tiles the device runs decides most, then the length of the loop over
-/// keys, then the rows of one head and the heads that share keys. f16 and bf16 run alike, and so do devices of one
-/// architecture, but for their multiprocessors, which the waves count.
+/// In powers of two, weighted: how many waves of row tiles the device runs decides most, then the length of
+/// the loop over keys, then the rows of one head and the heads that share keys. f16 and bf16 run alike, and
+/// so do devices of one architecture, but for their multiprocessors, which the waves count.
 pub(super) fn distance(row: &TunedRow, shape: &Shape, device: &Device) -> Option<f64> {
     let of = &row.problem;
     let exact = row.sm == device.arch.sm

@@ -1,5 +1,6 @@
-//! Which plan computes a problem on a device: that of the nearest tuned row, measured before predicted, and where none
-//! is near, a safe default. [`choose`] says why; whoever knows better passes a [`Plan`] of their own instead.
+//! Which plan computes a problem on a device: that of the nearest tuned row, measured before predicted, and
+//! where none is near, a safe default. [`choose`] says why; whoever knows better passes a [`Plan`] of their
+//! own instead.
 
 mod distance;
 mod table;
@@ -129,8 +130,8 @@ fn from(
     Ok(Choice { plan: default, source: Source::Default, why })
 }
 
-/// Rows of a kind within reach, nearest first; of rows equally near, the nearest in size, and of those the fastest: times of problems
-/// that differ in size say nothing against each other.
+/// Rows of a kind within reach, nearest first; of rows equally near, the nearest in size, and of those the
+/// fastest: times of problems that differ in size say nothing against each other.
 fn neighbours<'t>(
     problem: &Problem,
     device: &Device,
@@ -150,8 +151,8 @@ fn neighbours<'t>(
     near
 }
 
-/// The row's genes, except those that the tensors' strides and lengths decide where the row's own do not fit; of another shape's row, also
-/// those that fill tiles with queries.
+/// The row's genes, except those that the tensors' strides and lengths decide where the row's own do not fit;
+/// of another shape's row, also those that fill tiles with queries.
 fn adapt(row: &TunedRow, default: &Plan, problem: &Problem, arch: &Arch) -> Result<Plan, PlanError> {
     let mut plan = row.plan.with_lse(false);
     let own = row.problem == Shape::of(problem);
@@ -298,7 +299,8 @@ mod tests {
         }
     }
 
-    /// Rows of prompts say nothing of steps of generation, and rows of plain heads nothing of how heads of a group lie.
+    /// Rows of prompts say nothing of steps of generation, and rows of plain heads nothing of how heads of a
+    /// group lie.
     #[test]
     fn tiles_are_filled_with_heads_of_a_group() {
         let grouped = |batch, seq_q, seq_kv| {

@@ -89,7 +89,8 @@ fn strided() -> Vec<Problem> {
     vec![padded, backwards, unseen, broadcast, odd]
 }
 
-/// Keys wider than values, as DeepSeek's latent attention has them: both masks, types and layouts, with ragged ends.
+/// Keys wider than values, as DeepSeek's latent attention has them: both masks, types and layouts, with
+/// ragged ends.
 #[allow(dead_code, reason = "not every family is tried on them")]
 pub fn narrow_values(seq_q: usize, seq_kv: usize) -> Vec<Problem> {
     let problem = |(mask, dtype, layout)| {

@@ -136,8 +136,9 @@ impl Run {
         data[start..start + dim].iter().map(|&bits| decode(self.problem.dtype, bits)).collect()
     }
 
-    /// Compares every output with f64 arithmetic on the same inputs. The bound is the rounding of P and of O to the
-    /// input's type, each at most `u` of what it rounds, and a hundred-thousandth for f32 sums and `ex2.approx`.
+    /// Compares every output with f64 arithmetic on the same inputs. The bound is the rounding of P and of O
+    /// to the input's type, each at most `u` of what it rounds, and a hundred-thousandth for f32 sums and
+    /// `ex2.approx`.
     pub fn check(&self) {
         let p = &self.problem;
         let unit = p.dtype.unit_roundoff();

@@ -1,5 +1,5 @@
-//! Every gene does something, and every value of it is right. Each family has one table of single changes of a plan; a gene, or a
-//! variant of one, that its table lacks fails here.
+//! Every gene does something, and every value of it is right. Each family has one table of single changes of
+//! a plan; a gene, or a variant of one, that its table lacks fails here.
 
 #[path = "../common/mod.rs"]
 mod common;
@@ -24,7 +24,8 @@ use problem::{Band, DType, Layout, Problem};
 use ptx::Kernel;
 use serde_json::Value;
 
-/// A line of a family's table: the problem on which the value shows, what else the value needs, and the value.
+/// A line of a family's table: the problem on which the value shows, what else the value needs, and the
+/// value.
 type Line<P> = (fn() -> Problem, fn(&mut P), fn(&mut P));
 
 /// One gene at another value.

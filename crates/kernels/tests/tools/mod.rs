@@ -87,7 +87,8 @@ pub fn disassemble(nvdisasm: &Path, kernel: &Assembled) -> String {
     String::from_utf8_lossy(&output.stdout).into_owned()
 }
 
-/// The instructions of many kernels' machine codes: the disassembler takes longer to start than to read all of them.
+/// The instructions of many kernels' machine codes: the disassembler takes longer to start than to read all
+/// of them.
 #[allow(dead_code, reason = "not every test reads machine code")]
 pub fn disassemble_all(nvdisasm: &Path, codes: &[Vec<u8>]) -> Vec<Vec<String>> {
     /// Bytes of an instruction.

@@ -39,10 +39,11 @@ pub enum Style {
     MinusInfinity,
     /// NaN in every buffer element outside the rows (the padding between rows).
     PoisonedPadding,
-    /// One key 2^25.4 times as heavy as any other, with values of 1, and large negative values elsewhere, which take a part of that away: an
-    /// f16 that holds 1 for the heaviest key has no number for the others.
+    /// One key 2^25.4 times as heavy as any other, with values of 1, and large negative values elsewhere,
+    /// which take a part of that away: an f16 that holds 1 for the heaviest key has no number for the others.
     Light,
-    /// One key 2^26.5 times as heavy as any other, with values of 0, and large values elsewhere: all of O is theirs.
+    /// One key 2^26.5 times as heavy as any other, with values of 0, and large values elsewhere: all of O is
+    /// theirs.
     Lighter,
     /// Normal, with one large element (10² to 6·10⁴) in Q, K or V of each key head, in a row that causal
     /// masks show to all queries, to some, or to one. The element must not change the output of queries that
@@ -51,8 +52,8 @@ pub enum Style {
 }
 
 impl Style {
-    /// Styles that test the smallest weight that counts. A kernel that rounds probabilities of at most 1 to f16
-    /// fails them, as FlashAttention does: they are for kernels that promise more.
+    /// Styles that test the smallest weight that counts. A kernel that rounds probabilities of at most 1 to
+    /// f16 fails them, as FlashAttention does: they are for kernels that promise more.
     pub const LIGHT: [Style; 2] = [Style::Light, Style::Lighter];
 
     /// Every style but [`Style::LIGHT`].

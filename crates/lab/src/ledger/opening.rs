@@ -70,8 +70,8 @@ fn a_newer_ledger_is_refused_with_both_versions() {
     }
 }
 
-/// A ledger of an older version with the facts of another ledger, told in the same order and in the words of that
-/// time: a check was a `proof`, its stage `prove`, its verdicts `proven` and `refuted`.
+/// A ledger of an older version with the facts of another ledger, told in the same order and in the words of
+/// that time: a check was a `proof`, its stage `prove`, its verdicts `proven` and `refuted`.
 fn older(path: &Path, version: i64, facts: &Ledger) -> Ledger {
     let flags = OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_CREATE;
     let old = Ledger::connect(path, flags, PATIENCE).unwrap();
@@ -127,8 +127,8 @@ fn verdicts(ledger: &Ledger) -> (RunId, [CandidateId; 6]) {
     (run, [seed, child, wrong, crossing, control, failed])
 }
 
-/// The upgrade replaces the words of former versions and computes summaries that the older version lacked, as if
-/// they had been there from the start.
+/// The upgrade replaces the words of former versions and computes summaries that the older version lacked, as
+/// if they had been there from the start.
 #[test]
 fn an_older_ledger_says_and_counts_what_a_new_one_does() {
     let (_new, path) = scratch();

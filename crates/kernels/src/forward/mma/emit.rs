@@ -238,7 +238,8 @@ impl<'a> Forward<'a> {
         }
     }
 
-    /// What the warp has of O and the softmax, joined with the warps that share its rows: in the place of keys and values.
+    /// What the warp has of O and the softmax, joined with the warps that share its rows: in the place of
+    /// keys and values.
     fn merge(&self, k: &mut Builder, softmax: OnlineSoftmax, o: AccTile) -> (OnlineSoftmax, AccTile) {
         if self.plan.kv_warps == 1 {
             return (softmax, o);
@@ -257,8 +258,9 @@ impl<'a> Forward<'a> {
         }
         let own_rows = self.problem.head_dim == self.problem.head_dim_v;
         match (self.plan.queries, self.plan.order) {
-            // All of Q had landed when it went to registers, and where rows of Q and O are as long a warp's O covers just
-            // the rows of Q that it alone has read: lanes wait for their warp, and no warp for another.
+            // All of Q had landed when it went to registers, and where rows of Q and O are as long a warp's O
+            // covers just the rows of Q that it alone has read: lanes wait for their warp, and no warp for
+            // another.
             (QueryHome::Registers, _) if own_rows => k.warp_sync(),
             (QueryHome::Registers, _) => k.bar_sync(),
             // The last block's barrier stands behind the last scores.
@@ -291,8 +293,8 @@ impl<'a> Forward<'a> {
         }
     }
 
-    /// Start of the head of a tensor that the CTA works on. Read anew where it is needed, so that nothing of it stays
-    /// in registers meanwhile.
+    /// Start of the head of a tensor that the CTA works on. Read anew where it is needed, so that nothing of
+    /// it stays in registers meanwhile.
     fn head(&self, k: &mut Builder, tensor: Tensor) -> Global {
         let (start, batch_bytes, head_bytes) = self.params.tensors[tensor as usize];
         let [head, batch] = head_and_batch(k, self.plan.grid);

@@ -20,7 +20,8 @@ pub enum QueryHome {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Grid {
-    /// Neighbouring CTAs take neighbouring rows of one head: its keys stay in L2. Of a causal head, long rows first.
+    /// Neighbouring CTAs take neighbouring rows of one head: its keys stay in L2. Of a causal head, long rows
+    /// first.
     RowsFirst,
     /// Neighbouring CTAs take neighbouring heads: all long rows of a causal problem first.
     HeadsFirst,
@@ -35,8 +36,9 @@ pub struct MmaPlan {
     pub block_n: u32,
     /// Warps of a CTA.
     pub warps: u32,
-    /// Warps that share the same rows and divide each block of keys among them, to be merged at the end; the CTA's rows are
-    /// shared evenly by the `warps / kv_warps` groups. More than 1 shortens the chain of a small grid.
+    /// Warps that share the same rows and divide each block of keys among them, to be merged at the end; the
+    /// CTA's rows are shared evenly by the `warps / kv_warps` groups. More than 1 shortens the chain of a
+    /// small grid.
     pub kv_warps: u32,
     /// Blocks of keys and values in shared memory.
     pub stages: u32,
@@ -56,12 +58,13 @@ pub struct MmaPlan {
     pub lse: bool,
 }
 
-/// Registers beside the tiles: addresses, loop state and fragments of B (measured on ptxas' figures of the defaults).
+/// Registers beside the tiles: addresses, loop state and fragments of B (measured on ptxas' figures of the
+/// defaults).
 const OTHER_REGISTERS: u32 = 44;
 
 impl MmaPlan {
-    /// FlashAttention-2's tiles; where they would leave multiprocessors idle, fewer rows, with the keys divided among the
-    /// warps.
+    /// FlashAttention-2's tiles; where they would leave multiprocessors idle, fewer rows, with the keys
+    /// divided among the warps.
     pub fn default_for(problem: &Problem, arch: &Arch) -> MmaPlan {
         let dim = problem.head_dim.max(problem.head_dim_v);
         let (block_m, block_n, warps) = tile_shape(dim, problem.band, arch);
@@ -101,8 +104,9 @@ impl MmaPlan {
                 Grid::HeadsFirst => Grid::RowsFirst,
             };
         }
-        // Two CTAs on a multiprocessor are worth more than two stages; a CTA of 8 warps has the registers to itself.
-        // Where every multiprocessor has one CTA at most, all of the keys may be on their way at once.
+        // Two CTAs on a multiprocessor are worth more than two stages; a CTA of 8 warps has the registers to
+        // itself. Where every multiprocessor has one CTA at most, all of the keys may be on their way at
+        // once.
         let choices: &[(u32, u32)] = match plan.kv_warps {
             1 if plan.warps <= 4 => &[(2, 2), (2, 1), (1, 2), (1, 1)],
             1 => &[(1, 2), (1, 1)],
@@ -161,7 +165,8 @@ impl MmaPlan {
         q.max(o) + (u64::from(self.stages) * (k + v)).max(merge)
     }
 
-    /// Registers of a thread, about: accumulators of O and S, the fragments of P that S becomes, and of Q where it is kept.
+    /// Registers of a thread, about: accumulators of O and S, the fragments of P that S becomes, and of Q
+    /// where it is kept.
     pub fn registers(&self, problem: &Problem) -> u32 {
         let m_tiles = self.warp_rows() / 16;
         let (dim, dim_v) = (problem.head_dim as u32, problem.head_dim_v as u32);
@@ -280,7 +285,8 @@ fn ctas(problem: &Problem, rows: u32) -> usize {
     problem.seq_q.div_ceil(rows as usize) * problem.heads_q * problem.batch
 }
 
-/// Warps that share rows on a small grid: as many as give every multiprocessor a CTA, of 64 rows divided by them.
+/// Warps that share rows on a small grid: as many as give every multiprocessor a CTA, of 64 rows divided by
+/// them.
 fn kv_warps(problem: &Problem, arch: &Arch) -> u32 {
     let fits = |&&parts: &&u32| {
         let columns = problem.head_dim_v.is_multiple_of(8 * parts as usize);

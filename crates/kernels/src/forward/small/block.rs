@@ -205,7 +205,8 @@ impl<'a> Block<'a> {
         self.shares.last().expect("there is one at least").0.clone()
     }
 
-    /// Waits until all of O stands, and for what was requested and not looked at: nothing lands when a CTA is gone.
+    /// Waits until all of O stands, and for what was requested and not looked at: nothing lands when a CTA is
+    /// gone.
     pub(super) fn finish(&self, k: &mut Builder) {
         match self.share_groups.last() {
             Some(&group) => self.products.wait(k, group),

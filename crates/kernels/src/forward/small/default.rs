@@ -29,8 +29,8 @@ impl Wave {
         }
     }
 
-    /// Causal rows differ in length. Where two CTAs share a multiprocessor from the first to the last, it is for the grid to see that their
-    /// lengths add up; where others follow, the long ones come first.
+    /// Causal rows differ in length. Where two CTAs share a multiprocessor from the first to the last, it is
+    /// for the grid to see that their lengths add up; where others follow, the long ones come first.
     fn order(self, mask: Band, row_tiles: u64) -> RowOrder {
         match (self, mask) {
             (_, Band::FULL) | (Wave::Half | Wave::One, _) => RowOrder::ByHead,
@@ -47,10 +47,11 @@ impl Wave {
 }
 
 impl SmallPlan {
-    /// The structure that keeps every multiprocessor busy in one wave, with the fewest bytes for each: the fewer tiles of query rows there
-    /// are, the more multiprocessors divide the keys of one; the more there are, the more of them share what a CTA loads. One block a
-    /// warpgroup while that suffices, blocks that stream by beyond. Of plans that do not fit, the last resort. Heads of a group are packed where
-    /// that fills tiles better: a tile costs the same however many of its rows are there.
+    /// The structure that keeps every multiprocessor busy in one wave, with the fewest bytes for each: the
+    /// fewer tiles of query rows there are, the more multiprocessors divide the keys of one; the more there
+    /// are, the more of them share what a CTA loads. One block a warpgroup while that suffices, blocks that
+    /// stream by beyond. Of plans that do not fit, the last resort. Heads of a group are packed where that
+    /// fills tiles better: a tile costs the same however many of its rows are there.
     pub fn default_for(problem: &Problem, arch: &Arch) -> SmallPlan {
         let base = SmallPlan::BASE.filled(problem);
         let wave = Wave::of(base.tiles(problem), arch);
@@ -134,8 +135,9 @@ impl SmallPlan {
         }
     }
 
-    /// Variations by whose warpgroups blocks stream, the best first (measured on an H200): while two warpgroups a multiprocessor suffice, with
-    /// many keys a block; beyond, four of them with few, which take exponentials while others have the tensor cores.
+    /// Variations by whose warpgroups blocks stream, the best first (measured on an H200): while two
+    /// warpgroups a multiprocessor suffice, with many keys a block; beyond, four of them with few, which take
+    /// exponentials while others have the tensor cores.
     fn streamed(&self, problem: &Problem, wave: Wave) -> impl Iterator<Item = SmallPlan> + use<> {
         let causal = problem.band.is_causal();
         let narrow = problem.head_dim.max(problem.head_dim_v) <= 64;

@@ -155,7 +155,8 @@ impl<'a> Forward<'a> {
         self.store(k, &softmax, &o);
     }
 
-    /// Attention to a block of keys that is the warpgroup's only one: no loop, and all of it is under way at once.
+    /// Attention to a block of keys that is the warpgroup's only one: no loop, and all of it is under way at
+    /// once.
     fn at_once(&self, k: &mut Builder) -> (OnlineSoftmax, AccTile) {
         let plan = self.plan;
         let source = self.source(k);
@@ -243,7 +244,8 @@ impl<'a> Forward<'a> {
         }
     }
 
-    /// The warpgroup's columns of O, of all keys and divided by the rows' sums; all of them where it has all keys.
+    /// The warpgroup's columns of O, of all keys and divided by the rows' sums; all of them where it has all
+    /// keys.
     fn join(&self, k: &mut Builder, softmax: OnlineSoftmax, o: AccTile) -> (OnlineSoftmax, AccTile) {
         let Some(exchange) = &self.exchange else {
             softmax.normalize(k, &o);

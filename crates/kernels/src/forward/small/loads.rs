@@ -1,4 +1,5 @@
-//! What is requested, by whom and when: each copy by one lane of a warp of its own, straight after its mbarrier stands.
+//! What is requested, by whom and when: each copy by one lane of a warp of its own, straight after its
+//! mbarrier stands.
 
 use problem::{Problem, Tensor};
 use ptx::{Builder, CmpOp, Pred, R32, Shared, Src, TensorMapPtr};
@@ -10,8 +11,9 @@ use super::plan::{Requests, SmallPlan};
 const WARPS: usize = 4;
 /// The warp that requests what is late.
 const LATE_WARP: u32 = 2;
-/// The lane that prepares, requests and arrives for its warp. ptxas predicates the init of an mbarrier for the warp as a whole, which
-/// compute-sanitizer takes for the last lane's doing: were it another's, it would see a race of two lanes where there is one.
+/// The lane that prepares, requests and arrives for its warp. ptxas predicates the init of an mbarrier for
+/// the warp as a whole, which compute-sanitizer takes for the last lane's doing: were it another's, it would
+/// see a race of two lanes where there is one.
 const SPEAKER: u32 = 31;
 
 /// A copy of one tile, by one thread.

@@ -1,6 +1,6 @@
-//! A block that holds all of a warpgroup's keys is computed along one of several paths under a causal mask, by how much of it the rows
-//! see: keys that no row sees are no work, and of the others only the last are masked. Each path is straight code, since its extent is
-//! known when the kernel is made.
+//! A block that holds all of a warpgroup's keys is computed along one of several paths under a causal mask,
+//! by how much of it the rows see: keys that no row sees are no work, and of the others only the last are
+//! masked. Each path is straight code, since its extent is known when the kernel is made.
 
 use problem::Problem;
 use ptx::{Builder, CmpOp, R32};
@@ -47,7 +47,8 @@ impl SmallPlan {
         keys
     }
 
-    /// How many of a path's last steps hide something from a row, where each position sees one key more than the one before it.
+    /// How many of a path's last steps hide something from a row, where each position sees one key more than
+    /// the one before it.
     fn hidden_steps(&self, problem: &Problem) -> u32 {
         let (positions, keys) = (WARPGROUP_ROWS / self.packed_heads(problem), self.path_keys());
         let shift = band(problem).shift(problem.seq_q, problem.seq_kv);

@@ -12,7 +12,8 @@ use crate::{Arch, PlanError};
 
 const FAMILY: &str = "small";
 
-/// When copies are requested. Each request is an instruction of one thread, and what is needed first goes first.
+/// When copies are requested. Each request is an instruction of one thread, and what is needed first goes
+/// first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Requests {
@@ -53,8 +54,8 @@ pub enum RowOrder {
     ByHead,
     /// All heads' last rows first: what is left for the end is short.
     LongestFirst,
-    /// The same up to the middle, and from there on all heads' first rows first. Of two CTAs that share a multiprocessor, the second comes
-    /// half a grid after the first: a long one and a short one.
+    /// The same up to the middle, and from there on all heads' first rows first. Of two CTAs that share a
+    /// multiprocessor, the second comes half a grid after the first: a long one and a short one.
     Folded,
 }
 
@@ -72,13 +73,15 @@ pub struct SmallPlan {
     pub kv_warpgroups: u32,
     /// Keys that a warpgroup holds scores of at once.
     pub block_n: u32,
-    /// Blocks that a warpgroup has room for. With one its keys are that block, and all is requested once; with more, blocks stream by.
+    /// Blocks that a warpgroup has room for. With one its keys are that block, and all is requested once;
+    /// with more, blocks stream by.
     pub stages: u32,
     /// When accumulators are rescaled while blocks stream by.
     pub rescale: Rescale,
-    /// Powers of two above the weight of a maximum that a lane's sum of a block's exponentials must stay below (in f16 more than 8 mean 8)
-    /// for its rows' references to have been good enough: no maximum
-    /// is taken of blocks that stream by and need no mask, and a block that reaches the limit is computed once more.
+    /// Powers of two above the weight of a maximum that a lane's sum of a block's exponentials must stay
+    /// below (in f16 more than 8 mean 8) for its rows' references to have been good enough: no maximum is
+    /// taken of blocks that stream by and need no mask, and a block that reaches the limit is computed once
+    /// more.
     #[serde(default)]
     pub guess: Option<u8>,
     /// Whether warpgroups of rows take turns at the tensor cores while blocks stream by.
@@ -91,12 +94,14 @@ pub struct SmallPlan {
     pub key_copies: u32,
     /// Products that compute a block's scores.
     pub qk_pieces: u32,
-    /// Steps of the online softmax that a block takes; the exponentials of one run under the scores of the next.
+    /// Steps of the online softmax that a block takes; the exponentials of one run under the scores of the
+    /// next.
     pub softmax_steps: u32,
-    /// Products that a step's probabilities enter; the exponentials of one run under the product of the one before.
+    /// Products that a step's probabilities enter; the exponentials of one run under the product of the one
+    /// before.
     pub pv_pieces: u32,
-    /// Paths, at most, for causal rows that see a part of a block that is their only one: the more there are, the less is computed and masked,
-    /// and the longer is the code.
+    /// Paths, at most, for causal rows that see a part of a block that is their only one: the more there are,
+    /// the less is computed and masked, and the longer is the code.
     #[serde(default = "most_paths")]
     pub paths: u32,
     /// When copies are requested.
@@ -119,7 +124,8 @@ pub struct SmallPlan {
 pub(super) const MOST_PATHS: u32 = 4;
 /// Stages of a ring.
 pub(super) const MOST_STAGES: u32 = 8;
-/// Registers beside the accumulators, of plans without a loop and of those with one (measured on ptxas' figures).
+/// Registers beside the accumulators, of plans without a loop and of those with one (measured on ptxas'
+/// figures).
 const OTHER_REGISTERS: [u32; 2] = [57, 40];
 
 /// Where everything lies in a CTA's shared memory, in bytes from its start.
@@ -320,7 +326,8 @@ impl SmallPlan {
             let fits = pieces > 0 && u64::from(whole).is_multiple_of(u64::from(pieces) * u64::from(step));
             accept(what, pieces.into(), fits, accepted)
         };
-        // Eight rows are the swizzle's period and the least step of a product's columns, sixteen keys that of P V.
+        // Eight rows are the swizzle's period and the least step of a product's columns, sixteen keys that of
+        // P V.
         divides("key_copies", self.key_copies, self.block_n, 8, "divisors of block_n / 8")?;
         divides("qk_pieces", self.qk_pieces, self.block_n, 8, "divisors of block_n / 8")?;
         divides("key_copies", self.key_copies, self.qk_pieces, 1, "divisors of qk_pieces")?;

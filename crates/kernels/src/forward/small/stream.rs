@@ -1,5 +1,5 @@
-//! Keys and values that stream by: of the warpgroups that share a part of the keys, one thread requests its blocks, and the
-//! order of issue is that of FlashAttention-3's Algorithm 2.
+//! Keys and values that stream by: of the warpgroups that share a part of the keys, one thread requests its
+//! blocks, and the order of issue is that of FlashAttention-3's Algorithm 2.
 
 use problem::Tensor;
 use ptx::{Builder, CmpOp, Pointer, Pred, R32, Shared, Src};
@@ -46,8 +46,9 @@ impl Forward<'_> {
             products.wgmma_pv(k, p, value, o, Accumulate::Add); //        O += P V
         };
         let steps = BlockSteps { scores, hide, accumulate };
-        // Of each block, S is issued beside what the block before it adds to O (`tile::Visits`); then, by the rules of `softmax`, m follows
-        // max(S·c), O and l are rescaled where it moved, P = exp2(S·c − m), rounded, and l += Σ P.
+        // Of each block, S is issued beside what the block before it adds to O (`tile::Visits`); then, by the
+        // rules of `softmax`, m follows max(S·c), O and l are rescaled where it moved, P = exp2(S·c − m),
+        // rounded, and l += Σ P.
         visits.for_each_block_once(
             k,
             Blocks { from: tile.from(), full_from: own.lower.map(|lower| lower.full_from), end, masked },
@@ -63,8 +64,9 @@ impl Forward<'_> {
         Bound::new(k, &self.params.band, rows, self.plan.cluster_keys(), divides).at_least_one(k)
     }
 
-    /// Whether warpgroups of rows visit different numbers of blocks: those alone that their own rows see. In turns they do not: the one that
-    /// requests would wait for a place that the next one leaves in a turn it has not been given.
+    /// Whether warpgroups of rows visit different numbers of blocks: those alone that their own rows see. In
+    /// turns they do not: the one that requests would wait for a place that the next one leaves in a turn it
+    /// has not been given.
     fn ends_differ(&self) -> bool {
         let several = self.plan.row_warpgroups > 1 && self.plan.turns == Turns::Free;
         !self.params.band.is_full() && several
@@ -129,8 +131,8 @@ impl Forward<'_> {
         k.setp_u(CmpOp::Eq, thread, 0)
     }
 
-    /// Prepares the mbarriers of the part's rings, and with the first part's those of the queries; then waits for the launch before, on
-    /// whose end all that follows depends.
+    /// Prepares the mbarriers of the part's rings, and with the first part's those of the queries; then waits
+    /// for the launch before, on whose end all that follows depends.
     fn prepare(&self, k: &mut Builder, [queries, keys, values]: &[TileRing; 3]) {
         if self.plan.kv_warpgroups == 1 {
             queries.handover.init_full(k);

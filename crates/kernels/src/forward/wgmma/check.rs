@@ -142,7 +142,8 @@ impl WgmmaPlan {
         }
     }
 
-    /// Whether the tiles of the last round can be shared: all are as long, and it is known before who takes which.
+    /// Whether the tiles of the last round can be shared: all are as long, and it is known before who takes
+    /// which.
     fn check_tail(&self, problem: &Problem, arch: &Arch) -> Result<(), PlanError> {
         let Some(round) = self.last_round(problem, arch) else { return Ok(()) };
         if !band(problem).is_full() {

@@ -8,7 +8,8 @@ use crate::Arch;
 use crate::forward::packing::packs_well;
 
 impl WgmmaPlan {
-    /// The plans that measured best on an H200 (16k tokens, hidden 2048), and FlashAttention-3's tiles where none was measured.
+    /// The plans that measured best on an H200 (16k tokens, hidden 2048), and FlashAttention-3's tiles where
+    /// none was measured.
     pub fn default_for(problem: &Problem, arch: &Arch) -> WgmmaPlan {
         let causal = problem.band.is_causal();
         let dim = problem.head_dim.max(problem.head_dim_v);

@@ -1,5 +1,5 @@
-//! The generator: what the producer requests, what a consumer computes. Which rows and blocks these are is in `rows.rs`, where results go in
-//! `store.rs`.
+//! The generator: what the producer requests, what a consumer computes. Which rows and blocks these are is in
+//! `rows.rs`, where results go in `store.rs`.
 
 use problem::{Problem, Tensor};
 use ptx::{
@@ -68,17 +68,19 @@ impl WgmmaPlan {
 
 /// What needs no barrier because another one holds it back.
 impl WgmmaPlan {
-    /// Whether a place of queries is free when the first keys of their tile have a place. Each tile has a block at least, so with no more
-    /// stages than places of queries those keys replace some of the tile whose queries are replaced, or of a later one, and keys
-    /// are left after the last product that reads queries with them.
+    /// Whether a place of queries is free when the first keys of their tile have a place. Each tile has a
+    /// block at least, so with no more stages than places of queries those keys replace some of the tile
+    /// whose queries are replaced, or of a later one, and keys are left after the last product that reads
+    /// queries with them.
     fn keys_pace_queries(&self) -> bool {
         self.stages <= self.query_stages()
     }
 
-    /// Whether consumers have received the number of the tile before when the producer sends that of the tile after. They receive a tile's
-    /// number while they are at the one before. The producer has requested all of a tile, so they have left the queries as many
-    /// tiles ago as there are places, one; or the last values of two tiles ago, after which they received. In a cluster feeding
-    /// threads receive, too, and leave nothing.
+    /// Whether consumers have received the number of the tile before when the producer sends that of the tile
+    /// after. They receive a tile's number while they are at the one before. The producer has requested all
+    /// of a tile, so they have left the queries as many tiles ago as there are places, one; or the last
+    /// values of two tiles ago, after which they received. In a cluster feeding threads receive, too, and
+    /// leave nothing.
     fn tiles_pace_numbers(&self) -> bool {
         self.cluster == 1 && (self.query_stages() == 1 || self.stages <= 2)
     }
@@ -98,7 +100,8 @@ pub(super) struct Forward<'a> {
     pub(super) partials: Option<Partials>,
     /// Where rows of O are that TMA stores.
     pub(super) rows_out: Option<(TensorMapPtr, Shared)>,
-    /// Where the first warpgroup's probabilities are, if products take them from shared memory; those of the others follow.
+    /// Where the first warpgroup's probabilities are, if products take them from shared memory; those of the
+    /// others follow.
     pub(super) probs: Option<(SwizzledTile, Shared)>,
     /// Beside values, where products make the rows' sums.
     pub(super) ones: Option<Ones>,
@@ -326,9 +329,9 @@ impl<'a> Forward<'a> {
             };
             let softmax = self.softmax(k);
             let steps = BlockSteps { scores, hide, accumulate };
-            // Of each block, S is issued beside what the block before it adds to O (`tile::Visits`); then, by the rules of `softmax`,
-            //     m follows max(S·c), and O and l are rescaled where it moved;
-            //     P = exp2(S·c − m), rounded, and l += Σ P.
+            // Of each block, S is issued beside what the block before it adds to O (`tile::Visits`); then, by
+            // the rules of `softmax`, m follows max(S·c), and O and l are rescaled where it moved; P =
+            // exp2(S·c − m), rounded, and l += Σ P.
             let more = visits.for_each_block(k, blocks, &softmax, &steps, |k| {
                 let more = turn.advance(k);
                 if plan.tiles == Tiles::Overlapped {

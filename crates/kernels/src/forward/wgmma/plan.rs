@@ -22,14 +22,17 @@ pub enum Softmax {
         /// Powers of two; in f16 up to [`Rescale::MOST_IN_F16`].
         slack: u8,
     },
-    /// No maximum is taken of blocks that need no mask, but for the first: exponentials are taken against the old reference, and
-    /// a block of which a lane's sum reaches `2^limit` times the weight of a maximum is computed once more, with its maximum. Where products make the sums, a block
-    /// is where a probability reaches 2, as of a score that exceeds the maximum that its reference was taken from by `limit + 1` powers.
+    /// No maximum is taken of blocks that need no mask, but for the first: exponentials are taken against the
+    /// old reference, and a block of which a lane's sum reaches `2^limit` times the weight of a maximum is
+    /// computed once more, with its maximum. Where products make the sums, a block is where a probability
+    /// reaches 2, as of a score that exceeds the maximum that its reference was taken from by `limit + 1`
+    /// powers.
     Optimistic {
         /// As of [`Softmax::Lazy`], for the blocks that do take a maximum.
         slack: u8,
-        /// Powers of two, up to 15 in f16, where 8 and more mean the same: maxima weigh 2^7 there, and f16 holds 2^15. Where products
-        /// make the sums, references lie `limit` powers of two above maxima, and probabilities as far below one; then, too, it is at most 15.
+        /// Powers of two, up to 15 in f16, where 8 and more mean the same: maxima weigh 2^7 there, and f16
+        /// holds 2^15. Where products make the sums, references lie `limit` powers of two above maxima, and
+        /// probabilities as far below one; then, too, it is at most 15.
         limit: u8,
     },
 }
@@ -49,8 +52,8 @@ impl Softmax {
     }
 }
 
-/// The largest slack. A bf16 has the range of the f32 that the sums are, and so has O: it overflows, where the mean of the values would
-/// not, from values of about 2^60 on.
+/// The largest slack. A bf16 has the range of the f32 that the sums are, and so has O: it overflows, where
+/// the mean of the values would not, from values of about 2^60 on.
 pub(super) const fn largest_slack(dtype: DType) -> u8 {
     match dtype {
         DType::F16 => Rescale::MOST_IN_F16,
@@ -58,8 +61,9 @@ pub(super) const fn largest_slack(dtype: DType) -> u8 {
     }
 }
 
-/// The largest limit. Where products make the sums, probabilities lie `limit` powers of two below one, and what they add to
-/// O, an f32, lies as far below the values: with 15, values down to 2^-118 keep the precision of bf16.
+/// The largest limit. Where products make the sums, probabilities lie `limit` powers of two below one, and
+/// what they add to O, an f32, lies as far below the values: with 15, values down to 2^-118 keep the
+/// precision of bf16.
 pub(super) const fn largest_limit(dtype: DType, sums: Sums) -> u8 {
     match (dtype, sums) {
         (DType::F16, _) => 15,
@@ -86,7 +90,8 @@ pub enum Diagonal {
     /// All of it.
     #[default]
     Whole,
-    /// Probabilities of the first half of its keys, where its rows see no more; where tiles do not overlap, scores too.
+    /// Probabilities of the first half of its keys, where its rows see no more; where tiles do not overlap,
+    /// scores too.
     Halved,
 }
 
@@ -120,7 +125,8 @@ pub struct WgmmaPlan {
     /// CTAs of a multiprocessor: what one has to wait for, the others hide.
     #[serde(default = "one")]
     pub resident: u32,
-    /// CTAs of a cluster, on neighbouring tiles of a head, that request every block of keys and values together: 1 or 2.
+    /// CTAs of a cluster, on neighbouring tiles of a head, that request every block of keys and values
+    /// together: 1 or 2.
     #[serde(default = "one")]
     pub cluster: u32,
     /// What the rows of a tile are.
@@ -132,8 +138,8 @@ pub struct WgmmaPlan {
     pub stages: u32,
     /// How successive tiles of query rows follow.
     pub tiles: Tiles,
-    /// Whether what a block adds to O is in flight while the softmax of the next one runs (`scores_ahead`, FlashAttention-3's overlap within a
-    /// warpgroup), or is waited for.
+    /// Whether what a block adds to O is in flight while the softmax of the next one runs (`scores_ahead`,
+    /// FlashAttention-3's overlap within a warpgroup), or is waited for.
     #[serde(default = "scores_ahead")]
     pub products: Order,
     /// Registers of a producer's thread, where not FlashAttention-3's split; consumers share what it leaves.
@@ -149,7 +155,8 @@ pub struct WgmmaPlan {
     pub turns: Turns,
     /// How rows keep to their maximum.
     pub softmax: Softmax,
-    /// Of eight exponentials of a block without a maximum, how many are computed by FMAs, not by the special-function unit.
+    /// Of eight exponentials of a block without a maximum, how many are computed by FMAs, not by the
+    /// special-function unit.
     #[serde(default)]
     pub exps_by_fma: u32,
     /// Where products take probabilities from.
@@ -157,9 +164,9 @@ pub struct WgmmaPlan {
     pub probabilities: Probabilities,
     /// Chains of a row's maximum and sum.
     pub chains: Chains,
-    /// Who makes the rows' sums. A product needs a head dim of values of 64, and the range of bf16: in f16 probabilities that lie a
-    /// limit below one would leave no room for those of keys that are light each and heavy together. It returns no LSE, for which it is not
-    /// exact enough.
+    /// Who makes the rows' sums. A product needs a head dim of values of 64, and the range of bf16: in f16
+    /// probabilities that lie a limit below one would leave no room for those of keys that are light each and
+    /// heavy together. It returns no LSE, for which it is not exact enough.
     #[serde(default)]
     pub sums: Sums,
     /// Where the blocks end that a warpgroup visits.
@@ -175,8 +182,8 @@ pub struct WgmmaPlan {
     pub tail: Tail,
     /// In which order.
     pub order: TileOrder,
-    /// MiB of keys and values whose heads are taken together, where long tiles come first: what L2 should hold. Fewer heads hit
-    /// it more often, more leave less for the last CTA.
+    /// MiB of keys and values whose heads are taken together, where long tiles come first: what L2 should
+    /// hold. Fewer heads hit it more often, more leave less for the last CTA.
     #[serde(default = "section_mib")]
     pub section_mib: u32,
     /// Whether the LSE is returned.
@@ -192,8 +199,8 @@ pub(super) const fn section_mib() -> u32 {
 pub(super) const FEEDING_REGISTERS: u32 = 24;
 /// The most that `setmaxnreg` takes.
 const MOST_REGISTERS: u32 = 256;
-/// Registers of a consumer beside its tiles: addresses, rows' references and sums, loop state (measured on what ptxas can
-/// hold without serialising products).
+/// Registers of a consumer beside its tiles: addresses, rows' references and sums, loop state (measured on
+/// what ptxas can hold without serialising products).
 const OTHER_REGISTERS: u32 = 26;
 
 impl WgmmaPlan {
@@ -202,7 +209,8 @@ impl WgmmaPlan {
         128 * (self.consumers + 1)
     }
 
-    /// The same plan, returning the LSE or not: that is not of rounded probabilities, which products would sum.
+    /// The same plan, returning the LSE or not: that is not of rounded probabilities, which products would
+    /// sum.
     #[must_use]
     pub fn with_lse(&self, lse: bool) -> WgmmaPlan {
         WgmmaPlan { lse, sums: if lse { Sums::Lanes } else { self.sums }, ..self.clone() }
@@ -213,8 +221,8 @@ impl WgmmaPlan {
         64 * self.consumers
     }
 
-    /// Registers that a thread of the producer keeps, and what a consumer's takes (FlashAttention-3's split, where one CTA is resident and
-    /// no gene says otherwise).
+    /// Registers that a thread of the producer keeps, and what a consumer's takes (FlashAttention-3's split,
+    /// where one CTA is resident and no gene says otherwise).
     pub const fn register_split(&self) -> (u32, u32) {
         let producer = match (self.producer_registers, self.consumers, self.resident) {
             (None, 1, 1) => return (56, 256),
@@ -248,7 +256,8 @@ impl WgmmaPlan {
         (self.probabilities == Probabilities::Shared).then(|| SwizzledTile::new(WARPGROUP_ROWS, self.block_n))
     }
 
-    /// Registers of a consumer's thread, about: accumulators of O and S, and P, which is read while S is written.
+    /// Registers of a consumer's thread, about: accumulators of O and S, and P, which is read while S is
+    /// written.
     pub fn registers(&self, problem: &Problem) -> u32 {
         self.columns_out(problem) / 2 + self.block_n / 2 + self.block_n / 4 + OTHER_REGISTERS
     }
@@ -325,8 +334,8 @@ impl WgmmaPlan {
         4 * self.consumers * self.cluster
     }
 
-    /// Heads that are taken together when long tiles come first: a divisor of all of them, whose keys and values fit L2. Of
-    /// [`TileOrder::Strided`], the stride.
+    /// Heads that are taken together when long tiles come first: a divisor of all of them, whose keys and
+    /// values fit L2. Of [`TileOrder::Strided`], the stride.
     pub(super) fn section(&self, problem: &Problem) -> u64 {
         if self.order == TileOrder::Strided {
             return stride(self.tile_count(problem));
@@ -362,7 +371,8 @@ const fn scores_ahead() -> Order {
     Order::ScoresAhead
 }
 
-/// The stride that is coprime to so many tiles next below their golden section, as long as a line of so many strides fits 32 bits.
+/// The stride that is coprime to so many tiles next below their golden section, as long as a line of so many
+/// strides fits 32 bits.
 fn stride(tiles: u64) -> u64 {
     const GOLDEN: f64 = 0.618_033_988_749_895;
     let most = u64::from(u32::MAX) / tiles.max(1);

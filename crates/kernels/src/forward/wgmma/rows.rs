@@ -54,7 +54,8 @@ impl Forward<'_> {
         }
     }
 
-    /// The blocks that rows see. They visit one at least, so that roles keep step: rows that see no key find it masked.
+    /// The blocks that rows see. They visit one at least, so that roles keep step: rows that see no key find
+    /// it masked.
     fn bound_of(&self, k: &mut Builder, rows: &RowRange) -> Bound {
         let bound = Bound::new(k, &self.params.band, rows, self.plan.block_n, self.divides());
         if self.params.band.is_full() { bound } else { bound.at_least_one(k) }
@@ -101,7 +102,8 @@ impl Forward<'_> {
         skips.set(k, blocks);
     }
 
-    /// Notes whether the warpgroup's last row sees no more than the first half of the block that it sees last.
+    /// Notes whether the warpgroup's last row sees no more than the first half of the block that it sees
+    /// last.
     pub(super) fn halve(&self, k: &mut Builder, visits: &Visits, own: &RowRange) {
         let Some(halved) = visits.halved else { return };
         let halves = Bound::new(k, &self.params.band, own, self.plan.block_n / 2, false).end;
@@ -120,7 +122,8 @@ impl Forward<'_> {
         }
     }
 
-    /// Which blocks the rows of a warpgroup do not see completely: those below the first number, and by their last keys.
+    /// Which blocks the rows of a warpgroup do not see completely: those below the first number, and by their
+    /// last keys.
     fn masked(&self, k: &mut Builder, own: &RowRange) -> (Option<R32>, Masked) {
         let band = &self.params.band;
         if band.is_full() {
