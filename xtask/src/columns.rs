@@ -12,9 +12,9 @@ use crate::book::{self, File};
 const COLUMNS: usize = 110;
 
 /// Files and folders that are held to the limit, relative to the root. A folder stands for its Markdown, Rust
-/// and Python files. The list grows: a crate is added when its comments fit, and no entry is removed.
-const HELD: [&str; 6] =
-    ["docs/src", "xtask", "README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "python/README.md"];
+/// and Python files.
+const HELD: [&str; 7] =
+    ["crates", "docs/src", "xtask", "README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "python"];
 
 /// The lines that are too long, one line a fault.
 ///
@@ -42,7 +42,7 @@ fn long(file: &File) -> Vec<String> {
     for (number, line) in file.text.split_inclusive('\n').enumerate() {
         let end = start + line.len();
         let counts = match extension {
-            "rs" => line.trim_start().starts_with("//"),
+            "rs" => line.trim_start().starts_with("//") && !is_table_row(line),
             "py" => line.trim_start().starts_with('#'),
             _ => !exempt.iter().any(|range| range.start < end && start < range.end),
         };
@@ -55,6 +55,11 @@ fn long(file: &File) -> Vec<String> {
         start = end;
     }
     faults
+}
+
+/// Whether a comment line of Rust is a row of a Markdown table, which cannot be broken.
+fn is_table_row(line: &str) -> bool {
+    line.trim_start_matches([' ', '/', '!']).starts_with('|')
 }
 
 /// The ranges of a page that are exempt: tables, code, and the regions that `cargo xtask tables` writes.
@@ -107,6 +112,8 @@ mod tests {
         for text in [table, code, made, link] {
             assert_eq!(found("a.md", &text), Vec::<String>::new(), "{text}");
         }
-        assert_eq!(found("a.rs", &format!("let a = \"{wide}\";")), Vec::<String>::new());
+        for code in [format!("let a = \"{wide}\";"), format!("//! | {wide} |")] {
+            assert_eq!(found("a.rs", &code), Vec::<String>::new());
+        }
     }
 }

@@ -1,7 +1,8 @@
 //! Finds the fastest plans on a GPU.
 //!
 //! ```text
-//! tune FOLDER [--family NAME …] [--near [--gene NAME …]] [--plans FILE] [--limit SECONDS] [--from N] SUITE|PROBLEM …
+//! tune FOLDER [--family NAME …] [--near [--gene NAME …]] [--plans FILE] [--limit SECONDS] [--from N]
+//!     SUITE|PROBLEM …
 //! ```
 //!
 //! With `--near`, the search begins with the shipped plan and the plans of a file (one JSON object per line:
