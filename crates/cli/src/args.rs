@@ -29,8 +29,8 @@ pub enum Command {
     /// Exit code: 0 passed, 1 failed, 2 incomplete, 3 bad usage.
     #[command(after_long_help = launch_file())]
     Check(Check),
-    /// Say why a kernel is slow (root causes, predicted time, what each line costs), or which plan a problem
-    /// gets and why
+    /// Explain why a kernel is slow (root causes, predicted time, cost of each line), or which plan a problem
+    /// gets
     ///
     /// A kernel that fails its check is explained too. Exit code: 0 explained, whatever the verdict; 3 bad
     /// usage.
@@ -70,11 +70,12 @@ pub enum Command {
     Sandboxed(Sandboxed),
     /// Search for faster kernels: make, check, time and race candidates; write every result to a ledger
     ///
-    /// Beside the search's own candidates run random samples (a control group) and an A/A test of the
-    /// baseline. On a device that is not at hand (h200, l4, …) times are predicted by the time model, and
-    /// everything says so. Ctrl-C ends after the tasks under way, and --resume goes on.
+    /// A part of the candidates are random samples (a control group), and one is an A/A test of the baseline.
+    /// For a device that this machine lacks (h200, l4, …) the time model predicts the times, and all output
+    /// says so. Ctrl-C ends the run after the tasks under way; --resume continues it.
     ///
-    /// Exit code: 0 ended or stopped, 2 a fault of FlashCore's, 3 bad usage or a device that cannot be used.
+    /// Exit code: 0 complete or stopped, 2 an internal error of FlashCore, 3 bad usage or a device that
+    /// cannot be used.
     Evolve(Evolve),
     /// List the best plans in the ledger for a problem on a device
     Topk(Topk),
@@ -88,8 +89,7 @@ pub enum Command {
 
 #[derive(Debug, Args)]
 pub struct Climb {
-    /// Where the versions are measured: cpu (predicted only), cuda, cuda:N, or auto: on a GPU where there is
-    /// one
+    /// Device to measure on: cpu (times are predicted), cuda, cuda:N, or auto (a GPU if there is one)
     #[arg(long, default_value = "auto")]
     pub device: String,
     /// File of the page
@@ -98,7 +98,7 @@ pub struct Climb {
     /// Print one JSON object instead of the table
     #[arg(long)]
     pub json: bool,
-    /// Every kind of input and schedule for each version: some minutes
+    /// Check each version with every kind of input and schedule; takes some minutes
     #[arg(long)]
     pub thorough: bool,
 }
@@ -138,7 +138,7 @@ pub struct Check {
 
 #[derive(Debug, Args)]
 pub struct Explain {
-    /// PTX or CUDA C++; left out: the kernel that the reference problem (1,8,512,64,f16) gets on the GPU
+    /// Kernel file: PTX or CUDA C++; default: the kernel of the reference problem (1,8,512,64,f16) on the GPU
     #[arg(requires = "launch")]
     pub file: Option<PathBuf>,
     /// Launch file
@@ -238,8 +238,7 @@ pub struct Bench {
     /// Mask of --shape: none, causal, causal-top-left or window:BEFORE:AFTER
     #[arg(long, default_value = "none", requires = "shape")]
     pub mask: String,
-    /// GPU: a suite of problems: mission, small, forward, ampere or windows; may be given several times;
-    /// default: mission
+    /// GPU: suite of problems: mission, small, forward, ampere or windows; repeatable; default: mission
     #[arg(long)]
     pub suite: Vec<String>,
     /// GPU: plan to time instead of the chosen one; JSON, as `explain --problem` or `topk` prints it;
@@ -586,11 +585,11 @@ pub struct Evolve {
     /// Time limit of the search with its races, minutes; default: 2, or none if --candidates is given
     #[arg(long)]
     pub minutes: Option<f64>,
-    /// Candidates that it may make, random samples included
+    /// Largest number of candidates, the random samples included
     #[arg(long, value_name = "N", value_parser = count::<usize>)]
     pub candidates: Option<usize>,
-    /// How it searches: full (from the best of every bound and tile shape, every operator), insight (from the
-    /// best, with what helped before and what the diagnosis says) or free (from the best, by chance)
+    /// Kind of search: full (from the best of every bound and tile shape, every operator), insight (from the
+    /// best, guided by past gains and by the diagnosis) or free (random changes of the best)
     #[arg(long, default_value = "full")]
     pub configuration: String,
     /// Seed of the random numbers
@@ -602,7 +601,7 @@ pub struct Evolve {
     /// Only kernels of this family: mma, wgmma or small; repeatable
     #[arg(long, value_name = "NAME")]
     pub family: Vec<String>,
-    /// The part of the candidates that are random samples, to show what the search gains
+    /// Fraction of the candidates that are random samples, to show what the search gains
     #[arg(long, value_name = "SHARE", default_value_t = 0.5)]
     pub random_share: f64,
     /// Program that proposes kernels: it reads a JSON object on standard input and answers with one (see the
@@ -636,8 +635,8 @@ pub struct Evolve {
     /// Price of an hour of the device
     #[arg(long, visible_alias = "price-per-hour", value_name = "PRICE")]
     pub price: Option<f64>,
-    /// Threads that build and check candidates beside the device; default: all cores but one, and of a CPU's
-    /// plans one
+    /// Threads that build and check candidates beside the device; default: all cores but one (with --device
+    /// cpu: one)
     #[arg(long, value_name = "N", value_parser = count::<usize>)]
     pub jobs: Option<usize>,
     /// Append winners to FILE as rows of the table of tuned plans; GPU kernels only

@@ -1,6 +1,6 @@
 //! The gate: a kernel is timed only after it passed the gate.
 //!
-//! [`prove`] runs a kernel in the emulator on several styles of input, each under a different adversarial
+//! [`check_kernel`] runs a kernel in the emulator on several styles of input, each under a different adversarial
 //! schedule. It checks that no hazard occurred, that every output element was written and nothing between the
 //! rows, that the inputs are unchanged, and that the output is within the error model ([`judge`]) of the f64
 //! oracle. Outputs start as a NaN pattern, and the emulator leaves gaps between buffers, so an unwritten
