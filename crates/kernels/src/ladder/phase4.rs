@@ -19,12 +19,12 @@ use super::common::{self, Array, DIM, Math, Tile, shuffle_down};
 use super::phase3::{ROWS, Reduced, Row, Rows, THREADS};
 use crate::Arch;
 
-/// Whether a barrier stands between the scores' writer and their readers.
+/// Whether a barrier separates the writer of the scores from their readers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Scores {
-    /// As it was.
+    /// The original, without a barrier.
     Unordered,
-    /// As it should have been.
+    /// The repair, with a barrier.
     BehindBarrier,
 }
 
@@ -93,7 +93,7 @@ fn for_each_score_of_lane(k: &mut Builder, row: &Row, tile: Tile, body: impl FnO
     });
 }
 
-/// From lane 0 to all lanes, by way of shared memory and a barrier of the whole block.
+/// Broadcast from lane 0 to all lanes through shared memory and a barrier of the whole CTA.
 fn through_cell(
     k: &mut Builder,
     cell: Shared,
