@@ -93,8 +93,8 @@ impl Family {
 }
 
 impl Plan {
-    /// A good plan for the problem on the architecture, where nothing was measured: on sm_90 the first of `small`, `wgmma` and
-    /// `mma` that computes it and suits its grid.
+    /// A good plan for the problem on the architecture, where nothing was measured: on sm_90 the first of
+    /// `small`, `wgmma` and `mma` that computes it and suits its grid.
     ///
     /// # Errors
     /// When the problem cannot be stated or no family computes it.

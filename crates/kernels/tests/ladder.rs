@@ -1,5 +1,5 @@
-//! The rungs of the ladder on the emulator: the right ones match f64 without a hazard, the broken ones are refuted for
-//! their own reason.
+//! The rungs of the ladder on the emulator: the right ones match f64 without a hazard, the broken ones are
+//! refuted for their own reason.
 
 mod common;
 

@@ -85,7 +85,7 @@ impl RowRange {
     pub fn keys_seen(&self, k: &mut Builder, band: &KeyBand) -> [R32; 2] {
         let Some(after) = band.after else { return [self.seq_kv; 2] };
         let shift = self.shift(k, band.corner);
-        // If a row sees no key after the diagonal, one of the two limits holds without a comparison. Aligned
+        // Without keys after the diagonal, one of the two limits holds without a comparison. Aligned
         // to the bottom right, the last row ends at the last key, but first rows may end before key 0.
         // Aligned to the top left, the first row starts at key 0, but last rows may end beyond the last key.
         let within = |k: &mut Builder, end: R32| match (band.corner, after) {

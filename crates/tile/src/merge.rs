@@ -8,8 +8,8 @@ use crate::{AccTile, OnlineSoftmax, Threads};
 /// Bytes of four registers of every lane of a warp.
 const QUAD_BYTES: u32 = 4 * 4 * 32;
 
-/// Shared memory that [`OnlineSoftmax::merge`] needs, in bytes, for a CTA of `warps` warps, each with an accumulator of
-/// `rows` × `columns`.
+/// Shared memory that [`OnlineSoftmax::merge`] needs, in bytes, for a CTA of `warps` warps, each with an
+/// accumulator of `rows` × `columns`.
 pub const fn merge_bytes(warps: u32, rows: u32, columns: u32) -> u32 {
     warps * rows / 16 * (1 + columns / 8) * QUAD_BYTES
 }

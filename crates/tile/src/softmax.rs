@@ -1,5 +1,6 @@
-//! The online softmax on accumulator fragments (Milakov & Gimelshein 2018; FlashAttention-2, Algorithm 1), in the log2
-//! domain: with `c = scale · log2 e > 0`, a row's probabilities are `exp2(s · c − m)`, one FFMA and one EX2 each.
+//! The online softmax on accumulator fragments (Milakov & Gimelshein 2018; FlashAttention-2, Algorithm 1), in
+//! the log2 domain: with `c = scale · log2 e > 0`, a row's probabilities are `exp2(s · c − m)`, one FFMA and
+//! one EX2 each.
 
 use ptx::{Builder, CmpOp, F32, Half, Pred};
 

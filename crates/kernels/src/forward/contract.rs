@@ -121,7 +121,8 @@ pub(crate) fn head_strides(problem: &Problem, tensor: Tensor) -> [Arg; 2] {
     [Arg::I64(stepped(batches, batch)), Arg::I64(stepped(heads, head))]
 }
 
-/// Where a row of the output begins, from its pointer, the bytes between its batch entries and those between its heads.
+/// Where a row of the output begins, from its pointer, the bytes between its batch entries and those between
+/// its heads.
 pub(crate) fn row_of_output(
     k: &mut Builder,
     problem: &Problem,
@@ -154,7 +155,8 @@ fn softmax_factor(problem: &Problem) -> f64 {
     f64::from(problem.score.softcap.unwrap_or(problem.softmax_scale().abs()))
 }
 
-/// `|scale| · log2 e`, or 1 for a scale of 0, for which Q is cleared; `softcap · log2 e` where logits are capped.
+/// `|scale| · log2 e`, or 1 for a scale of 0, for which Q is cleared; `softcap · log2 e` where logits are
+/// capped.
 pub(crate) fn factor(problem: &Problem) -> f32 {
     let scale = softmax_factor(problem);
     if scale == 0.0 { 1.0 } else { (scale * std::f64::consts::LOG2_E) as f32 }

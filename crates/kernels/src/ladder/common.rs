@@ -19,12 +19,13 @@ pub(super) const KEYS: u32 = 64;
 pub(super) const ROW_BYTES: u32 = 2 * DIM;
 /// Bytes of a tile of keys or values.
 pub(super) const TILE_BYTES: u32 = KEYS * ROW_BYTES;
-/// Alignment of shared arrays: where ptxas puts those of 16 bytes and more in a whole program, as nvcc built the seeds. It is
-/// declared, since nothing else holds where code is linked, as the driver's linker does: vector accesses may fault there, and
-/// loads that ptxas joins elsewhere stay single.
+/// Alignment of shared arrays: where ptxas puts those of 16 bytes and more in a whole program, as nvcc built
+/// the seeds. It is declared, since nothing else holds where code is linked, as the driver's linker does:
+/// vector accesses may fault there, and loads that ptxas joins elsewhere stay single.
 pub(super) const ALIGN: u32 = 16;
 
-/// The longest sequence: the seeds count elements of a tensor in 32 bits; far below, and as long as a proof should be.
+/// The longest sequence: the seeds count elements of a tensor in 32 bits; far below, and as long as a proof
+/// should be.
 const MAX_SEQ: usize = 8192;
 
 /// Dense self-attention in f16 with head dimension 64, whole tiles, and the rung's mask.
@@ -261,8 +262,9 @@ impl Math {
     }
 }
 
-/// e^x = 2^n · 2^f with n = ⌊x · log₂e⌋, −126 ≤ n ≤ 126: the sum 1.5 · 2²³ + 1 + (n + 126), rounded down, holds n + 127
-/// in its low bits, where a shift by 23 makes it the exponent of 2^n; f is summed in two parts, and only 2^f is approximate.
+/// e^x = 2^n · 2^f with n = ⌊x · log₂e⌋, −126 ≤ n ≤ 126: the sum 1.5 · 2²³ + 1 + (n + 126), rounded down,
+/// holds n + 127 in its low bits, where a shift by 23 makes it the exponent of 2^n; f is summed in two parts,
+/// and only 2^f is approximate.
 fn accurate_exp(k: &mut Builder, x: F32) -> F32 {
     /// The rounding error of log₂e in f32.
     const LOG2_E_LOW: f32 = (std::f64::consts::LOG2_E - LOG2_E as f64) as f32;
@@ -288,8 +290,8 @@ fn accurate_exp(k: &mut Builder, x: F32) -> F32 {
     k.mul(fraction, whole)
 }
 
-/// `for (d = 0; d < 64; d++) sum += q[d] * k[d]`, `q` in f32 and shared, the key's halves two bytes a load from global
-/// memory; unrolled by 16.
+/// `for (d = 0; d < 64; d++) sum += q[d] * k[d]`, `q` in f32 and shared, the key's halves two bytes a load
+/// from global memory; unrolled by 16.
 pub(super) fn dot_with_global(k: &mut Builder, q: Shared, key: Global) -> F32 {
     let sum: F32 = k.mov(0.0f32);
     k.for_range(0, DIM, 16, |k, d| {

@@ -1,13 +1,16 @@
-//! `nan_reduction`: Phase 1's first attempt, of which the seeds say that "warp reductions caused NaN outputs".
+//! `nan_reduction`: Phase 1's first attempt, of which the seeds say that "warp reductions caused NaN
+//! outputs".
 //!
-//! What the seeds believed: warp reductions are at fault, so one thread must reduce. What was really wrong: each warp
-//! reduces alone, and then all four write their result to the one cell for all, in no order. A tile has 64 scores and the
-//! block 128 threads, so two of the warps hold no score and write what they started from, −3.4 · 10³⁸ as maximum and 0
-//! as sum. Where theirs comes last, exp(S − m) overflows, the sum is 0, and ∞ · 0 or ∞ − ∞ is NaN; where it does not,
-//! the result is one warp's, and wrong. What the emulator shows: races between the warps on the two cells, and under
-//! schedules that let such a warp come last whole rows of NaN, which the oracle refuses.
+//! What the seeds believed: warp reductions are at fault, so one thread must reduce. What was really wrong:
+//! each warp reduces alone, and then all four write their result to the one cell for all, in no order. A tile
+//! has 64 scores and the block 128 threads, so two of the warps hold no score and write what they started
+//! from, −3.4 · 10³⁸ as maximum and 0 as sum. Where theirs comes last, exp(S − m) overflows, the sum is 0,
+//! and ∞ · 0 or ∞ − ∞ is NaN; where it does not, the result is one warp's, and wrong. What the emulator
+//! shows: races between the warps on the two cells, and under schedules that let such a warp come last whole
+//! rows of NaN, which the oracle refuses.
 //!
-//! The structure follows the first version in the seeds' published history; all but the reductions is Phase 1's.
+//! The structure follows the first version in the seeds' published history; all but the reductions is Phase
+//! 1's.
 
 use problem::Problem;
 use ptx::{Builder, CmpOp, F32, Kernel, Pred, Shared};

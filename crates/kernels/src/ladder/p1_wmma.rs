@@ -1,18 +1,19 @@
 //! `p1_wmma`: tensor cores for Q Kᵀ, 1169 µs on the seeds' L4, where 200–300 had been forecast.
 //!
-//! What the seeds believed: the scores on tensor cores would carry the kernel; afterwards they put WMMA at 4 % of the
-//! time by estimate. What was really wrong: Amdahl. The scores' fragments go to shared memory; then the 32 rows are taken
-//! one after another, with one thread for maximum and sum, two barriers a row, and each of the 64 threads that weigh
-//! values computes every exponential anew and reads its column of V from global memory, a half at a time, for every row.
-//! What the emulator shows: tensor work in a few hundredths of the slots, serial loops at one lane of 128, and 65
-//! exponentials for each score.
+//! What the seeds believed: the scores on tensor cores would carry the kernel; afterwards they put WMMA at 4
+//! % of the time by estimate. What was really wrong: Amdahl. The scores' fragments go to shared memory; then
+//! the 32 rows are taken one after another, with one thread for maximum and sum, two barriers a row, and each
+//! of the 64 threads that weigh values computes every exponential anew and reads its column of V from global
+//! memory, a half at a time, for every row. What the emulator shows: tensor work in a few hundredths of the
+//! slots, serial loops at one lane of 128, and 65 exponentials for each score.
 //!
-//! This kernel was not published with the others. The seeds give the row loop with its recomputed exponentials and scalar
-//! loads of V (named as Phase 1 names it, which reads it from global memory, while their shared arrays end in `_smem`),
-//! the fragments (16 × 16, four warps) and the resources (21 KB, no spills, 48 registers). Chosen to fit the memory: 32 × 64
-//! tiles of scores, Q and the f32 output in shared memory (8 + 4 + 8 KB and the row states), fragments of K straight from
-//! global memory; and, to fit the registers, a loop over rows that is not unrolled. Q is loaded half by half, since
-//! vector loads came later in that line of kernels.
+//! This kernel was not published with the others. The seeds give the row loop with its recomputed
+//! exponentials and scalar loads of V (named as Phase 1 names it, which reads it from global memory, while
+//! their shared arrays end in `_smem`), the fragments (16 × 16, four warps) and the resources (21 KB, no
+//! spills, 48 registers). Chosen to fit the memory: 32 × 64 tiles of scores, Q and the f32 output in shared
+//! memory (8 + 4 + 8 KB and the row states), fragments of K straight from global memory; and, to fit the
+//! registers, a loop over rows that is not unrolled. Q is loaded half by half, since vector loads came later
+//! in that line of kernels.
 
 use problem::Problem;
 use ptx::{Builder, CmpOp, F32, Global, Kernel, MatrixOrder, Pointer, Pred, R16, R32, Shared};

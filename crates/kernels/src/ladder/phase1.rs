@@ -1,14 +1,16 @@
 //! `phase1`: 16 query rows a CTA, 3652 µs on the seeds' L4, slower than the 2870 µs it set out from.
 //!
-//! What the seeds believed: fewer CTAs over shared tiles must win, and warp reductions had "caused NaN" for reasons
-//! unknown, so one thread reduces. What was really wrong: for each row 127 threads wait while thread 0 walks 64 scores
-//! twice, once for the maximum and once for the sum and its exponentials. The tiling saves nothing: keys and values are
-//! read from global memory anew for every row, half by half, by half of the threads, and 32 CTAs a head leave fewer warps
-//! to hide it. Each of the 64 threads that weigh values computes the row's exponentials once more. What the emulator
-//! shows: a serial share that grows with the tile, four barriers a row, 32 sectors a request in the score loop.
+//! What the seeds believed: fewer CTAs over shared tiles must win, and warp reductions had "caused NaN" for
+//! reasons unknown, so one thread reduces. What was really wrong: for each row 127 threads wait while thread
+//! 0 walks 64 scores twice, once for the maximum and once for the sum and its exponentials. The tiling saves
+//! nothing: keys and values are read from global memory anew for every row, half by half, by half of the
+//! threads, and 32 CTAs a head leave fewer warps to hide it. Each of the 64 threads that weigh values
+//! computes the row's exponentials once more. What the emulator shows: a serial share that grows with the
+//! tile, four barriers a row, 32 sectors a request in the score loop.
 //!
-//! The structure follows the kernel that the seeds published and timed, compiled without fast math: Q, scores and output
-//! are f32 in shared memory, maxima and sums arrays of 16 in every thread, indexed at run time and so in local memory.
+//! The structure follows the kernel that the seeds published and timed, compiled without fast math: Q, scores
+//! and output are f32 in shared memory, maxima and sums arrays of 16 in every thread, indexed at run time and
+//! so in local memory.
 
 use problem::Problem;
 use ptx::{Builder, CmpOp, F32, Kernel, Local, Pointer, Pred, R32, Shared};

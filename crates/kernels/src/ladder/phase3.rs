@@ -1,15 +1,17 @@
 //! `phase3`: 32 query rows a CTA and four warps, 1634 µs on the seeds' L4.
 //!
-//! What the seeds believed: "better warp utilisation, 4 warps a block". What was really wrong: the score loop gives rows
-//! out by `for (row = tid; row < 32; row += 128)`, so warp 0 computes all scores while three warps wait at the barrier;
-//! its 32 lanes walk down 32 unpadded rows, so each read of Q and each write of S is a 32-way bank conflict. In the
-//! softmax a warp has a row at last, but its lane 0 reduces alone while 31 wait, and then all 32 lanes compute the same
-//! exponentials; three barriers a row make the four warps wait for each other, though no row is another's business. It won
-//! because keys and values now come from shared memory, once a tile. What the emulator shows: one warp of four in the
-//! score loop with conflict degree 32, one lane of 32 in the reductions.
+//! What the seeds believed: "better warp utilisation, 4 warps a block". What was really wrong: the score loop
+//! gives rows out by `for (row = tid; row < 32; row += 128)`, so warp 0 computes all scores while three warps
+//! wait at the barrier; its 32 lanes walk down 32 unpadded rows, so each read of Q and each write of S is a
+//! 32-way bank conflict. In the softmax a warp has a row at last, but its lane 0 reduces alone while 31 wait,
+//! and then all 32 lanes compute the same exponentials; three barriers a row make the four warps wait for
+//! each other, though no row is another's business. It won because keys and values now come from shared
+//! memory, once a tile. What the emulator shows: one warp of four in the score loop with conflict degree 32,
+//! one lane of 32 in the reductions.
 //!
-//! The structure follows the kernel that the seeds published and timed, compiled without fast math: five static arrays,
-//! tiles copied a half at a time, maxima and sums of a warp's eight rows in arrays of nine indexed at run time.
+//! The structure follows the kernel that the seeds published and timed, compiled without fast math: five
+//! static arrays, tiles copied a half at a time, maxima and sums of a warp's eight rows in arrays of nine
+//! indexed at run time.
 
 use problem::Problem;
 use ptx::{Builder, CmpOp, F32, Global, Kernel, Local, Pointer, Pred, R16, R32, Shared};
@@ -163,7 +165,8 @@ impl Rows {
         });
     }
 
-    /// `for (row = tid; row < rows; row += blockDim.x) for (c …) S[row][c] = scale * dot(Q[row], K[c])`: warp 0 alone.
+    /// `for (row = tid; row < rows; row += blockDim.x) for (c …) S[row][c] = scale * dot(Q[row],
+    /// K[c])`: warp 0 alone.
     pub(super) fn score(&self, k: &mut Builder, cta: &Cta, tile: Tile) {
         cta.strided(k, cta.rows, |k, row| {
             let query = self.query.element(k, row, ROW_BYTES);

@@ -1,18 +1,20 @@
 //! `phase6_it1` and `phase6_it2`: 1844 and 1776 µs on the seeds' L4, where 500–600 had been forecast.
 //!
-//! What the seeds believed: register tiling, twice the threads and `uint4` loads would halve Phase 4's time; afterwards
-//! they blamed registers, bank conflicts and barriers in general. What was really wrong: every loop gives out rows by
-//! `for (row = tid; row < 32; row += 256)`, so one warp does scores, softmax and output, a thread a row, while seven wait;
-//! its lanes walk down 32 unpadded rows, in shared memory and in global; the warp reductions that were written are never
-//! called; and the mask is causal while Phase 4's was not, with masked tiles computed all the same, so the two were never
-//! one comparison. Iteration 1 gives each thread `m[32]`, `l[32]` and `O[32][64]`, 8448 bytes indexed at run time, which
-//! is local memory: of a row in 32 is anything used, and the lanes of a request are 8 KB apart. Iteration 2 moves them to
-//! shared memory, where 32 lanes again walk 32 rows of one bank. What the emulator shows: one warp of eight in most issue
-//! slots, local traffic at 32 sectors a request (it. 1), conflict degree 32 (both).
+//! What the seeds believed: register tiling, twice the threads and `uint4` loads would halve Phase 4's time;
+//! afterwards they blamed registers, bank conflicts and barriers in general. What was really wrong: every
+//! loop gives out rows by `for (row = tid; row < 32; row += 256)`, so one warp does scores, softmax and
+//! output, a thread a row, while seven wait; its lanes walk down 32 unpadded rows, in shared memory and in
+//! global; the warp reductions that were written are never called; and the mask is causal while Phase 4's was
+//! not, with masked tiles computed all the same, so the two were never one comparison. Iteration 1 gives each
+//! thread `m[32]`, `l[32]` and `O[32][64]`, 8448 bytes indexed at run time, which is local memory: of a row
+//! in 32 is anything used, and the lanes of a request are 8 KB apart. Iteration 2 moves them to shared
+//! memory, where 32 lanes again walk 32 rows of one bank. What the emulator shows: one warp of eight in most
+//! issue slots, local traffic at 32 sectors a request (it. 1), conflict degree 32 (both).
 //!
-//! The structure follows the kernels that the seeds published and timed, compiled with fast math: keys, then values in
-//! one tile; scores by fours of keys, so that a query's row is read once for four; output columns by eights, each a loop
-//! over the keys; and, against the stores of single halves, an array of 64 of them in local memory before the vector stores.
+//! The structure follows the kernels that the seeds published and timed, compiled with fast math: keys, then
+//! values in one tile; scores by fours of keys, so that a query's row is read once for four; output columns
+//! by eights, each a loop over the keys; and, against the stores of single halves, an array of 64 of them in
+//! local memory before the vector stores.
 
 use problem::Problem;
 use ptx::{Builder, CmpOp, F32, Global, Half, Kernel, Pointer, R16, R32, Shared};
@@ -233,7 +235,8 @@ impl<A: Array> Accumulators<A> {
     }
 }
 
-/// `for (d = 0; d < 64; d++)` over a row of f32, unrolled by eight and no further: d and the place of eight elements.
+/// `for (d = 0; d < 64; d++)` over a row of f32, unrolled by eight and no further: d and the place of eight
+/// elements.
 fn by_eights<A: Array>(k: &mut Builder, row: A, body: impl FnOnce(&mut Builder, R32, A)) {
     k.for_range(0, DIM, 8, |k, d| {
         k.nounroll();
@@ -258,9 +261,9 @@ fn for_each_score(k: &mut Builder, row: Shared, tile: Tile, mut body: impl FnMut
     });
 }
 
-/// `for (c = 0; c < keys; c++) sum += p[c] * v[c]`, `v` a column of halves a row apart, unrolled by four. As nvcc compiles
-/// it, a pointer walks along the weights in the middle of each four: ptxas then knows of 8 bytes' alignment, not of 16,
-/// and reads them in pairs.
+/// `for (c = 0; c < keys; c++) sum += p[c] * v[c]`, `v` a column of halves a row apart, unrolled by four. As
+/// nvcc compiles it, a pointer walks along the weights in the middle of each four: ptxas then knows of 8
+/// bytes' alignment, not of 16, and reads them in pairs.
 fn dot_with_column(k: &mut Builder, weights: Shared, column: Shared, tile: Tile) -> F32 {
     let sum: F32 = k.mov(0.0f32);
     let p = k.shared_advance(weights, 8);

@@ -1,16 +1,16 @@
 //! What the u8-quantised rungs share: the quantiser of the seeds, the launch contract, and the row loop.
 //!
-//! The structure follows the published code of the record. 32 query rows by 64 keys and 256 threads: a warp has four rows,
-//! its lanes stand over the head dimension, and each score is a product of two columns a lane, five shuffles that add and
-//! one that broadcasts. The 64 scores of a row are an array of every thread, all copies alike; the length of a tile is
-//! known at run time only, so the array lies in local memory. The output is accumulated in shared memory, read and
-//! written once a key. The head dimension is an argument too: every loop over columns tests how many there are.
-//! As `nvcc --use_fast_math` compiles it: `__expf` as `ex2.approx`, division as `div.approx`, and the passes over a row's
-//! scores four at a time.
+//! The structure follows the published code of the record. 32 query rows by 64 keys and 256 threads: a warp
+//! has four rows, its lanes stand over the head dimension, and each score is a product of two columns a lane,
+//! five shuffles that add and one that broadcasts. The 64 scores of a row are an array of every thread, all
+//! copies alike; the length of a tile is known at run time only, so the array lies in local memory. The
+//! output is accumulated in shared memory, read and written once a key. The head dimension is an argument
+//! too: every loop over columns tests how many there are. As `nvcc --use_fast_math` compiles it: `__expf` as
+//! `ex2.approx`, division as `div.approx`, and the passes over a row's scores four at a time.
 //!
-//! The record's code has one fault that its tests cannot show. The maximum and the sum of a row are read by all lanes of
-//! a warp and written by lane 0 with only shuffles between, which order no memory: the emulator calls it a race. The
-//! rungs put `bar.warp.sync` there, so that each is judged by what the seeds changed.
+//! The record's code has one fault that its tests cannot show. The maximum and the sum of a row are read by
+//! all lanes of a warp and written by lane 0 with only shuffles between, which order no memory: the emulator
+//! calls it a race. The rungs put `bar.warp.sync` there, so that each is judged by what the seeds changed.
 
 use problem::Problem;
 use ptx::{
@@ -32,8 +32,8 @@ pub(super) const DIM: u32 = 64;
 pub(super) const THREADS: u32 = 256;
 const WARPS: u32 = THREADS / 32;
 
-/// A tensor quantised as the seeds did it: affine over ±448 with one scale a head. Zero has no code of its own: it
-/// lies half-way between 127 and 128.
+/// A tensor quantised as the seeds did it: affine over ±448 with one scale a head. Zero has no code of its
+/// own: it lies half-way between 127 and 128.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Quantised {
     /// `[batch · head][row · dim]`.
@@ -232,8 +232,9 @@ impl Cta {
         Cta { thread, warp, lane, rows, dim, second, codes, scales, seq, softmax_scale, out, first, leftover }
     }
 
-    /// `for (d = lane; d < D; d += 32)`; the body gets (d − lane) / 32. Unrolled by four, as compilers do it: with 64
-    /// columns all rounds are left over, and each is a test and a branch. The loop of four would never run.
+    /// `for (d = lane; d < D; d += 32)`; the body gets (d − lane) / 32. Unrolled by four, as compilers do it:
+    /// with 64 columns all rounds are left over, and each is a test and a branch. The loop of four would
+    /// never run.
     pub(super) fn columns(&self, k: &mut Builder, mut body: impl FnMut(&mut Builder, u32)) {
         k.if_(self.first, |k| self.left_over(k, 0, &mut body));
     }
@@ -248,7 +249,8 @@ impl Cta {
         }
     }
 
-    /// `for (i = tid; i < rows · D; i += 256)`; the body gets `i` and `i / D · pitch + i % D`, with a true division.
+    /// `for (i = tid; i < rows · D; i += 256)`; the body gets `i` and `i / D · pitch + i % D`, with a true
+    /// division.
     pub(super) fn elements(
         &self,
         k: &mut Builder,

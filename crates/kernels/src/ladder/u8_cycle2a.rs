@@ -1,11 +1,11 @@
 //! u8 attention, "cycle 2a": 1454 µs on the seeds' L4, 1.10× the baseline.
 //!
-//! What the seeds believed: coalesced asynchronous copies of four bytes make the loads cheap. What was wrong: the loads were
-//! a few per cent. What helped is beside it: a lane decodes its two columns of a query row once for all keys of a tile, and
-//! four scores share a round's bookkeeping. The emulator shows what is left: keys and values still decoded for
-//! every row, shuffles for every score, and the accumulators in shared memory.
-//! The structure follows the published code of the record; rows are padded to 72 bytes, and the copies of a tile are waited
-//! for at once, so nothing runs beside them.
+//! What the seeds believed: coalesced asynchronous copies of four bytes make the loads cheap. What was wrong:
+//! the loads were a few per cent. What helped is beside it: a lane decodes its two columns of a query row
+//! once for all keys of a tile, and four scores share a round's bookkeeping. The emulator shows what is left:
+//! keys and values still decoded for every row, shuffles for every score, and the accumulators in shared
+//! memory. The structure follows the published code of the record; rows are padded to 72 bytes, and the
+//! copies of a tile are waited for at once, so nothing runs beside them.
 
 use problem::Problem;
 use ptx::{Builder, F32, Kernel, Pointer, R32, Shared};

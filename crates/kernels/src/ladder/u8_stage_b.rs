@@ -1,12 +1,13 @@
 //! u8 attention, stage B: 2008 µs on the seeds' L4, and wrong (max_diff 4.5).
 //!
-//! What the seeds believed: a union of `uint8_t[M][D]` and `half[M][D]` lets a tile be converted in place, and halves make
-//! the inner loop cheap. They found that element `i` lies at byte `i` in one view and at `2·i` in the other, and gave up
-//! the union. What they did not see: no barrier stands between the threads that still read codes and those that already
-//! write halves over them, so it would have raced with any layout. The emulator reports that race. Repaired: all codes go to
-//! registers, a barrier, and then the halves are written; in place, and right.
-//! Neither uses a tensor core: halves are widened again and multiplied one by one. The structure follows the published
-//! code of the record, tables of the values and rows of 80 elements included; copies are a byte a load again.
+//! What the seeds believed: a union of `uint8_t[M][D]` and `half[M][D]` lets a tile be converted in place,
+//! and halves make the inner loop cheap. They found that element `i` lies at byte `i` in one view and at
+//! `2·i` in the other, and gave up the union. What they did not see: no barrier stands between the threads
+//! that still read codes and those that already write halves over them, so it would have raced with any
+//! layout. The emulator reports that race. Repaired: all codes go to registers, a barrier, and then the
+//! halves are written; in place, and right. Neither uses a tensor core: halves are widened again and
+//! multiplied one by one. The structure follows the published code of the record, tables of the values and
+//! rows of 80 elements included; copies are a byte a load again.
 
 use problem::Problem;
 use ptx::{Builder, F32, Kernel, Pointer, R32, Shared};

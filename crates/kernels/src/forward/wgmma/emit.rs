@@ -328,9 +328,9 @@ impl<'a> Forward<'a> {
             };
             let softmax = self.softmax(k);
             let steps = BlockSteps { scores, hide, accumulate };
-            // Of each block, S is issued beside what the block before it adds to O (`tile::Visits`); then, by the rules of `softmax`,
-            //     m follows max(S·c), and O and l are rescaled where it moved;
-            //     P = exp2(S·c − m), rounded, and l += Σ P.
+            // Of each block, S is issued beside what the block before it adds to O (`tile::Visits`); then, by
+            // the rules of `softmax`, m follows max(S·c), and O and l are rescaled where it moved; P =
+            // exp2(S·c − m), rounded, and l += Σ P.
             let more = visits.for_each_block(k, blocks, &softmax, &steps, |k| {
                 let more = turn.advance(k);
                 if plan.tiles == Tiles::Overlapped {
