@@ -1,27 +1,27 @@
 use serde::{Deserialize, Serialize};
 
-/// What a generator and a plan's check must know of a GPU (CUDA C++ Programming Guide, "Compute
+/// What generators and plan checks need to know of a GPU (CUDA C++ Programming Guide, "Compute
 /// Capabilities").
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Arch {
     /// Compute capability times ten.
     pub sm: u32,
-    /// Streaming multiprocessors: decides how small tiles must be to occupy them all.
+    /// Number of SMs: decides how small tiles must be to occupy all of them.
     pub multiprocessors: u32,
-    /// Shared memory that one CTA may ask for, in bytes.
+    /// Largest shared memory of one CTA, in bytes.
     pub shared_per_cta: u32,
-    /// Shared memory of a multiprocessor, in bytes; each resident CTA also takes [`Arch::SHARED_RESERVED`].
+    /// Shared memory of an SM, in bytes. Each resident CTA also takes [`Arch::SHARED_RESERVED`].
     pub shared_per_sm: u32,
 }
 
 impl Arch {
-    /// Shared memory that the system takes of each CTA, in bytes.
+    /// Shared memory that the system reserves per CTA, in bytes.
     pub const SHARED_RESERVED: u32 = 1024;
-    /// Largest extent in y and z of a grid.
+    /// Largest grid extent in y and z.
     pub const GRID_YZ: u64 = 65_535;
-    /// Registers of a multiprocessor.
+    /// Registers of an SM.
     pub const REGISTERS_PER_SM: u32 = 65_536;
-    /// Registers of a thread that instructions can name.
+    /// Largest number of registers that a thread can address.
     pub const REGISTERS_PER_THREAD: u32 = 255;
 
     /// A100.
@@ -35,7 +35,7 @@ impl Arch {
     /// RTX 5090.
     pub const SM_120: Arch = Arch::new(120, 170, 100);
 
-    /// The architectures that kernels are made for.
+    /// The architectures for which kernels are emitted.
     pub const ALL: [Arch; 5] = [Arch::SM_80, Arch::SM_86, Arch::SM_89, Arch::SM_90, Arch::SM_120];
 
     const fn new(sm: u32, multiprocessors: u32, shared_kib: u32) -> Arch {
@@ -44,7 +44,7 @@ impl Arch {
         Arch { sm, multiprocessors, shared_per_cta, shared_per_sm }
     }
 
-    /// The architecture of that compute capability times ten, with the multiprocessors of its usual device.
+    /// The architecture of compute capability `sm` (times ten), with the SM count of its usual device.
     pub fn of(sm: u32) -> Option<Arch> {
         Arch::ALL.into_iter().find(|arch| arch.sm == sm)
     }

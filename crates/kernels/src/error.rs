@@ -4,7 +4,7 @@ use ptx::Violations;
 /// Why no kernel could be emitted.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum KernelError {
-    /// The problem itself cannot be stated.
+    /// The problem itself is invalid.
     #[error(transparent)]
     Problem(#[from] ProblemError),
     /// The plan does not fit the problem or the architecture.
@@ -25,13 +25,13 @@ pub enum PlanError {
     /// The family does not compute this element type.
     #[error("invalid value '{dtype}' for dtype with family {family}: expected {accepted}")]
     DType { family: &'static str, dtype: DType, accepted: &'static str },
-    /// A property of the problem that the family does not compute.
+    /// The family does not support a property of the problem.
     #[error("invalid value '{value}' for {what} with family {family}: expected {accepted}")]
     Problem { family: &'static str, what: String, value: String, accepted: String },
-    /// A number outside its range, or not a multiple of what it must be.
+    /// A number is outside its range, or not a multiple of the required number.
     #[error("invalid value '{value}' for {what}: expected {accepted}")]
     Value { what: &'static str, value: u64, accepted: String },
-    /// A mask that the family does not compute.
+    /// The family does not support this mask.
     #[error("invalid value '{mask}' for mask with family {family}: expected {accepted}")]
     Mask { family: &'static str, mask: Band, accepted: Band },
     /// Strides other than those of a dense tensor.
@@ -39,19 +39,19 @@ pub enum PlanError {
         "invalid strides for {tensor} with family {family}: expected [batch, head, sequence, dim] without gaps"
     )]
     NotDense { family: &'static str, tensor: &'static str },
-    /// More shared memory than a CTA can have.
+    /// The plan needs more shared memory than a CTA can have.
     #[error(
         "{bytes} bytes of shared memory are needed, {limit} are there on sm_{sm}; take smaller tiles, fewer stages or \
          fewer resident CTAs"
     )]
     SharedMemory { bytes: u64, limit: u32, sm: u32 },
-    /// More registers than a thread can have.
+    /// The plan needs more registers than a thread can have.
     #[error(
         "about {registers} registers per thread are needed, {limit} are there; take fewer rows per warp, \
          a smaller block_n, queries in shared memory, or fewer resident CTAs"
     )]
     Registers { registers: u32, limit: u32 },
-    /// Rows that do not begin at a multiple of 16 bytes.
+    /// Rows are not aligned to 16 bytes.
     #[error(
         "invalid value '{value}' for {what} of {tensor}: expected a multiple of 8 elements, as 16-byte copies need, \
          or copy = elements"
@@ -59,7 +59,7 @@ pub enum PlanError {
     Misaligned { tensor: &'static str, what: &'static str, value: i64 },
 }
 
-/// Refuses a number that does not fit.
+/// Rejects a number unless `fits` holds.
 pub(crate) fn accept(what: &'static str, value: u64, fits: bool, accepted: &str) -> Result<(), PlanError> {
     if fits { Ok(()) } else { Err(PlanError::Value { what, value, accepted: accepted.to_owned() }) }
 }

@@ -9,25 +9,25 @@ use crate::forward::wgmma::WgmmaPlan;
 use crate::ladder::RungPlan;
 use crate::{Arch, KernelError, PlanError};
 
-/// How a problem is computed: a kernel family and its genes. Pure data, the only input of a generator besides
-/// the problem and the architecture.
+/// How a problem is computed: a kernel family and its genes. Pure data, and the only input of a generator
+/// besides the problem and the architecture.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(tag = "family", rename_all = "snake_case")]
 pub enum Plan {
     /// Forward attention on `mma.sync`, for every GPU since sm_80.
     Mma(MmaPlan),
-    /// Forward attention for large grids on `wgmma` and TMA, for sm_90a alone.
+    /// Forward attention for large grids on `wgmma` and TMA, for sm_90a only.
     Wgmma(WgmmaPlan),
-    /// Forward attention for small grids, latency first, on `wgmma` and TMA, for sm_90a alone.
+    /// Forward attention for small grids, optimised for latency, on `wgmma` and TMA, for sm_90a only.
     Small(SmallPlan),
-    /// A kernel of the seeds' story.
+    /// A kernel of the [ladder](crate::ladder).
     Ladder {
         /// Which one.
         rung: RungPlan,
     },
 }
 
-/// The families of forward attention, of which a plan can be made for a problem.
+/// The families of forward attention for which a default plan can be made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Family {
     Mma,
@@ -36,10 +36,10 @@ pub enum Family {
 }
 
 impl Family {
-    /// Every one; those that need the least of a GPU come first.
+    /// All families; those with the lowest requirements on the GPU come first.
     pub const ALL: [Family; 3] = [Family::Mma, Family::Wgmma, Family::Small];
 
-    /// As plans write it.
+    /// The name as it is written in plans.
     pub const fn name(self) -> &'static str {
         match self {
             Family::Mma => "mma",
@@ -64,7 +64,7 @@ impl Family {
         Ok(plan)
     }
 
-    /// The same where it does not fit, too: genes to begin with.
+    /// Like [`Family::default_for`], but unchecked: a starting point for a search.
     pub fn proposal(self, problem: &Problem, arch: &Arch) -> Plan {
         let problem = &*problem.canonical();
         match self {
@@ -74,12 +74,12 @@ impl Family {
         }
     }
 
-    /// Whether the family is at its best: the grid it was made for.
+    /// Whether the grid is of the kind that the family was made for.
     fn suits(self, problem: &Problem, arch: &Arch) -> bool {
         let (sms, heads) = (u64::from(arch.multiprocessors), (problem.batch * problem.heads_q) as u64);
         let row_tiles = |rows: u32| problem.seq_q.div_ceil(rows as usize) as u64 * heads;
         match self {
-            // Warpgroups of 64 rows, and a CTA for each multiprocessor: few rows leave most of both idle.
+            // Warpgroups have 64 rows and each SM gets a CTA, so few rows leave most of both idle.
             Family::Wgmma => row_tiles(64) >= sms,
             // A wave of CTAs that do not overlap costs the whole chain of loads and products.
             Family::Small => {
@@ -119,7 +119,7 @@ impl Plan {
         }
     }
 
-    /// The same plan, returning the LSE or not. The ladder's kernels never do.
+    /// The plan with or without the LSE. The ladder's kernels never return it.
     #[must_use]
     pub fn with_lse(&self, lse: bool) -> Plan {
         match self {
@@ -145,16 +145,17 @@ impl Plan {
     }
 }
 
-/// The kernel of a plan, with its launch contract for the problem; that of its
-/// [canonical](Problem::canonical) statement, so keys that no row sees cost nothing. Buffers are `q`, `k`,
-/// `v`, `out` and, where the plan returns it, `lse`, in this order and of exactly the size the problem's
-/// strides span. A family that hands out its tiles at run time has a `counter` after them, one that shares
-/// its last round `scratch` and then a `counter`: counters are zeros at the first launch, and left so by
-/// each; scratch memory may hold anything.
+/// Emits the kernel of a plan with its launch contract, for the [canonical](Problem::canonical) form of the
+/// problem, so keys that no row sees cost nothing.
+///
+/// Buffers are `q`, `k`, `v`, `out` and, where the plan returns it, `lse`, in this order and of exactly the
+/// size that the problem's strides span. A family with dynamic scheduling adds a `counter`; one that shares
+/// its last round adds `scratch` and then a `counter`. Counters must be zero at the first launch, and each
+/// launch leaves them zero. Scratch memory may hold anything.
 ///
 /// # Errors
-/// When the problem cannot be stated or the plan does not fit it or the architecture, and when the verifier
-/// refuses the kernel, which is a fault of ours.
+///
+/// When the problem is invalid, or the plan does not fit the problem or the architecture.
 pub fn emit(problem: &Problem, plan: &Plan, arch: &Arch) -> Result<Kernel, KernelError> {
     problem.check()?;
     plan.check(problem, arch)?;

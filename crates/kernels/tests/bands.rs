@@ -1,5 +1,5 @@
-//! Sliding windows and capped logits in every forward family: on the emulator, every hazard check on, results
-//! within the rounding of P and O.
+//! Sliding windows and softcap in every forward family, on the emulator: no hazards with every check on, and
+//! results within the rounding of P and O.
 
 mod common;
 #[path = "common/small_plan.rs"]
@@ -16,11 +16,10 @@ use problem::{Band, Corner, DType, Layout, Problem};
 use tile::{Handout, Order, Packing, Sums, TileOrder, Tiles, Turns};
 
 const SCHEDULES: [Schedule; 3] = [Schedule::Late, Schedule::Early, Schedule::Random];
-/// A Hopper GPU of so few multiprocessors that a CTA has several tiles.
+/// A Hopper GPU with so few SMs that a CTA computes several tiles.
 const SMALL: Arch = Arch { multiprocessors: 3, ..Arch::SM_90 };
 
-/// Bands narrower than a block of keys, about as wide, and wider; with one bound and with both; at both
-/// corners.
+/// Bands narrower than a KV block, about as wide, and wider; with one bound and with both; at both corners.
 fn bands() -> Vec<Band> {
     let bands = [
         Band::window(0, 0),
@@ -34,10 +33,10 @@ fn bands() -> Vec<Band> {
     bands.into_iter().flat_map(|band| [band, band.aligned(Corner::TopLeft)]).collect()
 }
 
-/// Lengths for which rows see no key, keys are seen by no row, and ends are ragged.
+/// Lengths with rows that see no key, keys that no row sees, and ragged ends.
 const LENGTHS: [(usize, usize); 4] = [(150, 150), (100, 230), (210, 90), (64, 320)];
 
-/// Problems with each band, with capped logits now and then.
+/// Problems with each band, some of them with softcap.
 fn problems(seed: usize) -> Vec<Problem> {
     let lengths = LENGTHS.into_iter().cycle().skip(seed);
     let problem = |(i, (band, (seq_q, seq_kv)))| {
@@ -145,8 +144,8 @@ fn small_is_right() {
     }
 }
 
-/// The default plans of every family, and sizes of bounds as launch parameters: kernels of two windows are
-/// one text.
+/// The default plans of every family are right. Sizes of bounds are launch parameters: kernels of two windows
+/// have identical text.
 #[test]
 fn defaults_are_right_and_sizes_are_parameters() {
     let problem = |before, softcap| {

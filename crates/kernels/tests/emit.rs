@@ -1,5 +1,5 @@
-//! What the plans emit: histograms of instructions as goldens, and ptxas' and nvdisasm's word on the result
-//! where the tools are at hand (`cargo xtask test` provides them).
+//! The emitted kernels: golden histograms of instructions, and the output of ptxas and nvdisasm where these
+//! tools are available (`cargo xtask test` provides them).
 
 mod tools;
 
@@ -47,8 +47,8 @@ fn histogram(kernel: &Kernel) -> String {
     text
 }
 
-/// Plans that differ in what they emit, of every family; of `small` the kernels that request all keys at once
-/// and those that stream them.
+/// Plans of every family that differ in the emitted code. For `small`, kernels that request all keys at once
+/// and kernels that stream them.
 fn golden_cases() -> Vec<(&'static str, Problem, Plan, Arch)> {
     let mission = Problem::mission();
     let of = |problem: &Problem, arch: Arch| default_plan(problem, &arch);
@@ -88,8 +88,7 @@ fn golden_cases() -> Vec<(&'static str, Problem, Plan, Arch)> {
     .collect()
 }
 
-/// `FLASHCORE_BLESS=1 cargo test -p flashcore-kernels --test emit` writes the goldens anew; the diff is the
-/// review.
+/// `FLASHCORE_BLESS=1 cargo test -p flashcore-kernels --test emit` rewrites the goldens; review the diff.
 #[test]
 fn histograms_are_the_golden_ones() {
     let folder = filetest::root().join("emit");
@@ -101,7 +100,7 @@ fn histograms_are_the_golden_ones() {
     assert!(different.is_empty(), "{}", different.join("\n"));
 }
 
-/// Defaults on grids that fill a device, and on small ones, whose tiles have fewer rows.
+/// Default plans for grids that fill a device, and for small grids, whose tiles have fewer rows.
 #[test]
 fn defaults_assemble_without_spills() {
     let Some(ptxas) = tools::find("FLASHCORE_PTXAS") else { return };
@@ -113,7 +112,7 @@ fn defaults_assemble_without_spills() {
             for problem in [Problem::new(8, 32, 2048, dim, dtype), Problem::new(1, 8, 256, dim, dtype)] {
                 let problem = problem.with_band(mask);
                 let plan = default_plan(&problem, &arch);
-                // Where both grids get the same tiles they get the same code.
+                // Grids with identical tiles get identical code.
                 let same = |(p, known, a): &(Problem, MmaPlan, Arch)| {
                     (p.head_dim, p.band) == (dim, mask) && *known == plan && *a == arch
                 };
@@ -138,7 +137,7 @@ fn defaults_assemble_without_spills() {
     });
 }
 
-/// The instructions that make the family what it is reach the machine code, in the number that was emitted.
+/// The characteristic instructions of the family appear in the machine code as often as they were emitted.
 #[test]
 fn machine_code_holds_tensor_cores_matrix_loads_and_asynchronous_copies() {
     let (Some(ptxas), Some(nvdisasm)) = (tools::find("FLASHCORE_PTXAS"), tools::find("FLASHCORE_NVDISASM"))
@@ -244,7 +243,8 @@ fn buffers_and_arguments_follow_the_strides() {
     assert_eq!(params, kernel.args.iter().map(|a| a.bytes()).collect::<Vec<_>>());
 }
 
-/// Arrays that the ladder indexes at run time are local memory, but no spills; all else stays in registers.
+/// Arrays that the ladder indexes at run time lie in local memory without being spills; everything else stays
+/// in registers.
 #[test]
 fn ptxas_assembles_the_ladder_without_spills() {
     let Some(ptxas) = tools::find("FLASHCORE_PTXAS") else { return };
@@ -258,8 +258,8 @@ fn ptxas_assembles_the_ladder_without_spills() {
     }
 }
 
-/// A top-left mask of a square, or of more keys than rows, is the same kernel by the same plan as a square
-/// one aligned to the bottom right; of more rows than keys it is another.
+/// With at least as many keys as rows, a top-left mask gives the same kernel, by the same plan, as the square
+/// mask aligned to the bottom right. With more rows than keys the kernel differs.
 #[test]
 fn alignments_that_are_one_are_one_kernel() {
     let device = Device { name: "NVIDIA H200", arch: Arch::SM_90 };
@@ -279,7 +279,7 @@ fn alignments_that_are_one_are_one_kernel() {
                 let (kernel, of_square) = (text(&same), text(&square));
                 assert_eq!(kernel.module.to_string(), of_square.module.to_string(), "{}", family.name());
                 assert_eq!(kernel.launch, of_square.launch);
-                // The caller's tensors are as large as they are.
+                // The buffers keep the size of the caller's tensors.
                 let bytes = |tensor| 2 * same.span(tensor).unwrap().0;
                 assert_eq!([1, 2].map(|i| kernel.buffers[i].bytes), [Tensor::K, Tensor::V].map(bytes));
             }

@@ -1,4 +1,5 @@
-//! The forward families on the emulator: every hazard check on, results within the rounding of P and O.
+//! The forward families on the emulator: no hazards with every check on, and results within the rounding of P
+//! and O.
 
 #[path = "common/cases.rs"]
 mod cases;
@@ -17,7 +18,7 @@ fn default_plan(problem: &Problem, arch: &Arch) -> MmaPlan {
     MmaPlan::default_for(problem, arch)
 }
 
-/// The default without what it does for small grids, to set other genes in.
+/// The default plan without its adaptations to small grids, as a base for other genes.
 fn plain_plan(problem: &Problem, arch: &Arch) -> MmaPlan {
     MmaPlan { kv_warps: 1, order: Order::InTurn, ..default_plan(problem, arch) }
 }
@@ -27,8 +28,8 @@ fn check(problem: &Problem, plan: MmaPlan, arch: &Arch, options: Options) {
     common::run(&mut Emulator::new(options), problem, &Plan::Mma(plan), arch, seed).check();
 }
 
-/// Each problem of the torture set with a plan of small tiles, so that every problem has several blocks;
-/// genes and architectures take turns.
+/// Each problem of the torture set with a plan of small tiles, so that every problem has several blocks.
+/// Genes and architectures rotate.
 #[test]
 fn torture_set_is_right_and_without_hazards() {
     for (i, problem) in cases::torture().iter().enumerate() {
@@ -47,7 +48,7 @@ fn torture_set_is_right_and_without_hazards() {
             lse: i % 4 != 0,
             ..plain_plan(problem, &arch)
         };
-        // Every other plan divides the keys among warps, where the columns of O can be divided.
+        // Every second plan divides the keys among warps, if the columns of O can be divided.
         if i % 2 == 1 && problem.head_dim_v % 16 == 0 && !wide {
             (plan.kv_warps, plan.warps, plan.block_n) = (2, 2 * warps, block_n.max(32));
         }
@@ -61,7 +62,7 @@ fn torture_set_is_right_and_without_hazards() {
     }
 }
 
-/// The plans that FlashCore takes by itself, on a head of the mission problem.
+/// The default plans, on one head of the mission problem.
 #[test]
 fn defaults_are_right_on_every_architecture() {
     for (i, arch) in Arch::ALL.into_iter().enumerate() {
@@ -85,8 +86,8 @@ fn every_schedule_gives_the_same_clean_result() {
     }
 }
 
-/// Warps that divide the keys: with more parts than the causal rows see, with none, and with several tiles of
-/// rows.
+/// Warps that divide the keys: with more parts than the causal rows see, with no keys, and with several row
+/// tiles.
 #[test]
 fn parts_of_the_keys_are_joined() {
     let small = |kv_warps, block_m, warps, block_n, stages| MmaPlan {
@@ -121,7 +122,7 @@ fn parts_of_the_keys_are_joined() {
     }
 }
 
-/// Positions of the instructions that order memory.
+/// Positions of the instructions that order memory accesses.
 fn synchronisations(kernel: &Kernel) -> Vec<(usize, usize, Op)> {
     let mut found = Vec::new();
     for (i, item) in kernel.module.items.iter().enumerate() {
@@ -137,8 +138,8 @@ fn synchronisations(kernel: &Kernel) -> Vec<(usize, usize, Op)> {
     found
 }
 
-/// No barrier and no wait is there for nothing: without any one of them the kernel is refused, with keys or
-/// without.
+/// Every barrier and every wait is needed: without any one of them the emulator rejects the kernel, with keys
+/// or without.
 #[test]
 fn every_synchronisation_is_needed() {
     let problem = Problem::new(1, 1, 128, 64, DType::F16);
@@ -185,7 +186,7 @@ fn without(kernel: &Kernel, item: usize, statement: usize) -> Kernel {
     Kernel { module: module.assume_verified(), ..kernel.clone() }
 }
 
-/// Matrix loads and the stores and loads of the epilogue meet every bank once, whatever the width of a row.
+/// Matrix loads, and the stores and loads of the epilogue, use every bank once, for every row width.
 #[test]
 fn no_head_dim_has_bank_conflicts() {
     for dim in (8..=256).step_by(8) {
@@ -201,7 +202,8 @@ fn no_head_dim_has_bank_conflicts() {
         let text = kernel.module.to_string();
         for counter in &report.counters.instructions {
             let line = text.lines().nth(counter.line as usize - 1).unwrap_or_default();
-            // Accesses of 16 bytes go by quarter warps, lanes that idle in a row of odd width or not.
+            // 16-byte accesses are served by quarter warps, whether or not lanes are idle in a row of odd
+            // width.
             let wide = line.contains("cp.async") || line.contains(".v4.");
             let least = if wide { 4 * counter.shared_accesses } else { counter.shared_ideal };
             assert!(counter.shared_passes <= least, "head_dim {dim}: {counter:?}\n{line}");

@@ -1,5 +1,5 @@
-//! The rungs of the ladder on the emulator: the right ones match f64 without a hazard, the broken ones fail
-//! for their own reason.
+//! The rungs of the ladder on the emulator: the right ones match f64 without a hazard, the broken ones are
+//! rejected for their own reason.
 
 mod common;
 
@@ -12,7 +12,7 @@ use ptx::{Item, Statement};
 
 const SCHEDULES: [Schedule; 3] = [Schedule::Late, Schedule::Early, Schedule::Random];
 
-/// Two tiles of keys, so that the online softmax must rescale.
+/// Two key tiles, so that the online softmax must rescale.
 fn problem(rung: RungPlan) -> Problem {
     Problem::new(1, 1, 128, 64, DType::F16).with_band(rung.mask())
 }
@@ -26,7 +26,7 @@ fn check(rung: RungPlan, problem: &Problem, schedule: Schedule) {
     common::run(&mut machine, problem, &plan(rung), &Arch::SM_89, 11).check();
 }
 
-/// What the emulator says of a rung on f16 inputs that differ everywhere, and the output.
+/// The emulator's report on a rung with f16 inputs that differ everywhere, and the output.
 fn examine(rung: RungPlan, schedule: Schedule, seed: u64) -> (Report, Vec<f16>) {
     let kernel = emit(&problem(rung), &plan(rung), &Arch::SM_89).unwrap();
     let mut buffers: Vec<Buffer> = kernel.buffers.iter().map(|b| Buffer::uninitialised(b.bytes)).collect();
@@ -66,7 +66,7 @@ fn the_dropped_barrier_is_a_race_whatever_the_schedule() {
         let race = report.hazards.iter().find(between_warps).expect("the race on the scores");
         assert!(race.threads.iter().any(|thread| thread.warp == 0), "warp 0 writes the scores: {race}");
         for hazard in &report.hazards {
-            // A warp that comes before warp 0 also meets scores that were never written.
+            // A warp that is ahead of warp 0 also reads scores that were never written.
             assert!(matches!(hazard.kind, HazardKind::Race | HazardKind::UninitialisedRead), "{hazard}");
         }
     }
@@ -84,7 +84,7 @@ fn the_repair_is_one_barrier() {
 
 #[test]
 fn the_warps_of_the_nan_reduction_race_for_two_cells_and_give_nan() {
-    // Which warp comes last is the schedule's choice: a row is NaN where it is one without scores.
+    // The schedule decides which warp comes last. A row is NaN if that warp has no scores.
     let (report, out) = examine(RungPlan::NanReduction, Schedule::Random, 0);
     assert!(out.chunks(64).any(|row| row.iter().all(|x| x.is_nan())));
     let mut cells: Vec<_> =
@@ -98,8 +98,8 @@ fn the_warps_of_the_nan_reduction_race_for_two_cells_and_give_nan() {
     }
 }
 
-/// Runs a rung on quantised draws: what the emulator says, the output, and attention in f64 on what the codes
-/// stand for.
+/// Runs a rung on quantised random inputs: the emulator's report, the output, and attention in f64 on the
+/// dequantised codes.
 fn run_quantised(rung: RungPlan) -> (Report, Vec<f64>, Vec<f64>) {
     let problem = Problem::new(1, 2, 128, 64, DType::F16);
     let kernel = emit(&problem, &plan(rung), &Arch::SM_89).unwrap();
@@ -142,7 +142,8 @@ fn right_quantised_rungs_match_f64_on_what_the_codes_stand_for() {
         let (report, out, want) = run_quantised(rung.plan);
         assert!(report.hazards.is_empty(), "{}: {}", rung.name, report.hazards[0]);
         for (i, (got, want)) in out.iter().zip(want).enumerate() {
-            // Values are at most 2: O and V rounded to f16 by 2⁻¹¹ of it, and f32 sums.
+            // Values are at most 2. The bound covers the rounding of O and V to f16 (2⁻¹¹ of 2 each) and f32
+            // sums.
             assert!((got - want).abs() <= 2.0 / 1024.0, "{} element {i}: {got}, should be {want}", rung.name);
         }
     }
@@ -154,7 +155,7 @@ fn the_union_is_a_race() {
     assert!(report.hazards.iter().any(|h| h.kind == HazardKind::Race));
 }
 
-/// The structure that each file's doc comment names is there to be counted.
+/// The performance faults that each file's doc comment names show in the counters.
 #[test]
 fn counters_show_what_made_each_rung_slow() {
     let counters = |rung| examine(rung, Schedule::Late, 0).0.counters;
@@ -179,8 +180,8 @@ fn counters_show_what_made_each_rung_slow() {
         let lone = share(c.lone_warp_issues, &c);
         assert!(lone > 1.0 / 3.0, "{rung:?}: one warp alone in {lone} of the critical path");
         assert_eq!(most_conflicts(&c), 32.0, "{rung:?}");
-        // 64 sums of f32 a row, rescaled and added to in each of two tiles; the others keep only maxima and
-        // sums of a warp's rows there, or halves on their way out.
+        // 64 f32 sums per row, rescaled and added to in each of two tiles. In the other rungs, local memory
+        // holds only maxima and sums of a warp's rows, or halves before the vector store.
         let local: u64 = c.instructions.iter().map(|i| i.local_bytes).sum();
         let accumulators = 128 * 64 * 4 * 2 * (2 + 2);
         assert_eq!(

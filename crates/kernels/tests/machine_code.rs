@@ -1,10 +1,10 @@
-//! The machine code of the default plans on a grid of problems, and of every tuned plan, against the hashes
-//! in `filetests/machine_code.txt`.
+//! The machine code of the default plans on a grid of problems, and of every tuned plan, compared with the
+//! hashes in `filetests/machine_code.txt`.
 //!
-//! A line of that file is a kernel: the hash of its PTX text, the hash of what ptxas makes of that text, and
-//! the problem. One version of ptxas makes one machine code of one text, so a kernel whose text has the
-//! committed hash is not assembled again, except for one kernel in [`SAMPLED`]. A kernel whose text differs
-//! passes if its machine code has the committed hash.
+//! Each line of that file describes a kernel: the hash of its PTX text, the hash of the machine code that
+//! ptxas makes of that text, and the problem. One version of ptxas always makes the same machine code of the
+//! same text. A kernel whose text has the committed hash is therefore not assembled again, except for one
+//! kernel in [`SAMPLED`]. A kernel whose text differs passes if its machine code has the committed hash.
 //! `BLESS_MACHINE_CODE=1 cargo test -p flashcore-kernels --test machine_code` writes the file.
 
 #[path = "common/each.rs"]
@@ -23,14 +23,14 @@ use problem::{Band, DType, Layout, Problem};
 use ptx::Kernel;
 use sha2::{Digest, Sha256};
 
-/// Of the kernels whose text is the committed one, one in so many is assembled all the same.
+/// Of the kernels with the committed text, one in this many is assembled all the same.
 const SAMPLED: usize = 16;
 /// A length that no block divides.
 const RAGGED: usize = 1000;
 /// First word of the line that names the version of ptxas.
 const VERSION: &str = "ptxas";
 
-/// A kernel by its text, with the problem that it was emitted for.
+/// A kernel's text with the problem for which it was emitted.
 struct Case {
     key: String,
     text: String,
@@ -56,14 +56,14 @@ impl Case {
     }
 }
 
-/// Sixteen digits of SHA-256.
+/// The first sixteen hex digits of SHA-256.
 fn hash(bytes: &[u8]) -> String {
     let digest = Sha256::digest(bytes);
     digest.iter().take(8).fold(String::new(), |text, byte| text + &format!("{byte:02x}"))
 }
 
-/// Problems whose default plans differ: short and long, ragged, grouped, of one query, with few and with many
-/// rows.
+/// Problems with different default plans: short, long, ragged, grouped, with a single query, with few and
+/// with many rows.
 fn problems(dtype: DType) -> Vec<Problem> {
     let mut problems = Vec::new();
     for (dim, dim_v) in
@@ -90,8 +90,9 @@ fn problems(dtype: DType) -> Vec<Problem> {
     problems
 }
 
-/// Default plans of each family for each architecture; on sm_90 also with the LSE, on one of the shapes. The
-/// other architectures have only the family `mma`, whose plans hardly differ between them: fewer problems do.
+/// Default plans of each family for each architecture; on sm_90, one of the shapes also with the LSE. The
+/// other architectures have only the family `mma`, whose plans hardly differ between them, so fewer problems
+/// suffice.
 fn default_cases() -> Vec<Case> {
     let problems: Vec<Problem> = [DType::F16, DType::Bf16].into_iter().flat_map(problems).collect();
     let of_problem = |problem: &Problem| {
@@ -115,7 +116,7 @@ fn default_cases() -> Vec<Case> {
     each(&problems, of_problem).into_iter().flatten().collect()
 }
 
-/// The plans of all tables on their own problems.
+/// The plans of all tuned tables on their own problems.
 fn tuned_cases() -> Vec<Case> {
     let rows = TunedTable::builtin().rows();
     each(rows, |row| {
@@ -124,7 +125,7 @@ fn tuned_cases() -> Vec<Case> {
     })
 }
 
-/// All kernels, each key once: of several plans of a problem, the later ones have a number.
+/// All kernels with unique keys: if a problem has several plans, the keys of the later ones end in a number.
 fn cases() -> Vec<Case> {
     let mut cases = default_cases();
     cases.extend(tuned_cases());
@@ -149,7 +150,7 @@ struct Hashes {
     code: String,
 }
 
-/// What the committed file says: the version of ptxas, and the kernels.
+/// Parses the committed file: the version of ptxas, and the kernels.
 fn read(text: &str) -> (String, Golden) {
     let mut version = String::new();
     let mut golden = Golden::new();
@@ -167,7 +168,7 @@ fn read(text: &str) -> (String, Golden) {
     (version, golden)
 }
 
-/// The file of these kernels.
+/// The text of the file for these kernels.
 fn file(version: &str, golden: &Golden) -> String {
     let mut text =
         String::from("# PTX text, machine code, kernel: see crates/kernels/tests/machine_code.rs\n");
@@ -178,7 +179,7 @@ fn file(version: &str, golden: &Golden) -> String {
     text
 }
 
-/// ptxas, and where the hashes of what it has assembled are kept.
+/// ptxas, with a cache of the hashes of assembled kernels.
 struct Assembler {
     ptxas: PathBuf,
     version: String,
@@ -186,7 +187,7 @@ struct Assembler {
 }
 
 impl Assembler {
-    /// Where the environment names ptxas.
+    /// ptxas at the path that the environment names.
     fn find() -> Option<Assembler> {
         let ptxas = tools::find("FLASHCORE_PTXAS")?;
         let output = Command::new(&ptxas).arg("--version").output().unwrap();
@@ -198,7 +199,7 @@ impl Assembler {
         Some(Assembler { ptxas, version, cache })
     }
 
-    /// The hash of a kernel's machine code and of the registers that it takes.
+    /// The hash of a kernel's machine code and register count.
     fn code(&self, case: &Case) -> String {
         let known = self.cache.join(&case.text);
         if let Ok(code) = std::fs::read_to_string(&known) {
@@ -208,14 +209,14 @@ impl Assembler {
         let mut bytes = assembled.code();
         bytes.extend(assembled.registers.to_le_bytes());
         let code = hash(&bytes);
-        // Written under another name first: a run that is killed leaves no half of a hash.
+        // Written under a temporary name first, so that an interrupted run leaves no partial hash.
         let unfinished = self.cache.join(format!("{}.{}", case.text, std::process::id()));
         std::fs::write(&unfinished, &code).unwrap();
         std::fs::rename(&unfinished, &known).unwrap();
         code
     }
 
-    /// The hashes of these kernels, in their order; each text is assembled once.
+    /// The hashes of these kernels, in order; each text is assembled once.
     fn codes(&self, cases: &[&Case]) -> Vec<String> {
         let distinct: BTreeMap<&str, &Case> = cases.iter().map(|case| (&*case.text, *case)).collect();
         let distinct: Vec<(&str, &Case)> = distinct.into_iter().collect();
@@ -225,7 +226,7 @@ impl Assembler {
     }
 }
 
-/// What differs from the committed file, a line for each kernel.
+/// The differences from the committed file, one line per kernel.
 fn differences(cases: &[Case], golden: &Golden, version: &str, assembler: Option<&Assembler>) -> Vec<String> {
     let mut found = Vec::new();
     let committed = |case: &Case| golden.get(&case.key);
@@ -283,7 +284,7 @@ fn machine_code_is_the_committed_one() {
     );
 }
 
-/// A kernel whose text or machine code is not the committed one is named.
+/// A kernel whose text or machine code differs from the committed one is named.
 #[test]
 fn other_kernels_are_named() {
     let problem = Problem::mission();

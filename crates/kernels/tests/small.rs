@@ -1,5 +1,6 @@
-//! The family for small grids: on the emulator, every hazard check on, results within the rounding of P and
-//! O; its contract and what it refuses; and ptxas' and nvdisasm's word on what it emits.
+//! The `small` family. On the emulator: no hazards with every check on, and results within the rounding of P
+//! and O. Also its launch contract, the plans and problems that it rejects, and the output of ptxas and
+//! nvdisasm for its kernels.
 
 #[path = "common/cases.rs"]
 #[allow(dead_code, reason = "the torture set is of other families")]
@@ -30,7 +31,7 @@ fn check(problem: &Problem, plan: &SmallPlan, options: Options) {
     common::run(&mut Emulator::new(options), problem, &plan, &ARCH, seed).check();
 }
 
-/// Genes together; `genes` has each alone.
+/// Combinations of genes; `genes` tests each gene alone.
 fn together() -> Vec<SmallPlan> {
     let plain = plain();
     let pieces = SmallPlan { qk_pieces: 4, softmax_steps: 2, pv_pieces: 2, ..plain.clone() };
@@ -67,7 +68,7 @@ fn together() -> Vec<SmallPlan> {
 #[test]
 fn genes_get_along() {
     for (i, plan) in together().iter().enumerate() {
-        // Where blocks stream by, so many that every stage is filled again.
+        // With streaming blocks, so many blocks that every stage is refilled.
         let blocks = if plan.streams() { 2 * plan.stages as usize + 1 } else { 1 };
         let keys = blocks * plan.cluster_keys() as usize;
         let dtype = [DType::F16, DType::Bf16][i % 2];
@@ -81,12 +82,12 @@ fn genes_get_along() {
     }
 }
 
-/// A GPU of so few multiprocessors that few heads are many waves.
+/// A GPU with so few SMs that few heads are many waves.
 fn small_gpu(multiprocessors: u32) -> Arch {
     Arch { multiprocessors, ..ARCH }
 }
 
-/// The plans of the mission problem, on a head of it, and of its neighbours, as of larger grids.
+/// The default plans of one head of the mission problem and of similar problems, chosen as for larger grids.
 #[test]
 fn defaults_are_right() {
     let cases = [
@@ -118,8 +119,7 @@ fn defaults_are_right() {
     }
 }
 
-/// Keys wider than values, with the default plans of grids of one wave and of many, and with keys that are
-/// divided.
+/// Keys wider than values, with the default plans of grids of one wave and of many, and with divided keys.
 #[test]
 fn values_may_be_narrower_than_keys() {
     for (i, problem) in cases::narrow_values(100, 120).into_iter().enumerate() {
@@ -135,8 +135,7 @@ fn values_may_be_narrower_than_keys() {
     }
 }
 
-/// A grid is one wave where it can be, and the sooner its multiprocessors are all busy, the more of them
-/// share a row's keys.
+/// The grid is one wave if possible. The fewer row tiles there are, the more SMs share the keys of one tile.
 #[test]
 fn defaults_follow_the_grid() {
     let plan = |batch, heads, seq, dim, mask| {
@@ -159,12 +158,12 @@ fn defaults_follow_the_grid() {
     assert_eq!(plan(4, 16, 512, 64, full), ([4, 1, 1, 64, 8, 1], RowOrder::ByHead));
     assert_eq!(plan(4, 16, 512, 64, causal), ([1, 1, 1, 64, 4, 3], RowOrder::LongestFirst));
     assert_eq!(plan(1, 32, 1024, 64, full), ([1, 1, 1, 64, 2, 4], RowOrder::ByHead));
-    // What is many waves is another family's.
+    // Many waves belong to another family.
     let large = Problem::new(4, 16, 1024, 128, DType::F16);
     assert_eq!(Plan::default_for(&large, &ARCH).unwrap().family(), "wgmma");
 }
 
-/// Rows in every order, each tile once: tiles, heads and batch entries of a grid that is not square.
+/// Every row order computes each tile once: tiles, heads and batch entries have different counts.
 #[test]
 fn every_order_takes_every_tile() {
     for (order, rows) in
@@ -195,8 +194,8 @@ fn every_schedule_gives_the_same_clean_result() {
     }
 }
 
-/// Of a block that is a warpgroup's only one, each path is right: diagonals that begin a step and that do
-/// not, rows that see nothing, and steps of either product.
+/// Each path of a warpgroup's only block is right: with diagonals at the start of a step and elsewhere, rows
+/// that see nothing, and steps of either product.
 #[test]
 fn every_path_is_right() {
     let pieces = SmallPlan { cluster: 2, block_n: 128, qk_pieces: 4, pv_pieces: 4, ..plain() };
@@ -227,8 +226,8 @@ fn every_path_is_right() {
     }
 }
 
-/// Keys that no row of a warpgroup sees are no work: of four tiles of 64 rows, products are one, two, three
-/// and four steps long; two, two, four and four with one path for all that see a part.
+/// Keys that no row of a warpgroup sees are not computed. For four tiles of 64 rows, the products have one,
+/// two, three and four steps; with one path for all partial tiles they have two, two, four and four.
 #[test]
 fn unseen_keys_are_no_work() {
     let flop = |mask, paths| {
@@ -243,8 +242,8 @@ fn unseen_keys_are_no_work() {
     assert_eq!([4, 2, 1].map(|paths| 16 * flop(Band::CAUSAL, paths)), [10, 10, 12].map(|steps| steps * full));
 }
 
-/// Of a causal tile, each warpgroup of rows visits the blocks that its own rows see: from none skipped to
-/// most, and rows that are not there.
+/// In a causal tile, each row warpgroup visits the blocks that its own rows see: from no skipped block to
+/// most blocks skipped, and with rows beyond the end.
 #[test]
 fn warpgroups_of_rows_end_where_their_rows_do() {
     for (mask, rows, keys, warpgroups, stages) in [
@@ -265,8 +264,8 @@ fn warpgroups_of_rows_end_where_their_rows_do() {
     }
 }
 
-/// Groups of heads whose rows are packed, with tails and with diagonals that begin a step of a path and that
-/// do not: of all keys at once, of a part of them, and of blocks that stream by.
+/// Groups of heads with packed rows, with ragged ends and with diagonals at the start of a path's step and
+/// elsewhere: over all keys at once, over a part of them, and with streaming blocks.
 #[test]
 fn packed_heads_are_apart_again_in_the_output() {
     let packed = SmallPlan { packing: Packing::Packed, ..plain() };
@@ -294,7 +293,7 @@ fn packed_heads_are_apart_again_in_the_output() {
         .enumerate()
         {
             let (heads_kv, seq_q) = shapes[(i + 2 * j) % shapes.len()];
-            // Parts of the keys divide columns evenly.
+            // The columns are divided evenly among the parts of the keys.
             let dims: &[usize] =
                 if plan.cluster_keys() == plan.block_n { &[72, 64, 128] } else { &[64, 128] };
             let dim = dims[(i + j) % dims.len()];
@@ -307,7 +306,7 @@ fn packed_heads_are_apart_again_in_the_output() {
     }
 }
 
-/// A group that divides the rows of a CTA and not those of a warpgroup, whose rows come by one copy.
+/// A group size that divides the rows of a CTA but not those of a warpgroup; one copy loads all rows.
 #[test]
 fn groups_of_three_share_three_warpgroups() {
     let plan = SmallPlan { row_warpgroups: 3, stages: 2, block_n: 16, packing: Packing::Packed, ..plain() };
@@ -330,8 +329,8 @@ fn groups_of_three_share_three_warpgroups() {
     }
 }
 
-/// Strides of packed heads: with gaps, heads of keys that are all the same, an output in another order; heads
-/// of queries that are all the same are refused.
+/// Strides of packed heads: with gaps, KV heads with stride 0, and an output in another order. Query heads
+/// with stride 0 are rejected.
 #[test]
 fn packed_heads_follow_strides() {
     let plan = SmallPlan { packing: Packing::Packed, store: RowStore::Chunks, ..plain() };
@@ -356,8 +355,8 @@ fn packed_heads_follow_strides() {
     assert_eq!(SmallPlan::default_for(&same, &ARCH).packing, Packing::Apart);
 }
 
-/// Few queries of grouped heads are packed, and the CTAs that saves divide keys; tiles that are full anyway
-/// are not.
+/// Few queries of grouped heads are packed, and the CTAs that this saves divide the keys. Tiles that are full
+/// without packing are not packed.
 #[test]
 fn defaults_pack_few_queries() {
     let of = |heads_kv, seq_q, seq_kv| {
@@ -382,7 +381,7 @@ fn defaults_pack_few_queries() {
     for seq_q in [64, 128, 1024] {
         assert_eq!(of(8, seq_q, 200).0.packing, Packing::Apart);
     }
-    // 96 tiles of 64 rows would be a wave; packed they are half of one, and pairs of CTAs divide the keys.
+    // 96 tiles of 64 rows would be a wave. Packed they are half a wave, and pairs of CTAs divide the keys.
     let problem = Problem::new(3, 32, 16, 64, DType::Bf16).with_seq_kv(512, Layout::Bshd);
     let problem = problem.with_heads_kv(8, Layout::Bshd);
     let plan = SmallPlan::default_for(&problem, &ARCH);
@@ -397,8 +396,8 @@ fn defaults_pack_few_queries() {
     );
 }
 
-/// Groups of heads, rows that see nothing, strides with gaps, batch entries that are all the same, every sign
-/// of the scale.
+/// Groups of heads, rows that see nothing, strides with gaps, batch entries with stride 0, and every sign of
+/// the scale.
 #[test]
 fn shapes_and_strides() {
     let at_once = SmallPlan { cluster: 2, block_n: 64, ..plain() };
@@ -436,7 +435,7 @@ fn kernel(problem: &Problem, plan: &SmallPlan) -> Kernel {
     emit(problem, &Plan::Small(plan.clone()), &ARCH).unwrap_or_else(|e| panic!("{plan:?}: {e}"))
 }
 
-/// Positions of the instructions that order memory or products.
+/// Positions of the instructions that order memory accesses or products.
 fn synchronisations(kernel: &Kernel) -> Vec<(usize, usize, Op)> {
     let mut found = Vec::new();
     for (i, item) in kernel.module.items.iter().enumerate() {
@@ -463,7 +462,7 @@ fn synchronisations(kernel: &Kernel) -> Vec<(usize, usize, Op)> {
     found
 }
 
-/// No barrier, fence or wait is there for nothing: without any one of them the emulator refuses the kernel.
+/// Every barrier, fence and wait is needed: without any one of them the emulator rejects the kernel.
 #[test]
 fn every_synchronisation_is_needed() {
     let plans = [
@@ -479,7 +478,7 @@ fn every_synchronisation_is_needed() {
             ..plain()
         },
         SmallPlan { cluster: 2, kv_warpgroups: 2, block_n: 32, overlapping: true, ..plain() },
-        // The warp that requests late has nothing to request early.
+        // The warp that requests late has no early requests.
         SmallPlan { requests: Requests::ValuesLate, overlapping: true, ..plain() },
         SmallPlan { stages: 2, block_n: 16, ..plain() },
         SmallPlan { row_warpgroups: 2, stages: 2, block_n: 16, overlapping: true, ..plain() },
@@ -488,11 +487,11 @@ fn every_synchronisation_is_needed() {
         SmallPlan { cluster: 2, stages: 2, block_n: 16, ..plain() },
         SmallPlan { cluster: 4, block_n: 32, ..plain() },
     ];
-    // Turns share out the tensor cores: what is in memory, the rings order, and a turn that is taken without
-    // waiting upsets the next alone.
+    // Ping-pong only divides the time on the tensor cores; the rings order memory. A `bar.sync` that is
+    // missing changes the order of turns but no result.
     let surviving = |plan: &SmallPlan| if plan.turns == Turns::PingPong { &["bar.sync"][..] } else { &[] };
     for plan in plans {
-        // An even and an odd number of turns, where blocks stream by.
+        // An even and an odd number of turns, with streaming blocks.
         let problems = [128, 112].map(|keys| {
             let rows = plan.rows() as usize;
             Problem::new(1, 1, rows, 64, DType::F16).with_seq_kv(keys, Layout::Bhsd)
@@ -505,8 +504,8 @@ fn every_synchronisation_is_needed() {
                 if let Item::Function(function) = &mut module.items[item]
                     && let Some(body) = &mut function.body
                 {
-                    // With a wait goes the branch back to it: a warp that asked once could learn of the rest
-                    // from another that was luckier.
+                    // With a wait, the branch back to it is removed as well. Otherwise a warp could test the
+                    // barrier once and learn of its completion through another warp.
                     let wait = matches!(op, Op::Mbarrier(mbarrier) if mbarrier.op.waits());
                     body.statements.drain(at..=at + usize::from(wait));
                 }
@@ -589,7 +588,7 @@ fn plans_that_cannot_work_are_refused_with_the_reason() {
             .starts_with("invalid value '16' for pv_pieces: expected divisors of block_n / (16")
     );
     assert!(of(|p| p.stages = 2).starts_with("invalid value '4' for key_copies: expected 1 with stages > 1"));
-    // What wraps around to a divisor is none.
+    // A value whose product wraps around to a divisor is not a divisor.
     assert!(
         of(|p| p.pv_pieces = (1 << 28) + 1)
             .starts_with("invalid value '268435457' for pv_pieces: expected divisors")
@@ -647,7 +646,7 @@ fn plans_that_cannot_work_are_refused_with_the_reason() {
     assert!(reason(&float, &good, &ARCH).starts_with("invalid value 'f32' for dtype with family small"));
 }
 
-/// Genes together, and the defaults of every width and length, of values that are narrower than keys, too.
+/// Combinations of genes, and the defaults of every width and length, including values narrower than keys.
 #[test]
 fn products_are_not_serialised_and_nothing_spills() {
     let Some(ptxas) = tools::find("FLASHCORE_PTXAS") else { return };
@@ -655,7 +654,7 @@ fn products_are_not_serialised_and_nothing_spills() {
     let ragged = problem(100, 64, Band::CAUSAL);
     let mut cases: Vec<(Problem, SmallPlan)> =
         together().into_iter().map(|plan| (ragged.clone(), plan)).collect();
-    // Multiprocessors, so that 8 heads are from half a wave to four.
+    // SM counts for which 8 heads are half a wave to four waves.
     let common =
         [(128, 132), (256, 32), (512, 32), (512, 64), (512, 16), (1024, 32), (1024, 128), (4000, 132)];
     for (dim, mask, grids) in [
@@ -696,8 +695,8 @@ fn products_are_not_serialised_and_nothing_spills() {
     });
 }
 
-/// The mission's kernel in machine code, on each path of a causal mask, and one whose blocks stream by and
-/// stay: each product and copy once, and descriptors in uniform registers.
+/// Machine code of the mission's kernel, on each path of a causal mask, and of a kernel whose blocks stream
+/// and stay resident: each product and copy appears once, and descriptors are in uniform registers.
 #[test]
 fn machine_code_is_what_was_emitted() {
     let (Some(ptxas), Some(nvdisasm)) = (tools::find("FLASHCORE_PTXAS"), tools::find("FLASHCORE_NVDISASM"))

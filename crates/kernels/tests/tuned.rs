@@ -1,5 +1,5 @@
-//! The plans that ship in the tables of tuned ones: each is right, and what ptxas makes of it is what was
-//! emitted.
+//! The tuned plans that ship: each computes the right result, and its machine code has the instructions that
+//! were emitted.
 
 mod common;
 #[path = "common/each.rs"]
@@ -15,9 +15,9 @@ use flashcore_kernels::{Arch, Family, Plan, emit};
 use problem::{DType, Layout, Problem};
 use ptx::Kernel;
 
-/// A plan on a problem of the row's widths, types and mask, so small that its check takes a moment: more rows
-/// than a tile has, and more keys than a block, or as many as the plan takes. Three multiprocessors leave
-/// some of its tiles to a last round.
+/// A problem of the row's widths, types and mask, small enough to run quickly: more rows than a tile has, and
+/// more keys than a block, or as many as the plan takes. With three SMs some of its tiles belong to a last
+/// round.
 fn small(row: &TunedRow) -> (Problem, Arch) {
     let shape = &row.problem;
     let group = shape.heads_q / shape.heads_kv;
@@ -33,7 +33,7 @@ fn small(row: &TunedRow) -> (Problem, Arch) {
     (problem.with_seq_kv(keys, Layout::Bshd), Arch { multiprocessors: 3, ..arch })
 }
 
-/// Every plan once for a width and a mask; types take turns as the table has them.
+/// Every plan once per width and mask; the types follow the rows of the table.
 #[test]
 fn tuned_plans_are_right_without_hazards() {
     let mut seen = HashSet::new();
@@ -51,10 +51,9 @@ fn tuned_plans_are_right_without_hazards() {
     });
 }
 
-/// What the table gives to its own problems, in both types: a plan near the limit of registers can be fast in
-/// one kernel and serialised in the next. Nothing spills; each product and copy is there once; and products
-/// are waited for where that was written, not one by one, as ptxas has it that serialises them
-/// (`WARPGROUP.DEPBAR`).
+/// The tuned plans on their own problems, in both types: a plan near the register limit can be fast in one
+/// kernel and serialised in the next. Nothing spills. Each product and copy appears once. Products are waited
+/// for where the code says so, not one by one (`WARPGROUP.DEPBAR`), as ptxas emits when it serialises them.
 #[test]
 fn tuned_plans_are_not_serialised() {
     let Some(ptxas) = tools::find("FLASHCORE_PTXAS") else { return };

@@ -1,5 +1,5 @@
-//! The persistent family of sm_90a: its launch contract, what it refuses, and ptxas' and nvdisasm's word on
-//! what it emits.
+//! The persistent `wgmma` family of sm_90a: its launch contract, the plans and problems that it rejects, and
+//! the output of ptxas and nvdisasm for its kernels.
 
 #[path = "common/cases.rs"]
 #[allow(dead_code, reason = "the torture set is for the emulator")]
@@ -29,7 +29,7 @@ fn default_plan(problem: &Problem) -> WgmmaPlan {
     WgmmaPlan::default_for(problem, &ARCH)
 }
 
-/// With the LSE, which lanes sum.
+/// With the LSE, and therefore with sums computed by lanes.
 fn with_lse(plan: WgmmaPlan) -> WgmmaPlan {
     WgmmaPlan { lse: true, sums: Sums::Lanes, ..plan }
 }
@@ -46,7 +46,7 @@ fn kernel(problem: &Problem, plan: &WgmmaPlan) -> Kernel {
     emit(problem, &Plan::Wgmma(plan.clone()), &ARCH).unwrap_or_else(|e| panic!("{plan:?}: {e}"))
 }
 
-/// The last round is shared by all CTAs.
+/// All CTAs share the last round (stream-K).
 fn shared(problem: &Problem) -> WgmmaPlan {
     let (handout, ends, tail) = (Handout::Static, Ends::Common, Tail::Shared);
     WgmmaPlan { handout, ends, tail, ..with_lse(default_plan(problem)) }
@@ -71,7 +71,7 @@ fn base() -> (Problem, WgmmaPlan) {
     (problem, plan)
 }
 
-/// A column of the product in place of an addition for each probability; not where the LSE is returned.
+/// Eight more product columns replace one addition per probability, unless the LSE is returned.
 #[test]
 fn sums_by_products_are_no_additions() {
     let problem = problem(64, 8192, Band::FULL);
@@ -92,7 +92,7 @@ fn sums_by_products_are_no_additions() {
     assert!(both.to_string().contains("invalid value 'true' for lse"), "{both}");
 }
 
-/// The order of tiles needs no other kernel: another number of heads of a section.
+/// The number of heads in a section is an argument: another number needs no other kernel.
 #[test]
 fn a_section_is_an_argument() {
     let (problem, base) = base();
@@ -110,8 +110,8 @@ fn a_section_is_an_argument() {
     assert!(kernels[1].args != kernels[2].args);
 }
 
-/// Who computes the tiles of the last round is another kernel, one for all lengths; how they are shared is in
-/// its arguments, and takes memory of its own. Plans from before there was the choice mean whole tiles.
+/// A shared last round is another kernel, one for all lengths. How tiles are shared is in its arguments, and
+/// needs scratch memory. Plans from before the gene existed mean whole tiles.
 #[test]
 fn a_shared_tail_is_another_kernel_with_its_own_memory() {
     let problem = problem(128, 16384, Band::FULL);
@@ -120,11 +120,11 @@ fn a_shared_tail_is_another_kernel_with_its_own_memory() {
     assert_ne!(kernel(&problem, &plan).module, kernel(&problem, &whole).module);
     let kernel = kernel(&problem, &plan);
     let own: Vec<(&str, usize)> = kernel.buffers[5..].iter().map(|b| (b.name.as_str(), b.bytes)).collect();
-    // 2048 tiles are 15 rounds on 132 CTAs and 68 tiles, whose 114 blocks of 144 keys make 58 or 59 for each
-    // CTA.
+    // 2048 tiles are 15 rounds on 132 CTAs and 68 more tiles. Their blocks (114 of 144 keys per tile) make
+    // pieces of 58 or 59 blocks.
     let (tiles, blocks, ctas) = (68, 114, 132);
-    // Room for the most tiles that can be left, of which neighbours share no more than a piece: references
-    // and sums beside O.
+    // Room for the largest number of remaining tiles, where neighbouring tiles share at most one piece:
+    // references and sums beside O.
     let part = 4 * 128 * (128 + 8);
     assert_eq!(own, [("scratch", (ctas - 1 + ctas - 1) * part), ("counter", 4 * 8 * (ctas - 1))]);
     let numbers =
@@ -250,7 +250,7 @@ fn plans_that_cannot_work_are_refused_with_the_reason() {
     assert!(reason(&float, &plan, &ARCH).starts_with("invalid value 'f32' for dtype with family wgmma"));
 }
 
-/// Sums are products' in bf16 alone, whose range they need, and never those of an LSE.
+/// Products compute sums only in bf16, whose range they need, and never with an LSE.
 #[test]
 fn lanes_sum_where_products_may_not() {
     let of = |dtype| {
@@ -270,7 +270,7 @@ fn lanes_sum_where_products_may_not() {
     assert_eq!(bf16.with_lse(false), bf16);
 }
 
-/// Dimensions that no tile has are refused, and nothing is reckoned with them before.
+/// Dimensions that no tile has are rejected before any arithmetic with them.
 #[test]
 fn the_default_of_a_huge_head_dim_is_refused() {
     for dim in [1 << 24, 1 << 40] {
@@ -295,8 +295,8 @@ fn packing_heads_changes_the_kernel_and_needs_even_groups() {
     );
 }
 
-/// Defaults, of values narrower than keys, too; the longest code; and the largest tiles that the plan's
-/// estimate of registers admits.
+/// The default plans, including values narrower than keys; the longest code; and the largest tiles that the
+/// register estimate admits.
 #[test]
 fn products_are_not_serialised_and_nothing_spills() {
     let Some(ptxas) = tools::find("FLASHCORE_PTXAS") else { return };
@@ -340,7 +340,7 @@ fn products_are_not_serialised_and_nothing_spills() {
     assemble_all(&ptxas, &cases);
 }
 
-/// None of the kernels spills, and of none are products serialised.
+/// No kernel spills, and no products are serialised.
 fn assemble_all(ptxas: &Path, cases: &[(Problem, WgmmaPlan)]) {
     each(cases, |(problem, plan)| {
         let Assembled { registers, spills, .. } = tools::assemble(ptxas, &kernel(problem, plan));
@@ -348,7 +348,7 @@ fn assemble_all(ptxas: &Path, cases: &[(Problem, WgmmaPlan)]) {
     });
 }
 
-/// The instructions of the loops over blocks of keys, in order.
+/// The instructions of the loops over KV blocks, in order.
 fn product_loops(sass: &str) -> Vec<Vec<&str>> {
     let mut code: Vec<&str> = Vec::new();
     let mut labels = std::collections::HashMap::new();
@@ -368,8 +368,8 @@ fn product_loops(sass: &str) -> Vec<Vec<&str>> {
         .iter()
         .enumerate()
         .filter_map(|(end, text)| target(text).filter(|&top| top < end).map(|top| (top, end)));
-    // The spinning half of a wait lies behind the kernel's end and jumps back, too: those of the main loop
-    // are longer than it.
+    // The spinning half of a wait lies after the kernel's end and also jumps back. The main loops are longer
+    // than it.
     let holds =
         |(top, end): (usize, usize), what| code[top..=end].iter().filter(|t| t.contains(what)).count();
     let mut loops: Vec<(usize, usize)> =
@@ -385,13 +385,13 @@ fn product_loops(sass: &str) -> Vec<Vec<&str>> {
     inner.into_iter().map(|(top, end)| code[top..=end].to_vec()).collect()
 }
 
-/// A problem, its plan, and the most instructions of its loops.
+/// A problem, its plan, and the largest number of instructions in each loop.
 type Case = (Problem, fn(&Problem) -> WgmmaPlan, &'static [usize]);
 
-/// What the machine runs for a block of keys: products straight from descriptors that stay in uniform
-/// registers, and in the softmax not much more than an FFMA, an EX2, half a conversion and, where no product
-/// sums them, an addition for each score. Loops of an optimistic softmax hold a second one, for blocks that
-/// are done once more.
+/// The main loop in machine code: products straight from descriptors that stay in uniform registers. The
+/// softmax needs little more than an FFMA, an EX2, half a conversion and, unless products compute the sums,
+/// one addition per score. The loops of an optimistic softmax contain a second loop body for recomputed
+/// blocks.
 #[test]
 fn main_loops_are_short_and_keep_descriptors_uniform() {
     let (Some(ptxas), Some(nvdisasm)) = (tools::find("FLASHCORE_PTXAS"), tools::find("FLASHCORE_NVDISASM"))

@@ -1,5 +1,5 @@
-//! The persistent family of sm_90a on the emulator: every hazard check on, results within the rounding of P
-//! and O.
+//! The persistent `wgmma` family of sm_90a on the emulator: no hazards with every check on, and results
+//! within the rounding of P and O.
 
 #[path = "common/cases.rs"]
 mod cases;
@@ -14,7 +14,7 @@ use problem::{Band, DType, Layout, Problem};
 use tile::{Chains, Handout, Order, Packing, Sums, Tail, TileOrder, Tiles, Turns};
 use wgmma_plan::plain;
 
-/// A device of two multiprocessors, so that a CTA gets several tiles.
+/// A device with two SMs, so that a CTA computes several tiles.
 const SMALL: Arch = Arch { multiprocessors: 2, ..Arch::SM_90 };
 
 fn check(problem: &Problem, plan: WgmmaPlan, options: Options) {
@@ -22,7 +22,7 @@ fn check(problem: &Problem, plan: WgmmaPlan, options: Options) {
     common::run(&mut Emulator::new(options), problem, &Plan::Wgmma(plan), &SMALL, seed).check();
 }
 
-/// Plans of random genes that are checked.
+/// Number of plans with random genes.
 const RANDOM_PLANS: usize = 40;
 
 const OPTIMISTIC: Softmax = Softmax::Optimistic { slack: 8, limit: 15 };
@@ -31,7 +31,7 @@ fn rectangle(heads: usize, seq_q: usize, seq_kv: usize, dim: usize, mask: Band) 
     Problem::new(1, heads, seq_q, dim, DType::Bf16).with_band(mask).with_seq_kv(seq_kv, Layout::Bshd)
 }
 
-/// Each gene's values, on problems of several tiles, blocks and heads with ragged ends.
+/// Each value of each gene, on problems of several tiles, blocks and heads with ragged ends.
 #[test]
 fn every_gene_computes_the_same() {
     let two = WgmmaPlan { consumers: 2, ..plain() };
@@ -106,7 +106,7 @@ fn every_gene_computes_the_same() {
     }
 }
 
-/// Row sums by products beside each gene that they meet, with every softmax; some blocks are done once more.
+/// Row sums by products together with each compatible gene and every softmax; some blocks are recomputed.
 #[test]
 fn sums_by_products_are_right() {
     let base = WgmmaPlan { sums: Sums::Product, lse: false, ..plain() };
@@ -136,8 +136,7 @@ fn sums_by_products_are_right() {
     }
 }
 
-/// The torture set with tiles of several shapes; what tensor maps cannot say is another family's, and
-/// refused.
+/// The torture set with tiles of several shapes. Problems that tensor maps cannot describe are rejected.
 #[test]
 fn torture_set_is_right_and_without_hazards() {
     let (mut passed, mut refused) = (0, 0);
@@ -172,11 +171,11 @@ fn torture_set_is_right_and_without_hazards() {
             }
         }
     }
-    // Without keys (3), backwards (2), one row for all, rows of 67 elements.
+    // Without keys (3), reversed rows (2), one row for all, rows of 67 elements.
     assert_eq!((passed > 60, refused), (true, 7));
 }
 
-/// Keys wider than values, with the default plan and with genes that divide or store either.
+/// Keys wider than values, with the default plan and with genes that divide or store either tensor.
 #[test]
 fn values_may_be_narrower_than_keys() {
     for (i, problem) in cases::narrow_values(150, 170).into_iter().enumerate() {
@@ -192,7 +191,7 @@ fn values_may_be_narrower_than_keys() {
     }
 }
 
-/// Groups of heads that divide a tile's rows evenly or not at the ends, masked position by position.
+/// Groups of heads that divide a tile's rows evenly or leave a remainder, masked by position.
 #[test]
 fn packed_heads_are_apart_again_in_the_output() {
     for (i, (heads_kv, seq_q, consumers)) in
@@ -215,7 +214,7 @@ fn packed_heads_are_apart_again_in_the_output() {
     }
 }
 
-/// Rows that see half a block, less, or more: where the diagonal runs, in several places of a tile.
+/// Rows that see half a block, less, or more, with the diagonal at several places of a tile.
 #[test]
 fn halved_diagonals_leave_nothing_out() {
     for (i, (mask, seq_q, seq_kv, consumers, block_n)) in [
@@ -240,8 +239,8 @@ fn halved_diagonals_leave_nothing_out() {
     }
 }
 
-/// Scores that grow from the first block visited to the last, far beyond any reference: every block is done
-/// once more.
+/// Scores that grow from the first block visited to the last, far beyond any reference: every block is
+/// recomputed.
 #[test]
 fn bad_guesses_are_made_good() {
     for dtype in [DType::F16, DType::Bf16] {
@@ -271,7 +270,7 @@ fn every_schedule_gives_the_same_clean_result() {
     }
 }
 
-/// Genes as they fall: what each gets right alone must be right with all others.
+/// Random combinations: genes that are right alone must be right together.
 #[test]
 fn genes_get_along() {
     let mut state = 0x9E37_79B9_7F4A_7C15_u64;

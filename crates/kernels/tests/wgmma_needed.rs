@@ -1,5 +1,5 @@
-//! No barrier, fence, arrival or wait of the persistent family is there for nothing: without it the emulator
-//! refuses the kernel, or it is said here why it stays.
+//! Every barrier, fence, arrival and wait of the persistent family is needed: without it the emulator rejects
+//! the kernel. Exceptions are listed here with their reasons.
 
 #[allow(dead_code, reason = "hazards alone count here")]
 mod common;
@@ -21,10 +21,10 @@ fn plain() -> WgmmaPlan {
     WgmmaPlan { consumers: 2, block_n: 16, lse: false, ..wgmma_plan::plain() }
 }
 
-/// Guesses of which some are bad and some good.
+/// An optimistic softmax that recomputes some blocks and keeps others.
 const GUESSING: Softmax = Softmax::Optimistic { slack: 0, limit: 2 };
 
-/// Problems whose kernels differ in constants alone, for one CTA or cluster, or for two that share a tile in
+/// Problems whose kernels differ only in constants, for one CTA or cluster, or for two that share a tile at
 /// the end, so that rings wrap: tiles of one block, of two, of three, of some, and of many beside few.
 fn problems(plan: &WgmmaPlan) -> [Problem; 5] {
     let (block, rows) = (plan.block_n as usize, 64 * plan.consumers as usize);
@@ -45,12 +45,13 @@ fn problems(plan: &WgmmaPlan) -> [Problem; 5] {
     })
 }
 
-/// An instruction that orders memory, products or warps, by what it is: `wait full keys 2` is the third wait,
-/// in the order of the kernel's statements, for keys that have landed.
+/// An instruction that orders memory accesses, products or warps, with a readable name: `wait full keys 2` is
+/// the third wait (in statement order) for the full barriers of the key ring.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Site {
     name: String,
-    /// Its place in the entry's statements, and how many go with it: with a wait, the branch back to it.
+    /// Its index in the entry's statements, and the number of statements to remove with it: a wait goes with
+    /// the branch back to it.
     at: usize,
     count: usize,
 }
@@ -91,7 +92,8 @@ fn sites(plan: &WgmmaPlan, kernel: &Kernel) -> Vec<Site> {
     found.collect()
 }
 
-/// Which barrier begins at an offset in shared memory: tiles come first, then each ring's full and free ones.
+/// Which mbarrier begins at an offset in shared memory: tiles come first, then each ring's full and empty
+/// barriers.
 fn mbarrier_name(plan: &WgmmaPlan, offset: u32) -> String {
     let query_stages = plan.tiles.query_stages() + plan.queries_ahead;
     let rows_out = if plan.store == Store::Bulk { 64 * plan.consumers } else { 0 };
@@ -129,12 +131,11 @@ fn without(kernel: &Kernel, site: &Site) -> Kernel {
     Kernel { module: module.assume_verified(), ..kernel.clone() }
 }
 
-/// Schedules and seeds, for each problem. Those that lag behind are the first consumer's warps, or the
-/// second's.
+/// Schedules and seeds for each problem. The lagging warps are those of the first or of the second consumer.
 const SCHEDULES: [(Schedule, u64); 4] =
     [(Schedule::Late, 0), (Schedule::Lagging, 3), (Schedule::Lagging, 5), (Schedule::Random, 1)];
 
-/// The sites without which no run was refused.
+/// The sites whose removal the emulator did not reject in any run.
 fn survivors(plan: &WgmmaPlan) -> Vec<String> {
     let takers = if plan.tail == Tail::Shared { 2 } else { 1 };
     let arch = Arch { multiprocessors: takers * plan.cluster, ..Arch::SM_90 };
@@ -148,7 +149,7 @@ fn survivors(plan: &WgmmaPlan) -> Vec<String> {
     let clean_runs = runs.clone().map(|(&schedule, (problem, kernel))| {
         steps(schedule, problem, kernel, u64::MAX).expect("the kernel itself is refused")
     });
-    // A mutant that goes on for ever is refused, too.
+    // A mutant that never ends is rejected, too.
     let limit = 4 * clean_runs.max().expect("runs");
     let survives = |site: &&Site| {
         runs.clone().all(|(&schedule, (problem, kernel))| {
@@ -158,7 +159,7 @@ fn survivors(plan: &WgmmaPlan) -> Vec<String> {
     sites[0].iter().filter(survives).map(|site| site.name.clone()).collect()
 }
 
-/// How many steps a run takes; `None` if it is refused.
+/// Number of steps of a run; `None` if the emulator rejects it.
 fn steps(
     (schedule, seed): (Schedule, u64),
     problem: &Problem,
@@ -170,8 +171,8 @@ fn steps(
     machine.last_report().map(|report| report.steps)
 }
 
-/// All of a plan's sites but these are needed. Those that survive are named with their reasons: one that is
-/// refused after all is an error, too.
+/// All sites of a plan except `surviving` are needed. The exceptions are named with their reasons; an
+/// exception that turns out to be needed is an error, too.
 fn assert_needed(plan: &WgmmaPlan, surviving: &[&str]) {
     assert_eq!(survivors(plan), surviving, "{plan:?}");
 }
@@ -207,7 +208,7 @@ fn queries_ahead() {
     assert_needed(&plan, &[]);
 }
 
-/// Of three warpgroups the first skips blocks enough for a ring to wrap.
+/// The first of three warpgroups skips enough blocks for a ring to wrap.
 #[test]
 fn halved_diagonals() {
     let plan = WgmmaPlan {
@@ -237,16 +238,15 @@ fn overlapped_tiles() {
 fn overlapped_tiles_of_warpgroups_that_skip_blocks() {
     let plan =
         WgmmaPlan { tiles: Tiles::Overlapped, ends: Ends::Own, softmax: GUESSING, stages: 3, ..plain() };
-    // Of the values of the kernel's first tile that are skipped, the third is the last: there are three
-    // stages, and nobody can be a round ahead. Of later tiles the same wait is needed, and this one with two
-    // stages.
+    // The third skipped value tile of the kernel's first tile is the last one. With three stages, no warp can
+    // be a round ahead, so this wait is redundant here. It is needed for later tiles, and with two stages.
     assert_needed(&plan, &["wait full values 0"]);
 }
 
 #[test]
 fn clusters() {
-    // A warp whose first lane alone has fed must be together again at a barrier that is `.aligned`. The
-    // emulator brings lanes together where their branches meet; the hardware need not.
+    // A warp in which only one lane has produced must reconverge before an `.aligned` barrier. The emulator
+    // reconverges lanes where branches meet; the hardware need not.
     let plan = WgmmaPlan { cluster: 2, store: Store::Bulk, turns: Turns::PingPong, ..plain() };
     assert_needed(&plan, &["bar.warp.sync 2"]);
 }
@@ -261,7 +261,7 @@ fn clusters_by_a_counter() {
         stages: 3,
         ..plain()
     };
-    // As of all clusters, the one at the end.
+    // The `bar.warp.sync` at the end of every cluster kernel (see above).
     assert_needed(&plan, &["bar.warp.sync 0"]);
 }
 
@@ -269,7 +269,7 @@ fn clusters_by_a_counter() {
 fn sums_by_products() {
     let plan = WgmmaPlan { sums: Sums::Product, softmax: GUESSING, ..plain() };
     assert_needed(&plan, &[]);
-    // As of all clusters, the one at the end.
+    // The `bar.warp.sync` at the end of every cluster kernel (see above).
     assert_needed(&WgmmaPlan { cluster: 2, ..plan }, &["bar.warp.sync 0"]);
 }
 
@@ -277,6 +277,6 @@ fn sums_by_products() {
 fn tiles_that_are_shared() {
     let plan = WgmmaPlan { tail: Tail::Shared, ..plain() };
     assert_needed(&plan, &[]);
-    // As of all clusters, the one at the end.
+    // The `bar.warp.sync` at the end of every cluster kernel (see above).
     assert_needed(&WgmmaPlan { tiles: Tiles::Overlapped, cluster: 2, ..plan }, &["bar.warp.sync 2"]);
 }

@@ -1,4 +1,5 @@
-//! The last round of the persistent family, shared: whoever has which part of a tile, the result is the same.
+//! The shared last round (stream-K) of the persistent family: the result does not depend on which CTA
+//! computes which part of a tile.
 
 #[path = "common/cases.rs"]
 mod cases;
@@ -19,7 +20,7 @@ fn base() -> WgmmaPlan {
     WgmmaPlan { tail: Tail::Shared, ..wgmma_plan::plain() }
 }
 
-/// A device of a few multiprocessors.
+/// A device with `multiprocessors` SMs.
 fn arch(multiprocessors: u32) -> Arch {
     Arch { multiprocessors, ..Arch::SM_90 }
 }
@@ -30,13 +31,13 @@ fn check(problem: &Problem, plan: &WgmmaPlan, multiprocessors: u32, options: Opt
     common::run(&mut Emulator::new(options), problem, &plan, &arch, seed).check();
 }
 
-/// So many tiles of 64 rows, the last of them ragged, of so many blocks of 32 keys.
+/// A problem of `count` tiles of 64 rows, the last of them ragged, with `blocks` blocks of 32 keys each.
 fn tiles(count: usize, blocks: usize, ragged: usize, dim: usize) -> Problem {
     Problem::new(1, 1, 64 * count - 5, dim, DType::Bf16).with_seq_kv(32 * blocks - ragged, Layout::Bshd)
 }
 
-/// Tiles and blocks on CTAs: nothing is left; parts of one tile and of two; a piece that is a tile; more CTAs
-/// than blocks; fewer tiles than CTAs; and fewer blocks than multiprocessors.
+/// Tiles, blocks and CTAs: no remainder; parts of one tile and of two; a piece that is a tile; more CTAs than
+/// blocks; fewer tiles than CTAs; fewer blocks than SMs.
 const ROUNDS: [(usize, usize, u32); 8] =
     [(4, 3, 2), (3, 4, 2), (5, 3, 3), (7, 5, 4), (5, 2, 4), (7, 1, 6), (2, 7, 5), (1, 3, 6)];
 
@@ -52,7 +53,7 @@ fn tiles_of_the_last_round_are_whole_in_the_end() {
     }
 }
 
-/// With the family's other genes.
+/// Together with the family's other genes.
 #[test]
 fn every_gene_computes_the_same_beside_it() {
     let two = WgmmaPlan { consumers: 2, ..base() };
@@ -80,7 +81,7 @@ fn every_gene_computes_the_same_beside_it() {
     }
 }
 
-/// The torture set, each problem on some CTAs more than it has tiles, or some fewer.
+/// The torture set, each problem on a few more CTAs than tiles, or a few fewer.
 #[test]
 fn torture_set_is_right_and_without_hazards() {
     let mut passed = 0;
@@ -102,7 +103,7 @@ fn torture_set_is_right_and_without_hazards() {
     assert!(passed > 25, "{passed}");
 }
 
-/// Rows of which some parts hold no more than tiny probabilities, or all of one, and scores that grow from
+/// Rows of which some parts hold only tiny probabilities, or one part holds all, and scores that grow from
 /// part to part.
 #[test]
 fn parts_may_be_far_apart() {
@@ -166,7 +167,7 @@ fn what_cannot_be_shared_is_refused() {
     );
 }
 
-/// The kernel with its entry's statements changed.
+/// The kernel with changed entry statements.
 fn changed(kernel: &Kernel, change: impl FnOnce(&mut Vec<Statement>)) -> Kernel {
     let mut module = kernel.module.clone().into_module();
     let entry = module.items.iter_mut().find_map(|item| match item {
@@ -177,7 +178,7 @@ fn changed(kernel: &Kernel, change: impl FnOnce(&mut Vec<Statement>)) -> Kernel 
     Kernel { module: module.assume_verified(), ..kernel.clone() }
 }
 
-/// Where the entry has instructions of a kind.
+/// Indices of the entry's instructions of a kind.
 fn places(kernel: &Kernel, wanted: impl Fn(&Op) -> bool) -> Vec<usize> {
     let entry = kernel.module.function(&kernel.entry).and_then(|f| f.body.as_ref()).expect("an entry");
     let statements = entry.statements.iter().enumerate();
@@ -187,7 +188,7 @@ fn places(kernel: &Kernel, wanted: impl Fn(&Op) -> bool) -> Vec<usize> {
         .collect()
 }
 
-/// Each part is written before its warp is counted, and read after all have been.
+/// Each part is written before its warp is counted, and read after all parts have been counted.
 #[test]
 fn parts_that_nothing_orders_are_refused() {
     let (problem, arch) = (tiles(5, 4, 0, 64), arch(4));

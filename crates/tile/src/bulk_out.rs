@@ -1,11 +1,12 @@
-//! Accumulators to global memory through shared memory: a warp writes its 16 rows there by `stmatrix`, one of
-//! its lanes sends them off by TMA, and no one waits until the warp has its next rows to write.
+//! Epilogue through shared memory. Each warp writes its 16 rows with `stmatrix`, and one elected lane stores
+//! them by TMA. The warp waits for that store only before it overwrites its rows in shared memory with the
+//! next tile.
 
 use ptx::{Builder, Half, Pred, Shared, Src, TensorMapPtr};
 
 use crate::{AccTile, Consumer, SwizzledTile, WarpRows};
 
-/// A warp's place for its rows on their way out.
+/// A warp's staging buffer in shared memory for its rows of O.
 #[derive(Clone, Copy, Debug)]
 pub struct BulkStore {
     tile: SwizzledTile,
@@ -16,12 +17,13 @@ pub struct BulkStore {
 }
 
 impl BulkStore {
-    /// The tile that a warp sends, of `columns` columns: a multiple of 64.
+    /// The tile that one warp stores. `columns` is a multiple of 64.
     pub const fn tile(columns: u32) -> SwizzledTile {
         SwizzledTile::new(WarpRows::ROWS, columns)
     }
 
-    /// For a consumer's warp; `first` is the place of the first warp, those of the others follow.
+    /// For a warp of a consumer warpgroup. `first` is the staging buffer of warp 0; those of the other warps
+    /// follow it.
     pub fn new(
         k: &mut Builder,
         columns: u32,
@@ -35,8 +37,8 @@ impl BulkStore {
         BulkStore { tile, place, rows, map, speaks: consumer.speaks }
     }
 
-    /// Rounds the warp's rows and sends them to a row of a head of a batch entry; rows beyond the tensor's
-    /// last are left out.
+    /// Rounds the warp's rows and stores them at a row, head and batch entry. TMA drops rows beyond the
+    /// tensor's end.
     pub fn store(&self, k: &mut Builder, half: Half, o: &AccTile, to: [Src<ptx::R32>; 3]) {
         k.guarded(self.speaks, |k| k.bulk_wait_read(0));
         k.warp_sync();
@@ -50,7 +52,7 @@ impl BulkStore {
         });
     }
 
-    /// Waits until nothing is read any more: before the CTA ends.
+    /// Waits until the bulk stores have read shared memory. Required before the CTA exits.
     pub fn finish(&self, k: &mut Builder) {
         k.guarded(self.speaks, |k| k.bulk_wait_read(0));
     }

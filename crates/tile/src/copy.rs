@@ -3,7 +3,7 @@ use ptx::{Builder, CmpOp, Global, Pointer, Pred, R16, R32, Shared};
 use crate::Threads;
 use crate::layout::{CHUNK_BYTES, TileLayout};
 
-/// How a tile comes from global memory.
+/// How tiles are copied from global to shared memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum CopyMode {
@@ -13,10 +13,12 @@ pub enum CopyMode {
     Elements,
 }
 
-/// Copies tiles of one layout from global to shared memory with all threads of the CTA, or of one warp back.
+/// Copies tiles of one layout from global to shared memory with all threads of the CTA, or back with the
+/// lanes of one warp.
 ///
-/// A thread keeps one chunk column and steps down the rows, so that all its addresses are constants away from
-/// one pointer. The lanes of a row are a power of two; of a row of, say, 10 chunks, 6 of 16 lanes idle.
+/// A thread keeps one chunk column and steps down the rows, so all its addresses are constant offsets from
+/// one pointer. The number of lanes per row is a power of two: with rows of 10 chunks, for example, 6 of 16
+/// lanes are idle.
 #[derive(Clone, Debug)]
 pub struct TileCopy {
     layout: TileLayout,
@@ -26,16 +28,16 @@ pub struct TileCopy {
     /// The first row and the chunk that the thread copies.
     row: R32,
     chunk: R32,
-    /// Rows between two copies of a thread.
+    /// Rows between two successive copies of a thread.
     step: u32,
-    /// The thread's offsets in the tile for the first rows of one period of the swizzle.
+    /// Byte offsets in the tile of the thread's first rows, for one period of the swizzle.
     offsets: Vec<R32>,
-    /// Which threads have a chunk, where not all have.
+    /// Whether the thread has a chunk to copy; `None` where every thread has one.
     active: Option<Pred>,
 }
 
 impl TileCopy {
-    /// Copies by all threads of the CTA. `row_bytes` is the distance of rows in global memory.
+    /// Copies by all threads of the CTA. `row_bytes` is the row pitch in global memory.
     pub fn new(
         k: &mut Builder,
         threads: &Threads,
@@ -46,7 +48,7 @@ impl TileCopy {
         TileCopy::by(k, threads.index, threads.count, layout, row_bytes, mode)
     }
 
-    /// Copies by the 32 lanes of each warp, each warp a tile of its own.
+    /// Copies by the 32 lanes of a warp. Each warp copies a tile of its own.
     pub fn by_warp(
         k: &mut Builder,
         threads: &Threads,
@@ -89,8 +91,8 @@ impl TileCopy {
         Global { base: k.mad_wide_u(self.chunk, CHUNK_BYTES, rows), offset: tensor.offset }
     }
 
-    /// Copies the tile at the thread's pointer `from` to `to`. Of rows at or beyond `limit` (signed; counted
-    /// from the tile's first row) nothing is read and zeros are written; `None` says that all rows exist.
+    /// Copies the tile at the thread's pointer `from` to `to`. Rows at or beyond `limit` (signed, counted
+    /// from the tile's first row) are not read; they are filled with zeros. `None` means that all rows exist.
     pub fn load(&self, k: &mut Builder, to: Shared, from: Global, limit: Option<R32>) {
         let places = self.places(k, to);
         let left: Option<R32> = limit.map(|limit| k.sub(limit, self.row));
@@ -105,7 +107,7 @@ impl TileCopy {
         }
     }
 
-    /// Copies rows back: from the tile at `from` to the thread's pointer `to`, up to `limit`.
+    /// Copies rows from the tile at `from` to the thread's pointer `to`, up to row `limit`.
     pub fn store(&self, k: &mut Builder, from: Shared, to: Global, limit: Option<R32>) {
         let places = self.places(k, from);
         let left: Option<R32> = limit.map(|limit| k.sub(limit, self.row));
@@ -131,7 +133,7 @@ impl TileCopy {
         }
     }
 
-    /// The copies of a thread: their number in order and their row, counted from the thread's first.
+    /// The thread's copies: index and row, counted from the thread's first row.
     fn passes(&self) -> impl Iterator<Item = (usize, u32)> + use<> {
         (0..self.layout.rows).step_by(self.step as usize).enumerate()
     }
@@ -150,7 +152,7 @@ impl TileCopy {
         if i32::try_from(bytes).is_ok() { from.at(bytes) } else { k.advance(from, bytes) }
     }
 
-    /// Which threads copy in the pass that begins at row `first`; `None` for all.
+    /// Whether the thread copies in the pass that begins at row `first`; `None` if all threads do.
     fn copies(&self, k: &mut Builder, first: u32) -> Option<Pred> {
         let rows_left = self.layout.rows - first;
         match self.active {
@@ -180,7 +182,7 @@ fn copy_elements(k: &mut Builder, to: Shared, from: Global, copies: Option<Pred>
             k.ld_to(element, from.at(2 * i as i64));
         }
     };
-    // Idle threads and rows that do not exist keep the zeros; an idle thread does not store them.
+    // Idle threads and rows beyond the end keep the zeros. An idle thread does not store them.
     let wanted = match (copies, exists) {
         (Some(copies), Some(exists)) => Some(k.and_pred(copies, exists)),
         (one, other) => one.or(other),

@@ -1,5 +1,6 @@
-//! Division by a number that is known when the kernel is made. `ptxas` has no such case: of `div.u32` it
-//! makes the reciprocal sequence (I2F, MUFU.RCP, F2I and corrections) even for an immediate power of two.
+//! Division by a constant known when the kernel is emitted. `ptxas` does not specialise `div.u32` for
+//! constants: even for an immediate power of two it emits the reciprocal sequence (I2F, MUFU.RCP, F2I and
+//! corrections).
 
 use ptx::{Builder, R32};
 

@@ -1,15 +1,15 @@
-//! From accumulators to global memory.
+//! The epilogue: accumulators to global memory.
 
 use ptx::{Builder, CmpOp, F32, Global, Half, Pointer, R32, Shared};
 
 use crate::layout::{CHUNK_BYTES, TileLayout};
 use crate::{AccTile, CopyMode, Threads, TileCopy};
 
-/// Rounds the accumulators of each warp and stores them as rows, through shared memory so that every store is
-/// a whole chunk: `tile` has room for the CTA's rows. A warp that has its rows to itself sends them off
-/// itself; warps that share rows hold a part of their columns each, and the CTA stores all rows together.
-/// `(tensor, first, limit)`: the head's row 0, the CTA's first row, and one past the last row that is stored;
-/// rows of the tensor lie `row_bytes` apart.
+/// Rounds each warp's accumulator and stores its rows through shared memory, so that every global store is a
+/// whole 16-byte chunk. `tile` has room for all rows of the CTA. If no other warp shares its rows, a warp
+/// stores them alone. Warps that share rows hold a part of the columns each, and all threads of the CTA store
+/// the rows after a barrier. `(tensor, first, limit)` are row 0 of the head, the CTA's first row, and one
+/// past the last row to store; the tensor's row pitch is `row_bytes`.
 #[allow(clippy::too_many_arguments, reason = "what, through where, to where")]
 pub fn store_rows(
     k: &mut Builder,
@@ -38,8 +38,8 @@ pub fn store_rows(
     copy.store(k, from, to, Some(left));
 }
 
-/// Writes the lanes' pairs of neighbouring columns to a tile. The eight rows of a store lie in eight groups
-/// of banks.
+/// Writes the lanes' pairs of neighbouring columns to a tile. The eight rows of one store fall into eight
+/// groups of banks.
 fn write_fragments(
     k: &mut Builder,
     threads: &Threads,
@@ -60,7 +60,7 @@ fn write_fragments(
     }
 }
 
-/// Where the lane's first row has its pair of each 8-column tile that the warp holds.
+/// The address of the lane's first row in each 8-column tile that the warp holds.
 fn chunk_places(
     k: &mut Builder,
     threads: &Threads,
@@ -93,8 +93,8 @@ fn chunk_places(
         .collect()
 }
 
-/// Stores one f32 a row (the LSE): the first lane of each quad has it, of one of the warps that share the
-/// rows. `to` points at the warp's first row.
+/// Stores one f32 per row (the LSE). The first lane of each quad stores it; if several warps share the rows,
+/// only one of them does. `to` points at the warp's first row.
 pub fn store_lse(k: &mut Builder, threads: &Threads, lse: &[F32], to: Global, limit: R32) {
     let to = k.index(to, threads.quad, 4);
     let first_lane = threads.speaks_for_row(k);

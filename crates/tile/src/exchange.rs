@@ -1,21 +1,21 @@
-//! Joins what the warpgroups of a cluster have of the same rows: split-KV with the merge of FlashDecoding
-//! (Dao et al. 2023) through distributed shared memory.
+//! Merges the partial results that the warpgroups of a cluster have for the same rows: split-KV with the
+//! merge of FlashDecoding (Dao et al. 2023) through distributed shared memory.
 //!
-//! With `P` parts of the keys, each warpgroup ends up with the `P`-th share of O's columns. It sends the
-//! others' shares as they lie in registers, thread by thread to the same thread of the owner: every access is
-//! of 16 bytes a lane, lanes side by side, and nothing is transposed. An owner's warp waits on one mbarrier
-//! for all that is addressed to it, which also says that no other CTA still writes to its shared memory: no
-//! barrier of the cluster is needed at the end.
+//! With `P` parts of the keys, each warpgroup ends up with one of `P` equal shares of O's columns. It sends
+//! every other share to its owner in fragment layout, each thread to the thread of the same index: every
+//! access is 16 bytes per lane, lanes are contiguous, and no transpose is needed. One mbarrier per owner warp
+//! counts everything that is sent to that warp. Its completion also means that no other CTA still writes to
+//! this CTA's shared memory, so no cluster barrier is needed at the end.
 
 use ptx::{Builder, CmpOp, F32, Guard, Pointer, R32, Shared, SpecialReg};
 
 use crate::{AccTile, Mbarriers, OnlineSoftmax, Threads, WARPGROUP_THREADS, divide};
 
-/// Bytes of four registers of a warpgroup's threads.
+/// Bytes of four registers of every thread of a warpgroup.
 const VECTOR_BYTES: u32 = 16 * WARPGROUP_THREADS;
 
-/// How a cluster divides a tile: its keys among `ctas · kv_warpgroups`, both powers of two, its rows among
-/// `row_warpgroups`, 1 to 4.
+/// How a cluster divides a tile: the keys among `ctas · kv_warpgroups` parts (both factors are powers of
+/// two), the rows among `row_warpgroups` (1 to 4).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Division {
     /// CTAs that divide the keys of the same rows.
@@ -37,39 +37,39 @@ impl Division {
         self.kv_warpgroups * self.row_warpgroups
     }
 
-    /// Bytes of a message to one owner: its share of O, and the softmax's state.
+    /// Bytes of a message to one owner: the owner's share of O and the softmax state.
     const fn message_bytes(self, columns: u32) -> u32 {
         (1 + columns / 8 / self.parts()) * VECTOR_BYTES
     }
 
-    /// Shared memory for all messages to a CTA, of results with `columns` columns.
+    /// Shared memory for all messages to a CTA. `columns` is the width of O.
     pub const fn message_room(self, columns: u32) -> u32 {
         self.warpgroups() * (self.parts() - 1) * self.message_bytes(columns)
     }
 
-    /// Mbarriers for them: one a warp.
+    /// Mbarriers for the messages: one per warp.
     pub const fn barriers(self) -> u32 {
         if self.parts() == 1 { 0 } else { 4 * self.warpgroups() }
     }
 }
 
-/// Where a warpgroup stands in its cluster.
+/// The position of a warpgroup in its cluster.
 #[derive(Clone, Copy, Debug)]
 pub struct Place {
     /// Warp in the CTA.
     pub warp: R32,
     /// Thread in the warpgroup.
     pub thread: R32,
-    /// Which of the warpgroups that divide the CTA's rows.
+    /// Index among the warpgroups that divide the CTA's rows.
     pub row_warpgroup: R32,
-    /// Which of those that divide its keys.
+    /// Index among the warpgroups that divide the CTA's keys.
     pub kv_warpgroup: R32,
-    /// Which of the CTAs that divide the keys: the rank in the cluster.
+    /// Rank of the CTA in the cluster, which is its index among the CTAs that divide the keys.
     pub cta: R32,
 }
 
 impl Place {
-    /// Reads the thread's place in a cluster of `division.ctas` CTAs along x.
+    /// Reads the thread's position in a cluster of `division.ctas` CTAs along x.
     pub fn new(k: &mut Builder, division: Division) -> Place {
         let warp = k.warp_index_uniform();
         let index = k.special(SpecialReg::TidX);
@@ -89,12 +89,12 @@ impl Place {
         Place { warp, thread, row_warpgroup, kv_warpgroup, cta }
     }
 
-    /// Which part of the keys the warpgroup has.
+    /// Index of the warpgroup's part of the keys.
     pub fn part(self, k: &mut Builder, division: Division) -> R32 {
         k.mad(self.cta, division.kv_warpgroups, self.kv_warpgroup)
     }
 
-    /// The thread as one of warps of 16 rows each, of which those of all parts share the same.
+    /// The thread's position among warps of 16 rows each, as [`Threads`]; the warps of all parts share rows.
     pub fn threads(self, k: &mut Builder, division: Division) -> Threads {
         let lane = k.and(self.thread, 31);
         let in_quad = k.and(lane, 3);
@@ -113,7 +113,7 @@ impl Place {
     }
 }
 
-/// The exchange of one warpgroup.
+/// The exchange, as one warpgroup takes part in it.
 #[derive(Clone, Copy, Debug)]
 pub struct Exchange {
     division: Division,
@@ -124,8 +124,8 @@ pub struct Exchange {
 }
 
 impl Exchange {
-    /// Of results with `columns` columns. `room` has [`Division::message_room`] bytes, and there are
-    /// [`Division::barriers`].
+    /// `columns` is the width of O. `room` has [`Division::message_room`] bytes, and `barriers` has
+    /// [`Division::barriers`] mbarriers.
     pub const fn new(
         division: Division,
         place: Place,
@@ -136,8 +136,8 @@ impl Exchange {
         Exchange { division, place, columns, room, barriers }
     }
 
-    /// Prepares the warp's mbarrier for all messages to it. For one lane of each warp, before any barrier of
-    /// the cluster.
+    /// Initialises the warp's mbarrier for all messages to the warp. Run by one lane of each warp, before any
+    /// barrier of the cluster.
     pub fn expect(&self, k: &mut Builder) {
         let Division { ctas, kv_warpgroups, .. } = self.division;
         let barrier = self.barriers.index(k, self.place.warp);
@@ -151,7 +151,7 @@ impl Exchange {
         k.mbarrier_arrive_expect_tx(barrier, bytes);
     }
 
-    /// Sends a share of columns to the other CTA of two that divide the keys between one warpgroup each.
+    /// Sends a share of O's columns to the peer CTA, in a cluster of two CTAs with one part of the keys each.
     pub fn send_to_peer(&self, k: &mut Builder, softmax: &OnlineSoftmax, share: &AccTile) {
         let peer = k.xor(self.place.cta, 1);
         let warpgroup = self.place.row_warpgroup;
@@ -159,7 +159,7 @@ impl Exchange {
         self.send_to_cta(k, softmax, share, peer, (warpgroup, slot));
     }
 
-    /// Sends every owner its share of `o`, and gives the own one.
+    /// Sends each owner its share of `o` and returns the warpgroup's own share.
     pub fn send(&self, k: &mut Builder, softmax: &OnlineSoftmax, o: &AccTile) -> AccTile {
         let Division { ctas, kv_warpgroups, row_warpgroups } = self.division;
         let n_tiles = o.n_tiles() / self.division.parts();
@@ -201,8 +201,7 @@ impl Exchange {
         own
     }
 
-    /// Where the thread's part of a message lies in its receiver's CTA, and the barrier of the receiving
-    /// warp.
+    /// The thread's address within a message in the receiver's CTA, and the receiving warp's mbarrier.
     fn mailbox(&self, k: &mut Builder, (warpgroup, slot): (R32, R32)) -> (Shared, Shared) {
         let message = self.division.message_bytes(self.columns);
         let index = k.mad(warpgroup, self.division.parts() - 1, slot);
@@ -240,8 +239,8 @@ impl Exchange {
         k.if_(first, |k| k.mbarrier_arrive(barrier));
     }
 
-    /// Waits for the others' messages and joins them with the own share, divided by the rows' sums. Gives the
-    /// joined softmax.
+    /// Waits for the messages of the other parts and merges them with the own share, normalised by the row
+    /// sums. Returns the merged softmax.
     pub fn receive(&self, k: &mut Builder, softmax: OnlineSoftmax, own: &AccTile) -> OnlineSoftmax {
         let barrier = self.barriers.index(k, self.place.warp);
         k.mbarrier_wait_parity_cluster(barrier, 0);
@@ -277,8 +276,8 @@ impl Exchange {
     }
 }
 
-/// A thread's vectors of a message and their places: its share of O, and the softmax's state, which comes
-/// last since it was known first.
+/// A thread's vectors of a message with their indices: its share of O, then the softmax state at index 0. The
+/// state is sent last although its place is first.
 fn message(softmax: &OnlineSoftmax, share: &AccTile) -> impl Iterator<Item = (u32, [F32; 4])> + use<> {
     let tiles: Vec<(u32, [F32; 4])> = (0..share.n_tiles()).map(|n| (1 + n, share.tile(0, n))).collect();
     tiles.into_iter().chain([(0, softmax.statistics(0))])
@@ -288,7 +287,7 @@ fn at_vector<P: Pointer>(start: P, index: u32) -> P {
     start.at(i64::from(index * VECTOR_BYTES))
 }
 
-/// `then` if `condition` holds, else `otherwise`; `then` alone where there is no choice.
+/// Emits `if condition { then } else { otherwise }`, or `then` alone if `choice` is false.
 fn either(
     k: &mut Builder,
     choice: bool,

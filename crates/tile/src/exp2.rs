@@ -1,20 +1,21 @@
-//! 2^x without the special-function unit.
+//! 2^x on the FMA pipe instead of the special-function unit.
 
 use ptx::{Builder, F32, R32};
 
-/// `2^f − 1` over f, for |f| ≤ ½: the cubic without a constant whose largest relative error in `2^f` is
-/// least, 1.0e-4.
+/// Coefficients of `2^f − 1` over f for |f| ≤ ½: the cubic without constant term that minimises the maximum
+/// relative error of `2^f`, 1.0e-4.
 const CUBIC: [f32; 3] = [0.693_282_9, 0.242_210_76, 0.055_008_747];
-/// 1.5 · 2^23: a number below 2^22 in size that is added to it is rounded to an integer, which stands in its
-/// lowest bits.
+/// 1.5 · 2^23. Adding it rounds a number of magnitude below 2^22 to an integer, which then stands in the
+/// lowest bits of the sum.
 const TO_INTEGER: f32 = 12_582_912.0;
 
-/// `x = 2^x` by the pipes of FMAs and integers (Cody & Waite 1980; on Blackwell, FlashAttention-4):
-/// `x = j + f` with an integer j, `2^f` by a polynomial, and j added to its exponent. Ten instructions where
-/// EX2 is one, of another pipe that has a quarter of their rate at most.
+/// `x = 2^x` on the FMA and integer pipes (Cody & Waite 1980; FlashAttention-4 does this on Blackwell): `x =
+/// j + f` with an integer j, `2^f` from a polynomial, then j is added to its exponent. Ten instructions
+/// replace one EX2, but the EX2 pipe has at most a quarter of the rate of these pipes.
 ///
-/// Of relative error 1.0e-4, less than a rounding to f16. For x up to −127, −∞ too, it is 0; from 127 on
-/// 2^127, and for what is no number f32's largest: whoever looks for large results finds both.
+/// The relative error is 1.0e-4, less than one rounding to f16. The result is 0 for x ≤ −127 and for −∞,
+/// 2^127 for x ≥ 127, and the largest f32 for NaN. A check for large results therefore detects overflow and
+/// NaN.
 pub(crate) fn exp2_by_fma(k: &mut Builder, x: F32) {
     k.max_nan_to(x, x, -127.0f32);
     k.min_nan_to(x, x, 127.0f32);

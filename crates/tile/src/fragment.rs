@@ -1,8 +1,8 @@
 use ptx::{Builder, CmpOp, F32, Half, Pred, R32};
 
-/// An accumulator of `16 · m_tiles` rows × `8 · n_tiles` columns of one warp, in f32 registers (PTX ISA,
-/// "Matrix Fragments for mma.m16n8k16"). Of a tile of 16×8, lane `l` holds columns `2 (l mod 4) + {0, 1}` of
-/// rows `l / 4` (registers 0 and 1) and `l / 4 + 8` (registers 2 and 3).
+/// A warp's accumulator of `16 · m_tiles` rows × `8 · n_tiles` columns in f32 registers (PTX ISA, "Matrix
+/// Fragments for mma.m16n8k16"). In a 16×8 tile, lane `l` holds columns `2 (l mod 4) + {0, 1}` of rows `l /
+/// 4` (registers 0 and 1) and `l / 4 + 8` (registers 2 and 3).
 #[derive(Clone, Debug)]
 pub struct AccTile {
     n_tiles: u32,
@@ -10,20 +10,21 @@ pub struct AccTile {
 }
 
 impl AccTile {
-    /// Zeros.
+    /// An accumulator set to zero.
     pub fn zero(k: &mut Builder, rows: u32, columns: u32) -> AccTile {
         let (m_tiles, n_tiles) = (rows / 16, columns / 8);
         let tiles = (0..m_tiles * n_tiles).map(|_| std::array::from_fn(|_| k.mov(0.0f32))).collect();
         AccTile { n_tiles, tiles }
     }
 
-    /// Registers that hold nothing yet, for a product that does not add to what is there.
+    /// Uninitialised registers, for a product that overwrites its accumulator.
     pub fn unset(k: &mut Builder, rows: u32, columns: u32) -> AccTile {
         let n_tiles = columns / 8;
         AccTile { n_tiles, tiles: (0..rows / 16 * n_tiles).map(|_| k.regs()).collect() }
     }
 
-    /// The same registers of the tiles of 8 columns from `first` on, of a tile of 16 rows.
+    /// A view of `n_tiles` 8-column tiles from tile `first` on: the returned tile names the registers of
+    /// `self`. Requires an accumulator of 16 rows.
     #[must_use]
     pub fn columns(&self, first: u32, n_tiles: u32) -> AccTile {
         debug_assert_eq!(self.m_tiles(), 1, "the tiles of one row are neighbours");
@@ -51,12 +52,13 @@ impl AccTile {
         self.tiles[(m * self.n_tiles + n) as usize]
     }
 
-    /// Rows of which the lane holds elements; row `i` is `16 (i / 2) + 8 (i mod 2) + lane / 4` of the tile.
+    /// Number of rows of which the lane holds elements. Lane row `i` is row `16 (i / 2) + 8 (i mod 2) + lane
+    /// / 4` of the tile.
     pub fn lane_rows(&self) -> u32 {
         2 * self.m_tiles()
     }
 
-    /// The lane's elements of its row `i`, by column.
+    /// The lane's elements of its row `i`, in column order.
     pub fn row(&self, i: u32) -> impl Iterator<Item = F32> + '_ {
         let (m, half) = (i / 2, 2 * (i % 2) as usize);
         (0..self.n_tiles).flat_map(move |n| {
@@ -65,7 +67,7 @@ impl AccTile {
         })
     }
 
-    /// Takes another tile's elements.
+    /// Copies the elements of another tile.
     pub fn copy_from(&self, k: &mut Builder, other: &AccTile) {
         for (to, from) in self.tiles.iter().zip(&other.tiles) {
             for (&to, &from) in to.iter().zip(from) {
@@ -74,7 +76,7 @@ impl AccTile {
         }
     }
 
-    /// Multiplies the lane's row `i`.
+    /// Multiplies the lane's row `i` by `factor`.
     pub fn scale_row(&self, k: &mut Builder, i: u32, factor: F32) {
         for element in self.row(i) {
             k.mul_to(element, element, factor);
@@ -82,8 +84,8 @@ impl AccTile {
     }
 
     /// Rounds the tile to 16 bits as the A operand of the next product. The accumulators of two neighbouring
-    /// 16×8 tiles hold exactly the elements of one 16×16 fragment of A, lane by lane, so nothing moves
-    /// between lanes.
+    /// 16×8 tiles hold exactly the elements of one 16×16 A fragment in every lane, so no data moves between
+    /// lanes.
     pub fn round(&self, k: &mut Builder, half: Half) -> ProbTile {
         let pair = |k: &mut Builder, t: [F32; 4]| [k.pack(half, t[0], t[1]), k.pack(half, t[2], t[3])];
         let k_tiles = self.n_tiles / 2;
@@ -99,14 +101,14 @@ impl AccTile {
 }
 
 impl AccTile {
-    /// Zeros, in the registers that are there.
+    /// Sets the existing registers to zero.
     pub fn clear(&self, k: &mut Builder) {
         for &element in self.tiles.iter().flatten() {
             k.mov_to(element, 0.0);
         }
     }
 
-    /// As [`AccTile::round`], into registers that exist.
+    /// Like [`AccTile::round`], but writes to the registers of `p`.
     pub fn round_to(&self, k: &mut Builder, half: Half, p: &ProbTile) {
         let rounded = self.round(k, half);
         for (to, from) in p.fragments.iter().flatten().zip(rounded.fragments.iter().flatten()) {
@@ -115,7 +117,7 @@ impl AccTile {
     }
 }
 
-/// An A operand of `16 · m` rows × `16 · k_tiles` columns in registers: the probabilities.
+/// An A operand of `16 · m` rows × `16 · k_tiles` columns in registers: the probabilities P.
 #[derive(Clone, Debug)]
 pub struct ProbTile {
     k_tiles: u32,
@@ -123,28 +125,29 @@ pub struct ProbTile {
 }
 
 impl ProbTile {
-    /// Registers that hold nothing yet.
+    /// Uninitialised registers.
     pub fn unset(k: &mut Builder, rows: u32, columns: u32) -> ProbTile {
         let k_tiles = columns / 16;
         ProbTile { k_tiles, fragments: (0..rows / 16 * k_tiles).map(|_| k.regs()).collect() }
     }
 
-    /// The same registers of the first `k_tiles` tiles of 16 columns, of a tile of 16 rows.
+    /// A view of the first `k_tiles` 16-column tiles: the returned tile names the registers of `self`.
+    /// Requires a tile of 16 rows.
     #[must_use]
     pub fn first_tiles(&self, k_tiles: u32) -> ProbTile {
         ProbTile { k_tiles, fragments: self.fragments[..k_tiles as usize].to_vec() }
     }
 
-    /// Zeros from tile `first` on, of a tile of 16 rows.
+    /// Sets the 16-column tiles from `first` on to zero, in a tile of 16 rows.
     pub fn clear_from(&self, k: &mut Builder, first: u32) {
         for &register in self.fragments[first as usize..].iter().flatten() {
             k.mov_to(register, 0);
         }
     }
 
-    /// Whether all are below 2: of both formats it is the first number with the highest bit of the exponent.
-    /// Infinities have that bit, and what is not a number. An instruction for two registers, of two
-    /// probabilities each.
+    /// Whether all probabilities are below 2. In f16 and in bf16, 2 is the smallest number whose highest
+    /// exponent bit is set; infinities and NaN have that bit too. Costs one instruction per register, which
+    /// holds two probabilities, plus the reduction of four chains.
     pub fn below_two(&self, k: &mut Builder) -> Pred {
         const HIGHEST: u32 = 0x4000_4000;
         let (first, others) = self.fragments.split_first().expect("a tile has fragments");
@@ -167,7 +170,7 @@ impl ProbTile {
     }
 }
 
-/// One step of A along k.
+/// The A operand of one step along k.
 #[derive(Clone, Copy, Debug)]
 pub enum Fragment {
     /// 16 columns.

@@ -1,25 +1,26 @@
-//! Accumulators to global memory straight from registers, without shared memory: lanes of a quad swap among
-//! themselves so that each stores whole chunks of 16 bytes.
+//! Epilogue straight from registers, without shared memory: the lanes of a quad exchange columns so that each
+//! lane stores whole 16-byte chunks.
 
 use ptx::{Builder, CmpOp, F32, Global, Half, Pointer, Pred, R32};
 
 use crate::{AccTile, Threads};
 
-/// Tiles of 8 columns that a quad stores at once, a chunk a lane.
+/// 8-column tiles that a quad stores at once, one chunk per lane.
 const TILES: u32 = 4;
 
-/// How wide the stores of accumulators are.
+/// Width of the stores of O.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum RowStore {
-    /// Two columns at a time, as lanes hold them.
+    /// Two columns per store, as the fragment layout holds them.
     Pairs,
-    /// Eight columns at a time where a quad has as many for each lane, after its lanes have exchanged theirs.
+    /// Eight columns per store after an exchange within the quad. Columns that do not fill four chunks are
+    /// stored in pairs.
     Chunks,
 }
 
 impl RowStore {
-    /// Elements of a store, which rows must be aligned to.
+    /// Elements per store. Rows must be aligned to a multiple of this.
     pub const fn elements(self) -> u32 {
         match self {
             RowStore::Pairs => 2,
@@ -28,8 +29,8 @@ impl RowStore {
     }
 }
 
-/// Rounds the rows of each warp's accumulator of 16 rows and stores them. The warp's rows begin at `first` of
-/// the tensor's rows from `tensor` on, `row_bytes` apart; those at or beyond `limit` are not stored.
+/// Rounds each warp's accumulator of 16 rows and stores the rows. The warp's first row is row `first` of
+/// `tensor`, whose row pitch is `row_bytes`; rows at or beyond `limit` are not stored.
 pub fn store_fragments(
     k: &mut Builder,
     threads: &Threads,
@@ -46,7 +47,7 @@ pub fn store_fragments(
     store_fragments_at(k, threads, half, o, (first, limit), place, store);
 }
 
-/// As [`store_fragments`], with rows that lie where `place` says.
+/// Like [`store_fragments`], but `place` gives the address of each row.
 pub fn store_fragments_at(
     k: &mut Builder,
     threads: &Threads,
@@ -67,7 +68,8 @@ pub fn store_fragments_at(
         let row = if below == 0 { row } else { k.add(row, below) };
         let exists = k.setp_u(CmpOp::Lt, row, limit);
         let to = place(k, row);
-        // A lane's column of a tile is twice its place in the quad; its chunk is of 16 bytes.
+        // `threads.column` is twice the lane's index in the quad, and a chunk has 16 bytes: hence the factor
+        // 8.
         let chunk = Global::from(k.mad_wide_u(threads.column, 8, to.base));
         let pair = Global::from(k.mad_wide_u(threads.column, 2, to.base));
         let words: Vec<R32> = (0..o.n_tiles())
@@ -87,8 +89,9 @@ pub fn store_fragments_at(
     }
 }
 
-/// Stores one f32 a row (the LSE) of each warp's 16 rows from `first` on, where `place` says: the first lane
-/// of each quad has it, of one of the warps that share the rows. Rows at or beyond `limit` are not stored.
+/// Stores one f32 per row (the LSE) of each warp's 16 rows from `first` on, at the address that `place`
+/// gives. The first lane of each quad stores it; if several warps share the rows, only one of them does. Rows
+/// at or beyond `limit` are not stored.
 pub fn store_lse_at(
     k: &mut Builder,
     threads: &Threads,
@@ -106,14 +109,14 @@ pub fn store_lse_at(
     }
 }
 
-/// Whether a bit of the lane's column is set.
+/// Whether the bit `mask` of the lane's column is set.
 fn bit(k: &mut Builder, threads: &Threads, mask: u32) -> Pred {
     let bit = k.and(threads.column, mask);
     k.setp_u(CmpOp::Ne, bit, 0)
 }
 
-/// The transpose of the 4×4 words of a quad, of which each lane holds a column: blocks of one word are
-/// swapped with the neighbour, then blocks of two with the lane after it.
+/// Transposes 4×4 words within a quad; each lane holds one column. Single words are exchanged with the
+/// neighbouring lane, then pairs of words with the lane two further on.
 fn transpose(k: &mut Builder, mut words: [R32; 4], odd: Pred, upper: Pred) -> [R32; 4] {
     for (swaps, lane, pairs) in [(odd, 1, [(0, 1), (2, 3)]), (upper, 2, [(0, 2), (1, 3)])] {
         for (a, b) in pairs {

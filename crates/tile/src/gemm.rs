@@ -1,11 +1,11 @@
-//! Warp-level products on m16n8k16. A warp holds all columns of its rows, so the products of a block of keys
+//! Warp-level products on `mma.m16n8k16`. A warp holds all columns of its rows, so the products of a KV block
 //! need no exchange between warps.
 
 use ptx::{Builder, Half, R32, Shared};
 
 use crate::{AccTile, Fragment, MatrixReader, OpenTile, ProbTile, Threads, TileLayout};
 
-/// The queries of one warp: the A operand of S = Q Kᵀ.
+/// One warp's rows of Q: the A operand of S = Q Kᵀ.
 #[derive(Clone, Debug)]
 pub struct Queries {
     m_tiles: u32,
@@ -15,10 +15,11 @@ pub struct Queries {
     source: Source,
 }
 
-/// What is done to Q so that the softmax's factor can always be taken as positive; exact in both formats.
+/// Transformation of Q that lets the softmax factor be positive for every scale. All three are exact in f16
+/// and bf16.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Sign {
-    /// Nothing.
+    /// Q unchanged.
     Keep,
     /// −Q, for a negative factor.
     Negate,
@@ -38,8 +39,8 @@ enum Opened<'a> {
 }
 
 impl Queries {
-    /// Queries that stay in shared memory and are read at each step. `tile` holds the CTA's rows; the warp
-    /// takes `rows` of them.
+    /// Queries that stay in shared memory and are read at each step along head_dim. `tile` holds the CTA's
+    /// rows; the warp takes `rows` of them.
     pub fn shared(
         k: &mut Builder,
         threads: &Threads,
@@ -55,7 +56,7 @@ impl Queries {
         Queries { m_tiles: rows / 16, chunks: layout.chunks, half, sign, source }
     }
 
-    /// The same queries, read once and kept in registers. The tile must be complete and visible.
+    /// Reads the queries once and keeps them in registers. The tile must be complete and visible.
     pub fn into_registers(self, k: &mut Builder) -> Queries {
         let open = self.open(k);
         let all = (0..self.steps()).flat_map(|j| (0..self.m_tiles).map(move |m| (m, j)));
@@ -63,12 +64,13 @@ impl Queries {
         Queries { source: Source::Registers(fragments), ..self }
     }
 
-    /// Steps along head_dim, the last of which may be a half one.
+    /// Number of steps along head_dim. The last step is a K8 step if head_dim is not a multiple of 16.
     pub fn steps(&self) -> u32 {
         self.chunks.div_ceil(2)
     }
 
-    /// Addresses for one product: made anew each time, since keeping them costs registers all the while.
+    /// The `ldmatrix` addresses for one product. They are recomputed for each product, because keeping them
+    /// would occupy registers throughout the main loop.
     fn open(&self, k: &mut Builder) -> Opened<'_> {
         match &self.source {
             Source::Shared(reader, tile) => Opened::Shared(reader.open(k, *tile)),
@@ -104,12 +106,12 @@ impl Queries {
     }
 }
 
-/// A tile of keys: the B operand of S = Q Kᵀ, rows of keys with head_dim contiguous.
+/// A tile of keys: the B operand of S = Q Kᵀ. Its rows are keys, and head_dim is contiguous.
 #[derive(Clone, Debug)]
 pub struct KeyTile {
-    /// How its chunks are read two by two.
+    /// Reads the chunks in pairs.
     pub tile: OpenTile,
-    /// How the odd chunk is read, of a head_dim that is not a multiple of 16.
+    /// Reads the odd last chunk, if head_dim is not a multiple of 16.
     pub tail: Option<OpenTile>,
 }
 
@@ -137,8 +139,8 @@ pub fn mma_qk(k: &mut Builder, q: &Queries, key: &KeyTile) -> AccTile {
     s
 }
 
-/// Columns `8n` to `8n + 16` of one step of S, for all rows of the warp; `b(j)` is the fragment of B of tile
-/// `n + j`.
+/// Columns `8n` to `8n + 16` of one step of S, for all rows of the warp. `b(j)` is the B fragment of tile `n
+/// + j`.
 fn product(k: &mut Builder, half: Half, s: &AccTile, n: u32, a: &[Fragment], b: impl Fn(usize) -> [R32; 2]) {
     for (m, fragment) in a.iter().enumerate() {
         for j in 0..2 {
@@ -151,8 +153,8 @@ fn product(k: &mut Builder, half: Half, s: &AccTile, n: u32, a: &[Fragment], b: 
     }
 }
 
-/// O += P V for the values of one tile (rows of keys, head_dim_v contiguous), transposed on the way by
-/// `ldmatrix`.
+/// O += P V for one tile of values. Its rows are keys and head_dim_v is contiguous; `ldmatrix.trans`
+/// transposes it.
 pub fn mma_pv(k: &mut Builder, half: Half, p: &ProbTile, value: &OpenTile, o: &AccTile) {
     for j in 0..p.k_tiles() {
         for n in (0..o.n_tiles()).step_by(2) {

@@ -1,20 +1,21 @@
-//! Handing tiles over in shared memory: a thread fills the stages of a ring, warps empty them, and a pair of
-//! mbarriers a stage keeps them apart.
+//! Producer/consumer pipeline over a ring of stages in shared memory: one thread (the producer) fills the
+//! stages, the consumer warps read them, and each stage has a full and an empty mbarrier.
 
 use ptx::{Builder, Pointer, Pred, R32, Shared, Src, TensorMapPtr};
 
 use crate::{Consumer, Mbarriers, Peers, Ring, SwizzledTile};
 
-/// The barriers of a ring: one a stage that tells that it is full, and one that tells that it is free.
+/// The mbarriers of a ring: one *full* barrier per stage, then one *empty* barrier per stage.
 #[derive(Clone, Copy, Debug)]
 pub struct Handover {
     stages: u32,
     full: Mbarriers,
-    /// Whose readers free a stage, where it is filled in several CTAs at once.
+    /// The CTAs of the cluster whose consumers release a stage, if the stage is filled in several CTAs at
+    /// once (multicast).
     peers: Option<Peers>,
-    /// Threads that feed and read, too.
+    /// Producer threads that also read the stages: 0 or 1 per CTA.
     feeders: u32,
-    /// Whether other rings keep the filling thread from overtaking the readers.
+    /// Whether other rings already delay the producer, so that this ring needs no empty barriers.
     paced: bool,
 }
 
@@ -29,36 +30,36 @@ impl Handover {
         Handover { stages, full: Mbarriers::new(barriers), peers: None, feeders: 0, paced: false }
     }
 
-    /// The same, filled by each of the peers in all of them.
+    /// A ring that each of the peers fills in all of them.
     #[must_use]
     pub const fn among(self, peers: Option<Peers>) -> Handover {
         Handover { peers, ..self }
     }
 
-    /// The same, read also by the thread that feeds.
+    /// A ring that the producer thread reads, too.
     #[must_use]
     pub const fn read_by_feeder(self) -> Handover {
         Handover { feeders: 1, ..self }
     }
 
-    /// The same where, if so, the filling thread never comes to a stage that is still read, because it has
-    /// waited for other rings first: then no one is asked, and no one says, whether a stage is free.
+    /// With `paced`, omits the *empty* barriers. Sound when another ring already delays the producer until
+    /// this ring's stage has been read.
     #[must_use]
     pub const fn paced_by_others(self, paced: bool) -> Handover {
         Handover { paced, ..self }
     }
 
-    /// The peers.
     pub const fn peers(&self) -> Option<Peers> {
         self.peers
     }
 
-    /// The lanes that speak for a consumer's warp.
+    /// The lanes that arrive for a consumer warp: the elected lane, or in a cluster one lane for each CTA.
     pub fn speakers(&self, k: &mut Builder, consumer: &Consumer) -> Pred {
         self.peers.map_or(consumer.speaks, |peers| peers.speakers(k, consumer))
     }
 
-    /// Prepares the barriers, in one thread: one arrival fills a stage, `readers` of each peer free it.
+    /// Initialises the barriers; run by one thread. A full barrier expects one arrival, an empty barrier
+    /// `readers` arrivals from each peer.
     pub fn init(&self, k: &mut Builder, readers: u32) {
         let readers = (readers + self.feeders) * self.peers.map_or(1, |peers| peers.ctas);
         self.init_full(k);
@@ -67,19 +68,19 @@ impl Handover {
         }
     }
 
-    /// The same where no one asks whether a stage is free.
+    /// Initialises the full barriers alone, for a ring without empty barriers.
     pub fn init_full(&self, k: &mut Builder) {
         for stage in 0..self.stages {
             k.mbarrier_init(self.full.at(stage), 1);
         }
     }
 
-    /// Where the filling thread stands: the first round finds every stage free.
+    /// Pipeline state of the producer. In the first round every stage counts as empty.
     pub fn filler(&self, k: &mut Builder) -> Ring {
         Ring::producer(k, self.stages)
     }
 
-    /// Where a reader stands.
+    /// Pipeline state of a consumer.
     pub fn reader(&self, k: &mut Builder) -> Ring {
         Ring::consumer(k, self.stages)
     }
@@ -92,7 +93,7 @@ impl Handover {
         self.full(k, at).at(i64::from(self.stages * Mbarriers::BYTES))
     }
 
-    /// Waits until the stage is free.
+    /// Waits on the empty barrier of the stage.
     pub fn wait_free(&self, k: &mut Builder, at: &Ring) {
         if self.paced {
             return;
@@ -101,7 +102,7 @@ impl Handover {
         self.wait(k, barrier, at);
     }
 
-    /// Waits until the stage is full.
+    /// Waits on the full barrier of the stage.
     pub fn wait_full(&self, k: &mut Builder, at: &Ring) {
         let barrier = self.full(k, at);
         self.wait(k, barrier, at);
@@ -115,13 +116,14 @@ impl Handover {
         }
     }
 
-    /// Says that the stage is full, of what the thread itself has written there.
+    /// Arrives on the full barrier, for data that the thread itself has written to the stage.
     pub fn publish(&self, k: &mut Builder, at: &Ring) {
         let barrier = self.full(k, at);
         k.mbarrier_arrive(barrier);
     }
 
-    /// Says, for a warp, that it has read the stage: in the lanes that speak for it.
+    /// Arrives on the empty barrier for a warp that has read the stage, in the lanes of
+    /// [`Handover::speakers`].
     pub fn release(&self, k: &mut Builder, at: &Ring, speaks: Pred) {
         if self.paced {
             return;
@@ -137,14 +139,13 @@ impl Handover {
     }
 }
 
-/// A ring of tiles that the tensor memory accelerator fills.
+/// A ring of tiles that TMA fills.
 #[derive(Clone, Copy, Debug)]
 pub struct TileRing {
-    /// Its barriers.
     pub handover: Handover,
-    /// The tile of a stage.
+    /// The tile of each stage.
     pub tile: SwizzledTile,
-    /// The tile of stage 0; the others follow.
+    /// The tile of stage 0; the tiles of the other stages follow.
     pub first: Shared,
 }
 
@@ -154,15 +155,15 @@ impl TileRing {
         stages * tile.bytes()
     }
 
-    /// Requests the tile at a row of a head of a batch entry into the next stage, once it is free. For one
-    /// thread.
+    /// Requests the tile at a row, head and batch entry into the next stage, once that stage is empty. Run by
+    /// one thread.
     pub fn request(&self, k: &mut Builder, at: &Ring, map: TensorMapPtr, from: [Src<R32>; 3]) {
         self.handover.wait_free(k, at);
         self.fill(k, at, map, from);
         at.advance(k);
     }
 
-    /// The same into a stage that is free, without going on.
+    /// Requests a tile into a stage that is known to be empty, without advancing the ring.
     pub fn fill(&self, k: &mut Builder, at: &Ring, map: TensorMapPtr, from: [Src<R32>; 3]) {
         let full = self.handover.full(k, at);
         k.mbarrier_arrive_expect_tx(full, self.tile.bytes());

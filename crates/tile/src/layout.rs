@@ -1,6 +1,6 @@
 use ptx::{Builder, R32};
 
-/// Elements of 16 bits in a chunk of 16 bytes, the unit of `ldmatrix` rows and of 16-byte copies.
+/// Elements of 16 bits in a 16-byte chunk, the unit of `ldmatrix` rows and of 16-byte copies.
 pub const CHUNK: u32 = 8;
 /// Bytes of a chunk.
 pub const CHUNK_BYTES: u32 = 16;
@@ -39,13 +39,13 @@ impl TileLayout {
         self.rows * self.pitch()
     }
 
-    /// Chunks that are permuted among themselves: 1, 2, 4 or 8.
+    /// Chunks that the swizzle permutes among themselves: 1, 2, 4 or 8.
     pub const fn group(self) -> u32 {
         let lowest_bit = 1 << self.chunks.trailing_zeros();
         if lowest_bit < BANK_CHUNKS { lowest_bit } else { BANK_CHUNKS }
     }
 
-    /// What a row's chunk indices are combined with by exclusive or.
+    /// The value that is XORed to the chunk indices of a row.
     pub const fn swizzle(self, row: u32) -> u32 {
         let group = self.group();
         row / (BANK_CHUNKS / group) % group
@@ -80,7 +80,7 @@ impl TileLayout {
 mod tests {
     use super::*;
 
-    /// Every row width of a head dimension from 8 to 256.
+    /// Every row width of head dimensions from 8 to 256.
     fn layouts() -> impl Iterator<Item = TileLayout> {
         (8..=256).step_by(8).map(|columns| TileLayout::new(64, columns))
     }

@@ -1,15 +1,15 @@
-//! The vocabulary of tiles: everything that emits more than one instruction.
+//! Building blocks above single instructions: tiles, pipelines, the online softmax and tile schedulers.
 //!
 //! A kernel is written in tiles of rows, and this crate turns them into lanes, addresses and instructions:
 //! [`TileLayout`] places a tile in shared memory without bank conflicts, [`TileCopy`] fills it from global
-//! memory, [`MatrixReader`] hands it to the tensor cores, [`AccTile`] and [`OnlineSoftmax`] hold what stays
-//! in registers, [`Bound`] says which blocks of keys a CTA visits, and [`KvPipeline`] visits them while later
-//! ones are on their way.
+//! memory, [`MatrixReader`] reads it as tensor-core operands, [`AccTile`] and [`OnlineSoftmax`] hold the
+//! state in registers, [`Bound`] gives the KV blocks that a CTA visits, and [`KvPipeline`] visits them while
+//! later blocks are in flight.
 //!
-//! On sm_90a, [`SwizzledTile`] places a tile where TMA writes and `wgmma` reads it, [`Roles`] splits a CTA
-//! into a producer and consumers, [`TileRing`] is a ring of stages with the full and empty mbarriers of its
-//! [`Handover`], [`Visits`] is a consumer's loop over the blocks of keys, and [`Scheduler`] gives persistent
-//! CTAs their tiles.
+//! On sm_90a, [`SwizzledTile`] is the shared-memory layout that TMA writes and `wgmma` reads, [`Roles`]
+//! splits a CTA into a producer warpgroup and consumer warpgroups, [`TileRing`] is a ring of stages with the
+//! full and empty mbarriers of its [`Handover`], [`Visits`] is a consumer warpgroup's main loop over the KV
+//! blocks, and [`Scheduler`] assigns tiles to persistent CTAs.
 
 mod bulk_out;
 mod copy;

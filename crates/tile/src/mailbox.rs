@@ -1,5 +1,4 @@
-//! Tiles that are handed out at run time: a counter in global memory, and how what it gives reaches all
-//! roles.
+//! Dynamic tile scheduler: a counter in global memory, and the broadcast of its values to all roles of a CTA.
 
 use ptx::{
     Atomic, AtomicOp, Builder, CmpOp, Global, MemSem, Op, Operand, Pointer, Pred, R32, Scope, Shared, Src,
@@ -8,12 +7,12 @@ use ptx::{
 
 use crate::{Handover, Peers, Ring, TileGrid, WorkTile};
 
-/// Bytes of the counter in global memory: the next tile, and the CTAs that are done. All zero before and
-/// after a launch.
+/// Bytes of the counter in global memory: the next tile, and the number of CTAs that have finished. Both are
+/// zero before and after a launch.
 pub const COUNTER_BYTES: usize = 8;
 
-/// A tile's number, which may be beyond the last, and what it stands for: worked out once, by the thread that
-/// feeds, so that the divisions are nobody's wait.
+/// The tile index (an index ≥ the tile count means stop) with its decoded coordinates. The producer decodes
+/// once, so the divisions are off the consumers' critical path.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Letter {
     pub(crate) index: R32,
@@ -21,7 +20,7 @@ pub(crate) struct Letter {
 }
 
 impl Letter {
-    /// Bytes of one.
+    /// Bytes of a [`Letter`].
     const BYTES: u32 = 16;
 
     pub(crate) fn new(k: &mut Builder, grid: &TileGrid, index: R32) -> Letter {
@@ -32,7 +31,7 @@ impl Letter {
         [self.index, self.tile.row_block, self.tile.head, self.tile.batch]
     }
 
-    /// Takes another one's words.
+    /// Copies the words of another letter.
     pub(crate) fn copy_from(&self, k: &mut Builder, other: &Letter) {
         for (to, from) in self.words().into_iter().zip(other.words()) {
             k.mov_to(to, from);
@@ -40,25 +39,24 @@ impl Letter {
     }
 }
 
-/// Where tiles that are handed out at run time pass from the feeding thread to the others.
+/// The ring through which the producer broadcasts dynamically scheduled tiles to the consumers.
 #[derive(Clone, Copy, Debug)]
 pub struct Mailbox {
-    /// Its barriers.
     pub handover: Handover,
-    /// A [`Letter`] a stage.
+    /// One [`Letter`] per stage.
     slots: Shared,
     /// [`COUNTER_BYTES`] in global memory.
     counter: Global,
 }
 
 impl Mailbox {
-    /// Tiles that are announced ahead.
+    /// Number of tiles that can be announced ahead.
     const STAGES: u32 = 2;
-    /// Shared memory that it takes.
+    /// Bytes of shared memory: barriers and slots.
     pub const SHARED_BYTES: u32 = Handover::bytes(Mailbox::STAGES) + Letter::BYTES * Mailbox::STAGES;
 
-    /// With its barriers and slots at `place`, a multiple of 16 bytes. In a cluster the first CTA sends to
-    /// all, and waits for all: those who feed receive the number as everyone does.
+    /// Barriers and slots lie at `place`, a multiple of 16 bytes. In a cluster CTA 0 sends to all CTAs and
+    /// waits for the readers of all of them; the producers receive the tile like the consumers.
     pub fn new(place: Shared, counter: Global, peers: Option<Peers>) -> Mailbox {
         let slots = place.at(i64::from(Handover::bytes(Mailbox::STAGES)));
         let handover = Handover::new(place, Mailbox::STAGES);
@@ -70,8 +68,9 @@ impl Mailbox {
         k.shared_index(self.slots, at.stage, Letter::BYTES)
     }
 
-    /// Takes a number from the counter: that plus the number of CTAs is the next tile, since each CTA's first
-    /// is its own. The latency is not waited for here.
+    /// Increments the counter. The next tile is the counter's old value plus the number of CTAs, because the
+    /// first tile of each CTA is its own index. The caller can do other work during the latency of the
+    /// atomic.
     pub(crate) fn take(&self, k: &mut Builder) -> R32 {
         k.atom(AtomicOp::Add, self.counter, 1)
     }
@@ -99,7 +98,7 @@ impl Mailbox {
     pub(crate) fn receive(&self, k: &mut Builder, at: &Ring, speaks: Pred, letter: &Letter) {
         self.handover.wait_full(k, at);
         let slot = self.slot(k, at);
-        // The lane that reads the slot is the one that frees it.
+        // One lane reads the slot and the same lane releases it.
         k.guarded(speaks, |k| k.ld_vec_to(letter.words(), slot));
         for word in letter.words() {
             let sent = k.uniform(word);
@@ -109,7 +108,7 @@ impl Mailbox {
         at.advance(k);
     }
 
-    /// As [`Mailbox::receive`], for the thread that feeds.
+    /// Like [`Mailbox::receive`], but for the single producer thread.
     pub(crate) fn receive_alone(&self, k: &mut Builder, at: &Ring, letter: &Letter) {
         self.handover.wait_full(k, at);
         let slot = self.slot(k, at);
@@ -119,7 +118,7 @@ impl Mailbox {
         at.advance(k);
     }
 
-    /// Frees the place of a number that was read.
+    /// Releases the slot of a letter that has been read.
     fn release(&self, k: &mut Builder, at: &Ring, speaks: Pred) {
         match self.handover.peers() {
             None => self.handover.release(k, at, speaks),
@@ -131,8 +130,8 @@ impl Mailbox {
         }
     }
 
-    /// The last CTA that is done leaves the counter as it was before the launch. The others have taken their
-    /// last tiles before they say that they are done, so their atomic releases and the last one's acquires.
+    /// The CTA that finishes last resets the counter to zero. The other CTAs have taken their last tiles
+    /// before they count themselves as finished: their atomics release and the last one acquires.
     pub(crate) fn reset(&self, k: &mut Builder, takers: R32) {
         let done: R32 = k.reg();
         add_one(k, done, self.counter.at(4));
@@ -145,8 +144,8 @@ impl Mailbox {
     }
 }
 
-/// Adds one to a counter that CTAs share: `before` is what it was. What the thread did before is released by
-/// it, and what others released before is acquired.
+/// Adds one to a counter shared by CTAs; `before` receives the old value. The atomic releases what this
+/// thread did before it, and acquires what other threads released before.
 pub(crate) fn add_one(k: &mut Builder, before: R32, counter: Global) {
     let atomic = Atomic {
         op: AtomicOp::Add,

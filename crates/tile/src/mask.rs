@@ -1,28 +1,28 @@
-//! Which keys a row sees, and what that leaves of a block of keys: nothing, everything, or a part.
+//! Which keys a row sees, and which KV blocks are therefore skipped, full or partial.
 
 use problem::Corner;
 use ptx::{Builder, CmpOp, F32, R32, Src};
 
 use crate::{AccTile, Threads, divide};
 
-/// Which keys a query row sees, as far as the code depends on it: the alignment and which bounds exist
-/// ([`problem::Band`] has the definition). Sizes of bounds are launch parameters.
+/// Which keys a query row sees, as far as the code depends on this: the alignment and which bounds exist
+/// ([`problem::Band`] has the definition). The sizes of the bounds are launch parameters.
 #[derive(Clone, Copy, Debug)]
 pub struct KeyBand {
-    /// The corner to which the diagonal is aligned.
+    /// The corner of S to which the diagonal is aligned.
     pub corner: Corner,
-    /// Keys before the level one that a row sees; `None` for all.
+    /// Number of keys before the diagonal that a row sees; `None` for all.
     pub before: Option<R32>,
-    /// Keys after the level one that a row sees; `None` for all.
+    /// Number of keys after the diagonal that a row sees; `None` for all.
     pub after: Option<After>,
 }
 
-/// The bound of a band after the diagonal.
+/// The upper bound of a band.
 #[derive(Clone, Copy, Debug)]
 pub enum After {
-    /// No key after the level one: a causal mask has this bound, and its code no parameter.
+    /// No key after the diagonal: the upper bound of a causal mask. Needs no parameter.
     Diagonal,
-    /// So many keys.
+    /// This number of keys after the diagonal.
     Keys(R32),
 }
 
@@ -38,38 +38,38 @@ impl KeyBand {
     }
 }
 
-/// How much of a block its rows see.
+/// How much of a KV block the rows see.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Coverage {
-    /// Every key, for every row of the CTA: no test needed.
+    /// Every row of the CTA sees every key: no mask needed.
     Full,
-    /// Some keys.
+    /// Some rows do not see some keys: the mask is applied.
     Partial,
 }
 
-/// The rows of a CTA and the lengths they meet.
+/// The rows of a CTA, with the sequence lengths.
 #[derive(Clone, Copy, Debug)]
 pub struct RowRange {
     /// First row.
     pub first: R32,
-    /// Rows of the tile (those at or beyond `seq_q` are computed and not stored).
+    /// Rows of the tile. Rows at or beyond `seq_q` are computed and not stored.
     pub rows: u32,
-    /// Query rows in all.
+    /// Sequence length of the queries.
     pub seq_q: R32,
-    /// Keys in all.
+    /// Sequence length of the keys.
     pub seq_kv: R32,
-    /// Query heads whose rows are packed: so many rows are of one position in the sequence. 1 where they are
-    /// not; `first` and `rows` count rows, `seq_q` positions.
+    /// Number of query heads whose rows are packed (pack-GQA): this many consecutive rows have one sequence
+    /// position. 1 without packing. `first` and `rows` count rows, `seq_q` counts positions.
     pub heads: u32,
 }
 
 impl RowRange {
-    /// The position of a row.
+    /// The sequence position of a row.
     pub fn position(&self, k: &mut Builder, row: R32) -> R32 {
         divide(k, row, self.heads)
     }
 
-    /// The query head of a row, and its position: `head` counts heads, or groups of packed ones.
+    /// The query head of a row, and its position. `head` counts heads, or groups of packed heads.
     pub fn head_and_position(&self, k: &mut Builder, head: R32, row: R32) -> [R32; 2] {
         if self.heads == 1 {
             return [head, row];
@@ -80,13 +80,14 @@ impl RowRange {
         [k.mad(head, self.heads, in_group), position]
     }
 
-    /// One past the last key that all of the rows see, and one past the last that any of them sees, by the
-    /// bound after the diagonal.
+    /// By the band's upper bound: one past the last key that all of the rows see, and one past the last key
+    /// that any of them sees.
     pub fn keys_seen(&self, k: &mut Builder, band: &KeyBand) -> [R32; 2] {
         let Some(after) = band.after else { return [self.seq_kv; 2] };
         let shift = self.shift(k, band.corner);
-        // Without keys after the diagonal one of the two limits holds by itself: rows end where keys do, and
-        // may begin before them; or rows begin where keys do, and may go on after them.
+        // Without keys after the diagonal, one of the two limits holds without a comparison. Aligned
+        // to the bottom right, the last row ends at the last key, but first rows may end before key 0.
+        // Aligned to the top left, the first row starts at key 0, but last rows may end beyond the last key.
         let within = |k: &mut Builder, end: R32| match (band.corner, after) {
             (Corner::BottomRight, After::Diagonal) => k.max_s(end, 0),
             (Corner::TopLeft, _) => k.min_u(end, self.seq_kv),
@@ -106,8 +107,8 @@ impl RowRange {
         [within(k, first), by_any]
     }
 
-    /// The first key that any of the rows sees, and the first from which on all of them see, by the bound
-    /// before the diagonal. `None` where there is none.
+    /// By the band's lower bound: the first key that any of the rows sees, and the first key from which on
+    /// all of them see. `None` without a lower bound.
     fn keys_skipped(&self, k: &mut Builder, band: &KeyBand) -> Option<[R32; 2]> {
         let before = band.before?;
         let shift = self.shift(k, band.corner);
@@ -128,7 +129,7 @@ impl RowRange {
         k.min_u(past_last, self.seq_q)
     }
 
-    /// From a position to the key level with it; `None` where that is the same number.
+    /// The offset from a position to its key on the diagonal; `None` where it is zero.
     fn shift(&self, k: &mut Builder, corner: Corner) -> Option<R32> {
         match corner {
             Corner::BottomRight => Some(k.sub(self.seq_kv, self.seq_q)),
@@ -137,21 +138,21 @@ impl RowRange {
     }
 }
 
-/// The blocks of keys that a CTA visits, from the last to the first: partial ones down to `full_to`, full
-/// ones down to `full_from`, partial ones down to `from`. Any of the three may be empty; where the band is
+/// The KV blocks that a CTA visits, from the last to the first: partial blocks down to `full_to`, full blocks
+/// down to `full_from`, partial blocks down to `from`. Each of the three ranges may be empty. If the band is
 /// narrower than a block, no block is full and `full_from` may exceed `full_to`.
 #[derive(Clone, Copy, Debug)]
 pub struct Bound {
-    /// The first block of which any row sees a key, and the first of which all rows see the first key; `None`
-    /// where both are 0.
+    /// The first block of which any row sees a key, and the first block of which all rows see the first key;
+    /// `None` where both are 0.
     pub lower: Option<Lower>,
-    /// Of the blocks below this one, all rows see the last key; `None` when that holds for all blocks.
+    /// All rows see the last key of the blocks below this one; `None` if that holds for all blocks.
     pub full: Option<R32>,
-    /// One past the last block that any row sees any of.
+    /// One past the last block of which any row sees a key.
     pub end: R32,
 }
 
-/// Where the blocks of a band with a bound before the diagonal begin.
+/// The lower end of the KV blocks, for a band with a lower bound.
 #[derive(Clone, Copy, Debug)]
 pub struct Lower {
     /// The first block of which any row sees a key.
@@ -161,7 +162,7 @@ pub struct Lower {
 }
 
 impl Bound {
-    /// The bound of a band for blocks of `block_n` keys. `divides` says that `block_n` divides `seq_kv`.
+    /// The KV blocks of a band. `divides` means that `block_n` divides `seq_kv`.
     pub fn new(k: &mut Builder, band: &KeyBand, rows: &RowRange, block_n: u32, divides: bool) -> Bound {
         let [by_all, by_any] = rows.keys_seen(k, band);
         let every_block = band.after.is_none() && divides;
@@ -174,7 +175,8 @@ impl Bound {
         Bound { lower, full, end }
     }
 
-    /// The bound for a loop that visits at least one block, masked where no row sees any of it.
+    /// The bound for a loop that visits at least one block. If no row sees any key, that block is fully
+    /// masked.
     #[must_use]
     pub fn at_least_one(self, k: &mut Builder) -> Bound {
         let end = k.max_s(self.end, 1);
@@ -194,7 +196,7 @@ fn shifted(k: &mut Builder, position: R32, shift: Option<R32>) -> R32 {
     shift.map_or(position, |shift| k.add(position, shift))
 }
 
-/// A key and those after it that a band has.
+/// One past the band's last key for a row whose diagonal is at `key`.
 fn further(k: &mut Builder, key: R32, after: After) -> R32 {
     match after {
         After::Diagonal => key,
@@ -207,16 +209,16 @@ fn blocks_up(k: &mut Builder, keys: R32, block_n: u32) -> R32 {
     divide(k, up, block_n)
 }
 
-/// How it is found out which of a lane's elements are seen.
+/// How the mask tests the lane's elements.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Test {
-    /// Each column is compared.
+    /// One comparison per column.
     Columns,
-    /// Each is a bit of a word.
+    /// One bit per column, from a word computed per row.
     Bits,
 }
 
-/// Puts −∞ where a row does not see a key.
+/// Sets scores to −∞ where a row does not see a key.
 #[derive(Clone, Copy, Debug)]
 pub struct Masker {
     band: KeyBand,
@@ -228,7 +230,7 @@ pub struct Masker {
 }
 
 impl Masker {
-    /// For warps that hold `warp_rows` rows each of the range, and `warp_keys` keys of each block.
+    /// For warps that hold `warp_rows` rows of the range each, and `warp_keys` keys of each block.
     pub fn new(
         k: &mut Builder,
         band: &KeyBand,
@@ -245,14 +247,14 @@ impl Masker {
         Masker { band: *band, test: Test::Columns, rows: *rows, row: k.add(first, threads.quad), column }
     }
 
-    /// The same with fewer instructions and some more registers: of seven bits, ptxas makes predicates at
-    /// once (R2P).
+    /// Masks with bits: fewer instructions, some more registers. ptxas turns seven bits into predicates with
+    /// one R2P.
     #[must_use]
     pub const fn by_bits(self) -> Masker {
         Masker { test: Test::Bits, ..self }
     }
 
-    /// Masks the scores of keys from `origin` on; nothing where all is seen.
+    /// Masks the scores of the keys from `origin` on, if the coverage is partial.
     pub fn apply(&self, k: &mut Builder, s: &AccTile, origin: R32, coverage: Coverage) {
         if coverage == Coverage::Full {
             return;
@@ -278,15 +280,14 @@ impl Masker {
         k.min_s(end, self.rows.seq_kv)
     }
 
-    /// The first key that the lane's row `i` sees, which may be negative; `None` where the band has no bound
-    /// before the diagonal.
+    /// The first key that the lane's row `i` sees, which may be negative; `None` without a lower bound.
     fn keys_start(&self, k: &mut Builder, i: u32) -> Option<R32> {
         let before = self.band.before?;
         let level = self.level_key(k, i, 0);
         Some(k.sub(level, before))
     }
 
-    /// `plus` keys after the one that is level with the lane's row `i`.
+    /// The key on the diagonal of the lane's row `i`, plus `plus`.
     fn level_key(&self, k: &mut Builder, i: u32, plus: u32) -> R32 {
         let shift = self.rows.shift(k, self.band.corner);
         let below = i / 2 * 16 + i % 2 * 8;
@@ -302,7 +303,7 @@ impl Masker {
     }
 }
 
-/// Hides a row's elements before column `hidden`, if there is one, and from column `left` on: a lane has two
+/// Hides the elements of a row before column `hidden`, if given, and from column `left` on. A lane holds two
 /// of every eight columns.
 fn hide_by_columns(k: &mut Builder, scores: &[F32], hidden: Option<R32>, left: R32) {
     for (i, &score) in (0..).zip(scores) {
@@ -316,7 +317,7 @@ fn hide_by_columns(k: &mut Builder, scores: &[F32], hidden: Option<R32>, left: R
     }
 }
 
-/// Hides as [`hide_by_columns`] does, with a bit for each element.
+/// Like [`hide_by_columns`], but with one bit per element.
 fn hide_by_bits(k: &mut Builder, scores: &[F32], hidden: Option<R32>, left: R32) {
     let seen = elements_before(k, left);
     let hidden = hidden.map(|hidden| elements_before(k, hidden));
@@ -335,8 +336,8 @@ fn hide_by_bits(k: &mut Builder, scores: &[F32], hidden: Option<R32>, left: R32)
     }
 }
 
-/// How many of a lane's elements of a row lie before a column, counted from its first. Perhaps negative,
-/// perhaps more than there are.
+/// Number of the lane's elements in a row that lie before `column`, counted from the lane's first column. May
+/// be negative, or larger than the number of elements.
 fn elements_before(k: &mut Builder, column: R32) -> R32 {
     let eights = k.shr_s(column, 3);
     let rest = k.and(column, 7);
@@ -344,11 +345,11 @@ fn elements_before(k: &mut Builder, column: R32) -> R32 {
     k.mad(eights, 2, of_rest)
 }
 
-/// A word whose lowest `count − before` bits are set.
+/// A word with the lowest `count − before` bits set.
 fn low_bits(k: &mut Builder, count: R32, before: u32) -> R32 {
     let count = k.sub(count, before);
     let count = k.max_s(count, 0);
-    // A shift by 32 and more leaves nothing (PTX ISA, "shl").
+    // A shift by 32 or more gives 0 (PTX ISA, "shl").
     let one: R32 = k.mov(1);
     let above = k.shl(one, count);
     k.sub(above, 1)

@@ -1,11 +1,11 @@
-//! Joins the results of warps that share rows and took different keys: split-KV inside a CTA, with the merge
-//! of FlashDecoding (Dao et al. 2023) in shared memory.
+//! Merges the results of warps that share rows and took different keys: split-KV inside a CTA, with the merge
+//! of FlashDecoding (Dao et al. 2023) through shared memory.
 
 use ptx::{Builder, F32, Pointer, Shared};
 
 use crate::{AccTile, OnlineSoftmax, Threads};
 
-/// Bytes of four registers of all lanes of a warp.
+/// Bytes of four registers of every lane of a warp.
 const QUAD_BYTES: u32 = 4 * 4 * 32;
 
 /// Shared memory that [`OnlineSoftmax::merge`] needs, in bytes, for a CTA of `warps` warps, each with an
@@ -15,12 +15,12 @@ pub const fn merge_bytes(warps: u32, rows: u32, columns: u32) -> u32 {
 }
 
 impl OnlineSoftmax {
-    /// Gives each warp its share of the columns of `o`, joined over the warps that share its rows, and the
-    /// softmax that goes with them. `room` has [`merge_bytes`] bytes that no one uses any more; the caller
-    /// has seen to that with a barrier.
+    /// Gives each warp its share of the columns of `o`, merged over the warps that share its rows, and the
+    /// merged softmax. `room` has [`merge_bytes`] bytes that are no longer in use; the caller ensures that
+    /// with a barrier.
     ///
-    /// Every access is of 16 bytes a lane, lanes side by side: registers go as they lie, and no lane needs
-    /// another's.
+    /// Every access is 16 bytes per lane with contiguous lanes: registers are stored in fragment layout, and
+    /// no lane needs elements of another lane.
     pub fn merge(
         self,
         k: &mut Builder,
@@ -67,13 +67,14 @@ impl OnlineSoftmax {
         (merged, joined)
     }
 
-    /// References and sums of the lane's two rows of a tile of 16.
+    /// Reference (row max) and sum of the lane's two rows of a 16-row tile.
     pub(crate) fn statistics(&self, m: u32) -> [F32; 4] {
         let [a, b] = [2 * m as usize, 2 * m as usize + 1];
         [self.reference[a], self.reference[b], self.sum[a], self.sum[b]]
     }
 
-    /// Appends two rows joined from their parts' statistics; gives each part's weights in them.
+    /// Appends two rows merged from the statistics of their parts; returns each part's weights for the two
+    /// rows.
     pub(crate) fn join(&mut self, k: &mut Builder, parts: &[[F32; 4]]) -> Vec<[F32; 2]> {
         let mut weights = vec![[parts[0][0]; 2]; parts.len()];
         for row in 0..2 {

@@ -1,37 +1,36 @@
-//! Row sums by the tensor cores: a column of ones beside the values, so that P V has a column that is P's row
-//! sums.
+//! Row sums on the tensor cores: columns of ones beside V, so that P V also yields the row sums of P.
 
 use ptx::{Builder, CmpOp, Half, R32, Shared, SpecialReg};
 
 use crate::{AccTile, OnlineSoftmax, SwizzledTile, WARPGROUP_THREADS};
 
-/// Who adds up the probabilities of a row.
+/// Where the row sums of P are computed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Sums {
-    /// The lanes, before they round: an addition each.
+    /// In the lanes, before rounding: one addition per probability.
     #[default]
     Lanes,
-    /// The product with the values, after rounding, by a column of [`Ones`]: eight columns more of it, and no
-    /// addition. A sum is that of the very weights that O is made of.
+    /// In the product with V, after rounding, by columns of [`Ones`]: the product has eight more columns and
+    /// the additions vanish. The sum is that of exactly the rounded weights that O is made of.
     Product,
 }
 
-/// Ones, as a panel's rows that one step of a product reads. In whatever order the swizzle takes them, they
-/// are the same.
+/// A block of ones as wide as a panel, with the rows that one k-step of a product reads. All elements are
+/// equal, so the swizzle has no effect.
 #[derive(Clone, Copy, Debug)]
 pub struct Ones {
-    /// Where they are.
+    /// Address in shared memory.
     pub at: Shared,
 }
 
 impl Ones {
-    /// Shared memory that they take.
+    /// Bytes of shared memory.
     pub const BYTES: u32 = 16 * SwizzledTile::ROW_BYTES;
-    /// Columns of a product that they add, the fewest there can be.
+    /// Columns that the ones add to the product: the smallest possible step of n.
     pub const COLUMNS: u32 = 8;
 
-    /// Writes them: for all threads of a CTA, before a barrier of all.
+    /// Writes the ones. Run by all threads of a CTA, before a barrier of the whole CTA.
     pub fn write(self, k: &mut Builder, half: Half) {
         let pair = match half {
             Half::F16 => 0x3C00_3C00u32,
@@ -49,8 +48,8 @@ impl Ones {
 }
 
 impl OnlineSoftmax {
-    /// The columns of O without those of [`Ones`], which become the rows' sums: all lanes of a quad have a
-    /// row's, so a quarter is each one's part.
+    /// Splits off the columns of [`Ones`]: returns the columns of O and stores the row sums in the softmax.
+    /// Every lane of a quad holds the complete sum, so each lane takes a quarter of it as its part.
     #[must_use]
     pub fn take_sums(&self, k: &mut Builder, o: &AccTile) -> AccTile {
         if self.sums == Sums::Lanes {

@@ -1,13 +1,13 @@
-//! Which query heads the rows of a tile are of.
+//! Pack-GQA: which query heads the rows of a tile belong to.
 
-/// What the rows of a tile are.
+/// The rows of a tile.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Packing {
     /// Rows of one query head.
     #[default]
     Apart,
-    /// Rows of all query heads that share a key head, position by position: where queries are few, tiles are
-    /// fuller, and keys are read once for the group.
+    /// Rows of all query heads that share a KV head, position by position (pack-GQA). With few queries, tiles
+    /// are fuller, and the keys are read once per group.
     Packed,
 }

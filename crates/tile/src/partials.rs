@@ -1,9 +1,9 @@
-//! Parts of a tile that several CTAs compute, each over its own blocks of keys: split-KV through global
-//! memory, with the merge of FlashDecoding (Dao et al. 2023).
+//! Partial tiles: several CTAs compute one tile, each over its own KV blocks. This is split-KV through global
+//! memory with the merge of FlashDecoding (Dao et al. 2023).
 //!
-//! Each warp is on its own. It leaves its rows' sums there as its lanes hold them and counts itself in; the
-//! one that finds all the others counted reads all parts in the order of the keys, its own with them, so that
-//! it does not matter who that is. No one waits.
+//! Warps merge independently of each other. Each warp writes its partial result in fragment layout and
+//! increments a counter. The warp that finds all other parts counted reads all parts, its own included, in
+//! the order of the keys, so the result does not depend on which warp is last. No warp waits.
 
 use ptx::{Builder, CmpOp, F32, Global, Pointer, Pred, R32, SpecialReg};
 
@@ -12,39 +12,39 @@ use crate::softmax::NO_REFERENCE;
 use crate::tail::{Part, Shares};
 use crate::{AccTile, Consumer, OnlineSoftmax, Peers};
 
-/// Bytes of four registers of all lanes of a warp.
+/// Bytes of four registers of every lane of a warp.
 const QUAD_BYTES: u32 = 4 * 4 * 32;
 
-/// Where parts of tiles meet.
+/// Buffers and counters for the merge of partial tiles.
 #[derive(Clone, Copy, Debug)]
 pub struct Partials {
-    /// [`Partials::bytes`] of global memory.
+    /// [`Partials::bytes`] bytes of global memory.
     pub parts: Global,
-    /// [`Partials::counter_bytes`] of global memory, all zero before and after a launch.
+    /// [`Partials::counter_bytes`] bytes of global memory, all zero before and after a launch.
     pub counters: Global,
     /// How the tiles are shared.
     pub shares: Shares,
-    /// Warps that compute a tile, those of all CTAs of a cluster.
+    /// Warps that compute a tile, over all CTAs of a cluster.
     pub warps: u32,
-    /// Present where the CTAs of a cluster take tiles together.
+    /// Present where the CTAs of a cluster take a tile together.
     pub peers: Option<Peers>,
 }
 
 impl Partials {
-    /// Bytes of the parts for so many CTAs or clusters that take tiles, however many tiles are left:
-    /// references, sums and O, `columns` wide, of the 16 rows of each of a tile's warps. From one part to the
-    /// next the taker is another, or the tile, or both.
+    /// Bytes of the parts for `takers` CTAs or clusters, for any number of remaining tiles: references, sums
+    /// and O (`columns` wide) of the 16 rows of each of a tile's warps. From one part to the next along the
+    /// line, the taker, the tile or both advance by one.
     pub const fn bytes(takers: u64, warps: u32, columns: u32) -> u64 {
         2 * (takers - 1) * warps as u64 * warp_bytes(columns / 8) as u64
     }
 
-    /// Bytes of the counters: one for the rows of each warp of a tile.
+    /// Bytes of the counters: one counter for each warp of a tile.
     pub const fn counter_bytes(takers: u64, warps: u32) -> u64 {
         (takers - 1) * warps as u64 * 4
     }
 
-    /// Makes `o` and the softmax those of the whole tile, if a warp has only a part of it and is the last.
-    /// Whether they are: if not, another warp's will be.
+    /// If a warp has only a part of a tile and is the last to finish, replaces `o` and the softmax by those
+    /// of the whole tile. Returns whether `o` is complete; if not, another warp completes it.
     pub fn join(
         &self,
         k: &mut Builder,
@@ -83,7 +83,7 @@ impl Partials {
         k.setp_u(CmpOp::Eq, missing, 0)
     }
 
-    /// The first and the last CTA that have blocks of a shared tile.
+    /// The first and the last CTA whose pieces contain blocks of a shared tile.
     fn takers(&self, k: &mut Builder, tile: R32) -> [R32; 2] {
         let first = k.mul(tile, self.shares.blocks);
         let last = k.add(first, self.shares.blocks);
@@ -91,7 +91,7 @@ impl Partials {
         [first, last].map(|block| self.shares.owner(k, block))
     }
 
-    /// The warp among those that compute a tile.
+    /// Index of the warp among the warps that compute a tile.
     fn warp(&self, k: &mut Builder, consumer: &Consumer) -> R32 {
         match self.peers {
             None => consumer.threads.row_warp,
@@ -105,15 +105,15 @@ impl Partials {
         k.index(self.counters, index, 4)
     }
 
-    /// Where a lane's first four registers lie in the first part of all.
+    /// Address of the lane's first vector in part 0.
     fn place_in_tile(&self, k: &mut Builder, consumer: &Consumer, o: &AccTile) -> Global {
         let warp = self.warp(k, consumer);
         let of_warp = k.index(self.parts, warp, warp_bytes(o.n_tiles()));
         k.index(of_warp, consumer.threads.lane, 16)
     }
 
-    /// The same in the part of a tile that a CTA has. From part to part along the line the CTA, the tile or
-    /// both are one further: their sum is no other part's.
+    /// Address of the lane's first vector in the part of `tile` that `taker` has. Along the line, from one
+    /// part to the next, the taker, the tile or both advance by one, so the sum of both indices is unique.
     fn place(&self, k: &mut Builder, of_lane: Global, tile: R32, taker: R32, o: &AccTile) -> Global {
         let part = k.add(taker, tile);
         k.index(of_lane, part, self.warps * warp_bytes(o.n_tiles()))
@@ -125,8 +125,8 @@ const fn warp_bytes(n_tiles: u32) -> u32 {
     (1 + n_tiles) * QUAD_BYTES
 }
 
-/// Counts a warp in, after all that its lanes wrote and before all that they read from here on. How many were
-/// counted before.
+/// Counts a warp in, after all writes of its lanes and before all their later reads. Returns the count
+/// before.
 fn count_in(k: &mut Builder, speaks: Pred, counter: Global) -> R32 {
     let before: R32 = k.mov(0);
     k.warp_sync();
@@ -136,8 +136,8 @@ fn count_in(k: &mut Builder, speaks: Pred, counter: Global) -> R32 {
 }
 
 impl OnlineSoftmax {
-    /// Writes a lane's references, sums and registers of O, four at a time; the lanes of a warp lie side by
-    /// side.
+    /// Writes a lane's references, sums and registers of O in 16-byte vectors; the lanes of a warp are
+    /// contiguous.
     fn write(&self, k: &mut Builder, o: &AccTile, to: Global) {
         k.st_vec(to, self.statistics(0));
         for n in 0..o.n_tiles() {
@@ -145,7 +145,7 @@ impl OnlineSoftmax {
         }
     }
 
-    /// As before the first part.
+    /// Resets the softmax and `o` to the state before the first part.
     fn begin_parts(&self, k: &mut Builder, o: &AccTile) {
         for (&reference, &sum) in self.reference.iter().zip(&self.sum) {
             k.mov_to(reference, NO_REFERENCE);
@@ -154,7 +154,7 @@ impl OnlineSoftmax {
         o.clear(k);
     }
 
-    /// Adds a part that [`OnlineSoftmax::write`] has written.
+    /// Adds a part written by [`OnlineSoftmax::write`].
     fn add_part(&self, k: &mut Builder, o: &AccTile, from: Global) {
         let part: [F32; 4] = k.ld_vec(from);
         let mut weights: [Vec<F32>; 2] = Default::default();

@@ -1,25 +1,26 @@
-//! CTAs of a cluster that work on the same keys: each requests a part of the rows of every tile and lets it
-//! land in all of them, so that a tile is read from L2 once.
+//! CTAs of a cluster that work on the same keys. Each CTA requests a part of the rows of every tile by
+//! multicast to all of them, so a tile is read from L2 once.
 
 use ptx::{Builder, CmpOp, Pred, R16, R32, SpecialReg};
 
 use crate::Consumer;
 
-/// The CTAs of a cluster, along x, that share tiles.
+/// The CTAs of a cluster, along x, that share tiles by multicast.
 #[derive(Clone, Copy, Debug)]
 pub struct Peers {
-    /// How many: a power of two.
+    /// Number of CTAs: a power of two.
     pub ctas: u32,
-    /// Which of them this one is.
+    /// Rank of this CTA.
     pub rank: R32,
-    /// The rank that a lane arrives at: the first `ctas` lanes of a warp speak to one CTA each.
+    /// The CTA on whose mbarriers the lane arrives: each of the first `ctas` lanes of a warp arrives at one
+    /// CTA.
     to: R32,
-    /// All of them, a bit each.
+    /// Multicast mask: one bit per CTA.
     mask: R16,
 }
 
 impl Peers {
-    /// Those of a cluster of so many; `None` where a CTA is alone.
+    /// The peers of a cluster of `ctas` CTAs; `None` for a single CTA.
     pub fn new(k: &mut Builder, ctas: u32) -> Option<Peers> {
         if ctas == 1 {
             return None;
@@ -30,29 +31,30 @@ impl Peers {
         Some(Peers { ctas, rank, to: k.and(thread, ctas - 1), mask: k.mov(mask) })
     }
 
-    /// The CTA that a lane speaks to.
+    /// The CTA on whose mbarriers the lane arrives.
     pub(crate) const fn to(&self) -> R32 {
         self.to
     }
 
-    /// All of them, a bit each.
+    /// Multicast mask: one bit per CTA.
     pub(crate) const fn mask(&self) -> R16 {
         self.mask
     }
 
-    /// The lanes that speak for a consumer's warp: one to each CTA.
+    /// The lanes that arrive for a consumer warp, one for each CTA.
     pub(crate) fn speakers(&self, k: &mut Builder, consumer: &Consumer) -> Pred {
         k.setp_u(CmpOp::Lt, consumer.threads.lane, self.ctas)
     }
 
-    /// Waits, with all threads of all of them, until their barriers are prepared, which a fence has made
-    /// known.
+    /// Cluster barrier of all threads at the start: afterwards the mbarriers of every CTA are initialised,
+    /// which a fence has made visible.
     pub fn begin(&self, k: &mut Builder) {
         k.cluster_arrive_relaxed();
         k.cluster_wait();
     }
 
-    /// Waits, with all threads of all of them, until no one speaks to this CTA any more: then it may exit.
+    /// Cluster barrier of all threads at the end: afterwards no peer accesses this CTA's shared memory, so
+    /// the CTA may exit.
     pub fn end(&self, k: &mut Builder) {
         k.warp_sync();
         k.cluster_arrive();

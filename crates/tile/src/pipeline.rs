@@ -1,35 +1,35 @@
-//! Keys and values in a ring of `cp.async` stages, visited from the last block to the first: the masked
-//! blocks come first, and only the first block visited can be ragged.
+//! Main loop over the KV blocks with a ring of `cp.async` stages, from the last block to the first: masked
+//! blocks at the upper end come first, and only the first block visited can be ragged.
 //!
-//! A visit has three steps: the scores of a block, the references of the softmax that follow them, and what
-//! the block's probabilities add to O. [`Order`] says how those of successive blocks interleave.
+//! A visit has three steps: the scores of a block, the update of the softmax references, and the product that
+//! adds to O. [`Order`] says how the steps of successive blocks interleave.
 
 use ptx::{Builder, CmpOp, Global, Pointer, R32, Shared, Src};
 
 use crate::{AccTile, Bound, Coverage, KeyTile, Lower, MatrixReader, OpenTile, TileCopy, TileLayout};
 
-/// How the steps of successive blocks are ordered.
+/// Order of the steps of successive blocks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Order {
     /// One block after the other.
     InTurn,
-    /// The next block's scores stand before this block's probabilities, which do not depend on them: the
-    /// tensor cores have work while exponentials are taken, inside one warp (FlashAttention-3, Algorithm 2).
-    /// Keys run a block ahead of values.
+    /// The scores of the next block are issued before this block's P V. Neither depends on the other, so
+    /// within one warp the tensor cores have work during the exponentials (FlashAttention-3, Algorithm 2).
+    /// Keys are one block ahead of values.
     ScoresAhead,
 }
 
-/// One of the two tensors that stream by.
+/// One of the two streamed tensors, K or V.
 #[derive(Clone, Debug)]
 pub struct Stream {
-    /// Its copy from global memory.
+    /// Its copy from global to shared memory.
     pub copy: TileCopy,
-    /// How it is read.
+    /// Reads the tile as an operand.
     pub reader: MatrixReader,
-    /// How its odd chunk is read, if it has one and it matters.
+    /// Reads the odd last chunk, if there is one and the product uses it.
     pub tail: Option<MatrixReader>,
-    /// The thread's pointer into the next block to load; walks down.
+    /// The thread's pointer into the next block to load; moves down from block to block.
     pub from: Global,
     /// Bytes from one block to the next.
     pub block_bytes: i64,
@@ -39,35 +39,35 @@ pub struct Stream {
     pub layout: TileLayout,
 }
 
-/// A ring of stages, each a tile of keys and one of values.
+/// A ring of stages, each with a tile of keys and a tile of values.
 ///
-/// With one stage, values are loaded while S is computed and the next keys while O is, with two barriers a
-/// block. With more, all stages are requested at the start; from then on a block's keys and values are
-/// requested `stages − 1` blocks before, with one barrier a block: it both makes the block visible and frees
-/// the stage that the next request fills.
+/// With one stage, values are loaded while S is computed and the next keys while O is, with two CTA barriers
+/// per block. With more stages, all stages are requested at the start. After that, a block is requested
+/// `stages − 1` blocks before its visit, with one CTA barrier per block: that barrier makes the block visible
+/// and also frees the stage that the next request fills.
 #[derive(Clone, Debug)]
 pub struct KvPipeline {
     order: Order,
     stages: u32,
     stage_bytes: u32,
     block_n: u32,
-    /// Keys in all, where the last block may be ragged.
+    /// Number of keys, if the last block may be ragged.
     ragged: Option<R32>,
     bound: Bound,
     key: Stream,
     value: Stream,
-    /// The block to visit now, and the offset of its stage.
+    /// The current block, and the byte offset of its stage.
     current: R32,
     stage: R32,
-    /// The block to request next, where there are stages to request ahead into.
+    /// The next block to request, if the ring has more than one stage.
     next: R32,
 }
 
-/// The last block of each stretch of the way down, none before the first block to visit.
+/// The last block of each range on the way down, none of which lies before the first block to visit.
 struct Limits {
-    /// The last block that is partial for its last keys; `None` where none is.
+    /// The last partial block at the upper end; `None` where there is none.
     full_to: Option<R32>,
-    /// The last full block; `None` where that is the last to visit.
+    /// The last full block; `None` if that is also the last block to visit.
     full_from: Option<Src<R32>>,
     /// The last block to visit.
     from: Src<R32>,
@@ -76,29 +76,27 @@ struct Limits {
 /// A block of keys and values being visited.
 #[derive(Debug)]
 pub struct Block<'a> {
-    /// Its first key.
+    /// First key of the block.
     pub origin: R32,
-    /// What its rows see of it.
     pub coverage: Coverage,
     pipeline: &'a KvPipeline,
-    /// The offset of the stage of its keys, which the round has waited for; `None` where [`Block::key`]
-    /// waits.
+    /// Offset of the key stage that the round has already waited for; `None` if [`Block::key`] waits.
     key_stage: Option<R32>,
 }
 
 /// The steps of a visit.
 pub struct Steps<S, F, C> {
-    /// The masked scores of a block.
+    /// Computes the masked scores of a block.
     pub scores: S,
-    /// Makes the softmax and O follow a block's scores.
+    /// Updates the softmax and rescales O for the scores of a block.
     pub follow: F,
     /// Adds the block's probabilities times its values.
     pub accumulate: C,
 }
 
 impl KvPipeline {
-    /// A ring over the blocks of `bound`. The streams point at block `bound.end − 1`; `ragged` is the number
-    /// of keys, unless `block_n` divides it.
+    /// A ring over the blocks of `bound`. The streams point at block `bound.end − 1`. `ragged` is the number
+    /// of keys, or `None` if `block_n` divides it.
     #[allow(clippy::too_many_arguments, reason = "the ring's genes and its streams")]
     pub fn new(
         k: &mut Builder,
@@ -120,8 +118,9 @@ impl KvPipeline {
         KvPipeline { order, stages, stage_bytes, block_n, ragged, bound, key, value, current, stage, next }
     }
 
-    /// Requests the first blocks. What the CTA requested before belongs to the first group. The group of the
-    /// last stage is closed by the first visit, as that of every later block by the visit that requests it.
+    /// Requests the first blocks. Copies that the CTA requested earlier belong to the first `cp.async` group.
+    /// The group of the last stage is committed by the first visit; the group of each later block is
+    /// committed by the visit that requests it.
     pub fn start(&self, k: &mut Builder) {
         match self.order {
             Order::InTurn => {
@@ -147,8 +146,8 @@ impl KvPipeline {
         }
     }
 
-    /// Requests the stream's tile of the block `ahead` of the first, if there is one, into the stage of that
-    /// number.
+    /// Requests the block that is `ahead` blocks after the first one, if it exists, into the stage of that
+    /// index.
     fn request_first(&self, k: &mut Builder, stream: &Stream, ahead: u32) {
         self.if_block(k, ahead, |k| {
             let limit = self.ragged.filter(|_| ahead == 0).map(|keys| {
@@ -159,12 +158,12 @@ impl KvPipeline {
         });
     }
 
-    /// Blocks by which requests are ahead of visits.
+    /// Number of blocks between a request and its visit.
     fn ahead(&self) -> u32 {
         self.stages - 1
     }
 
-    /// Waits until what was requested before [`KvPipeline::start`], and the first keys, are complete and
+    /// Waits until the copies requested before [`KvPipeline::start`] and the first keys are complete and
     /// visible.
     pub fn wait_for_first(&self, k: &mut Builder) {
         k.cp_async_wait(match self.order {
@@ -174,12 +173,12 @@ impl KvPipeline {
         k.bar_sync();
     }
 
-    /// Groups of this thread that may be incomplete when those of a visit are needed.
+    /// Number of this thread's `cp.async` groups that may still be in flight when a visit needs its own.
     fn groups_ahead(&self) -> u32 {
         self.ahead().max(1) - 1
     }
 
-    /// Visits every block of the bound, partial ones first.
+    /// Visits every block of the bound, the partial ones at the upper end first.
     pub fn for_each_block<S, F, C>(&self, k: &mut Builder, steps: Steps<S, F, C>)
     where
         S: Fn(&mut Builder, &Block) -> AccTile,
@@ -206,7 +205,7 @@ impl KvPipeline {
         }
     }
 
-    /// Where the partial, full and again partial blocks end on the way down.
+    /// Limits of the partial, full and again partial ranges on the way down.
     fn limits(&self, k: &mut Builder) -> Limits {
         let from = self.bound.from();
         match self.bound.lower {
@@ -219,7 +218,8 @@ impl KvPipeline {
         }
     }
 
-    /// All blocks, with the scores of the next before what the current one adds. The first keys are visible.
+    /// Visits all blocks with the scores of the next block issued before this block's P V. The first keys are
+    /// already visible.
     fn visit_ahead<S, F, C>(&self, k: &mut Builder, steps: &Steps<S, F, C>)
     where
         S: Fn(&mut Builder, &Block) -> AccTile,
@@ -260,7 +260,7 @@ impl KvPipeline {
         });
     }
 
-    /// `round` as long as there is a next block, not before block `last`.
+    /// Repeats `round` while there is a next block, down to block `last`.
     fn rounds(&self, k: &mut Builder, last: Src<R32>, round: impl FnOnce(&mut Builder)) {
         let some = k.setp_s(CmpOp::Gt, self.current, last.clone());
         k.if_(some, |k| {
@@ -271,7 +271,8 @@ impl KvPipeline {
         });
     }
 
-    /// Waits for the current values and the next keys, and requests what takes the place of those before.
+    /// Waits for the current values and the next keys, then requests the tiles that replace the previous
+    /// ones.
     fn begin_round(&self, k: &mut Builder) {
         k.cp_async_wait(self.groups_ahead());
         k.bar_sync();
@@ -287,7 +288,7 @@ impl KvPipeline {
         k.cp_async_commit();
     }
 
-    /// The block `ahead` of the current one.
+    /// The block that is `ahead` blocks after the current one.
     fn block(&self, k: &mut Builder, ahead: u32, coverage: Coverage, key_stage: Option<R32>) -> Block<'_> {
         let index = if ahead == 0 { self.current } else { k.sub(self.current, ahead) };
         Block { origin: k.mul(index, self.block_n), coverage, pipeline: self, key_stage }
@@ -312,7 +313,7 @@ impl KvPipeline {
         });
     }
 
-    /// Runs `request` if the block `ahead` of the current one exists.
+    /// Emits `request` under the condition that the block `ahead` of the current one exists.
     fn if_block(&self, k: &mut Builder, ahead: u32, request: impl FnOnce(&mut Builder)) {
         let last: Src<R32> = match self.bound.lower {
             None => ahead.into(),
@@ -322,14 +323,14 @@ impl KvPipeline {
         k.if_(some, request);
     }
 
-    /// Requests the stream's next tile, and steps down.
+    /// Requests the stream's next tile and moves the pointer down.
     fn request(&self, k: &mut Builder, stream: &Stream, to: Shared, limit: Option<R32>) {
         stream.copy.load(k, to, stream.from, limit);
         k.advance_to(stream.from, stream.block_bytes.wrapping_neg());
     }
 
-    /// Requests the block whose turn it is, as one group, into the stage that the last visit left; nothing at
-    /// the first visit, before which every stage was requested.
+    /// Requests the next block as one `cp.async` group into the stage that the last visit released. The first
+    /// visit requests nothing, because every stage was requested at the start.
     fn request_ahead(&self, k: &mut Builder) {
         let ahead = k.sub(self.current, self.next);
         let exists = k.setp_s(CmpOp::Ge, self.next, self.bound.from());
@@ -345,7 +346,7 @@ impl KvPipeline {
         k.cp_async_commit();
     }
 
-    /// The current stage of a tile.
+    /// The address of the stream's tile in the current stage.
     fn tile(&self, k: &mut Builder, stream: &Stream) -> Shared {
         if self.stages == 1 { stream.tile } else { k.shared_advance(stream.tile, self.stage) }
     }
@@ -354,7 +355,7 @@ impl KvPipeline {
         KeyTile { tile: self.key.reader.open(k, tile), tail: self.key.tail.map(|tail| tail.open(k, tile)) }
     }
 
-    /// The stage that the last visit left.
+    /// The offset of the stage that the last visit released.
     fn stage_before(&self, k: &mut Builder) -> R32 {
         if self.stages == 2 {
             return k.xor(self.stage, self.stage_bytes);
@@ -364,7 +365,7 @@ impl KvPipeline {
         k.selp(self.ahead() * self.stage_bytes, before, wraps)
     }
 
-    /// The stage that the next visit takes.
+    /// The offset of the stage of the next visit.
     fn stage_after(&self, k: &mut Builder) -> R32 {
         if self.stages == 2 {
             return k.xor(self.stage, self.stage_bytes);
@@ -374,7 +375,7 @@ impl KvPipeline {
         k.selp(0, next, wraps)
     }
 
-    /// On to the next stage of the ring.
+    /// Advances to the next stage of the ring.
     fn next_stage(&self, k: &mut Builder) {
         if self.stages > 1 {
             let next = self.stage_after(k);
@@ -384,7 +385,7 @@ impl KvPipeline {
 }
 
 impl Block<'_> {
-    /// The block's keys, once they are complete and visible.
+    /// The block's keys. Waits until they are complete and visible, unless the round has done so.
     pub fn key(&self, k: &mut Builder) -> KeyTile {
         let p = self.pipeline;
         if let Some(stage) = self.key_stage {
@@ -404,7 +405,7 @@ impl Block<'_> {
         p.open_keys(k, tile)
     }
 
-    /// The block's values, once they are complete and visible.
+    /// The block's values. Waits until they are complete and visible, unless the round has done so.
     pub fn value(&self, k: &mut Builder) -> OpenTile {
         let p = self.pipeline;
         if p.stages == 1 {
@@ -417,7 +418,7 @@ impl Block<'_> {
         p.value.reader.open(k, tile)
     }
 
-    /// Keys from the block's first one on; `None` where the block is known to be whole.
+    /// Number of keys from the block's first key on; `None` where the block is known to be whole.
     fn limit(&self, k: &mut Builder) -> Option<R32> {
         match self.coverage {
             Coverage::Full => None,

@@ -1,28 +1,29 @@
-//! What the warpgroups of a CTA do: the first feeds, the others compute.
+//! Warp specialisation: warpgroup 0 is the producer, the others are consumers.
 
 use ptx::{BarKind, Builder, CmpOp, Op, Operand, Pred, R32, SpecialReg, Src, Value};
 
 use crate::{Handover, Threads, WARPGROUP_THREADS};
 
-/// One warpgroup that feeds and `consumers` that compute, with the registers that a thread of each keeps.
+/// One producer warpgroup and `consumers` consumer warpgroups, with the register split that `setmaxnreg`
+/// makes.
 #[derive(Clone, Copy, Debug)]
 pub struct Roles {
-    /// Warpgroups that compute.
+    /// Number of consumer warpgroups.
     pub consumers: u32,
-    /// Registers of a thread that feeds.
+    /// Registers of a producer thread.
     pub feeds_with: u32,
-    /// Registers of a thread that computes.
+    /// Registers of a consumer thread.
     pub computes_with: u32,
 }
 
-/// Where a thread stands among those that compute.
+/// A thread's position among the consumers.
 #[derive(Clone, Copy, Debug)]
 pub struct Consumer {
-    /// The warpgroup, counted from 0; ptxas knows that it is uniform.
+    /// Index of the consumer warpgroup, from 0; ptxas knows that it is warp-uniform.
     pub group: R32,
-    /// The thread's place: its rows are those of `row_warp`, counted over all consumers.
+    /// The thread's position. Its rows are those of `row_warp`, counted over all consumers.
     pub threads: Threads,
-    /// One lane of each warp, which speaks for it.
+    /// The elected lane of each warp, which arrives on mbarriers for the warp.
     pub speaks: Pred,
 }
 
@@ -32,13 +33,13 @@ impl Roles {
         WARPGROUP_THREADS * (1 + self.consumers)
     }
 
-    /// Warps that compute.
+    /// Number of consumer warps.
     pub const fn consumer_warps(&self) -> u32 {
         4 * self.consumers
     }
 
-    /// Prepares the barriers of rings that the one thread fills and the consumers' warps empty, and makes
-    /// them known to the CTA and to bulk copies.
+    /// Initialises the barriers of rings that the producer thread fills and the consumer warps release, and
+    /// makes them visible to the CTA and to bulk copies.
     pub fn prepare(&self, k: &mut Builder, handovers: impl IntoIterator<Item = Handover>) {
         let index = k.special(SpecialReg::TidX);
         let first = k.setp_u(CmpOp::Eq, index, 0);
@@ -56,8 +57,8 @@ impl Roles {
         }
     }
 
-    /// Runs `feed` in one thread, and `compute` in all threads of the consumers, with the registers moved
-    /// from the one to the others.
+    /// Runs `feed` in one producer thread and `compute` in all consumer threads, after `setmaxnreg` has moved
+    /// registers from the producer to the consumers.
     pub fn split(
         &self,
         k: &mut Builder,
@@ -101,20 +102,20 @@ impl Roles {
     }
 }
 
-/// Whether warpgroups take turns at the tensor cores.
+/// Whether the consumer warpgroups use the tensor cores in turn.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Turns {
-    /// Each issues its products when it can.
+    /// Each warpgroup issues its products as soon as it can.
     #[default]
     Free,
-    /// In a circle: a warpgroup takes exponentials while the next one has the tensor cores (FlashAttention-3,
-    /// "pingpong scheduling").
+    /// Ping-pong scheduling (FlashAttention-3): one warpgroup computes exponentials while the next one has
+    /// the tensor cores.
     PingPong,
 }
 
-/// A warpgroup's place in the circle: named barrier `1 + group` is its turn, for which it waits together with
-/// the arrival of the warpgroup before it.
+/// The warp scheduler barriers of ping-pong scheduling. Named barrier `1 + group` is the warpgroup's turn:
+/// the warpgroup syncs on it, and the warpgroup before it arrives.
 #[derive(Clone, Copy, Debug)]
 pub struct Circle {
     own: R32,
@@ -122,7 +123,7 @@ pub struct Circle {
 }
 
 impl Circle {
-    /// The first warpgroup's turn comes first.
+    /// Warpgroup 0 has the first turn, so it arrives on its own barrier.
     pub fn new(k: &mut Builder, consumer: &Consumer, consumers: u32) -> Circle {
         let circle = Circle { own: k.add(consumer.group, 1), next: k.add(consumer.group, 2) };
         let last = k.setp_u(CmpOp::Eq, consumer.group, consumers - 1);
@@ -132,38 +133,39 @@ impl Circle {
         circle
     }
 
-    /// Waits for the turn.
+    /// Waits for the warpgroup's turn.
     pub fn take(&self, k: &mut Builder) {
         k.named_barrier_sync(self.own, 2 * WARPGROUP_THREADS);
     }
 
-    /// Gives it to the next warpgroup.
+    /// Passes the turn to the next warpgroup.
     pub fn pass(&self, k: &mut Builder) {
         k.named_barrier_arrive(self.next, 2 * WARPGROUP_THREADS);
     }
 }
 
-/// Lets a warpgroup agree, on a named barrier of its own.
+/// Warpgroup-wide synchronisation and vote on a named barrier.
 #[derive(Clone, Copy, Debug)]
 pub struct Agreement(R32);
 
 impl Agreement {
-    /// Named barriers 8 to 15 are the warpgroups', one each; 0 is the CTA's, 1 to 7 are the [`Circle`]'s.
+    /// Named barriers 8 to 15 belong to the warpgroups, one each; 0 is the CTA's, 1 to 7 are those of
+    /// [`Circle`].
     const FIRST: u32 = 8;
 
-    /// For a warpgroup of that number, below 8, in its CTA.
+    /// For warpgroup `warpgroup` of its CTA, below 8.
     pub fn new(k: &mut Builder, warpgroup: R32) -> Agreement {
         Agreement(k.add(warpgroup, Agreement::FIRST))
     }
 
-    /// Waits until all threads of the warpgroup have come here.
+    /// Waits until all threads of the warpgroup have arrived.
     pub fn meet(&self, k: &mut Builder) {
         k.named_barrier_sync(self.0, WARPGROUP_THREADS);
     }
 
-    /// Whether the predicate holds in all threads of the warpgroup. The vote changes nothing but what ptxas
-    /// knows: without it a branch on the barrier's result counts as divergent, and matrix descriptors leave
-    /// the uniform registers.
+    /// Whether the predicate holds in all threads of the warpgroup (`bar.red.and`). The `vote` that follows
+    /// does not change the value but tells ptxas that it is uniform. Without the vote, ptxas treats a branch
+    /// on the barrier's result as divergent and moves the matrix descriptors out of uniform registers.
     pub fn all(&self, k: &mut Builder, holds: Pred) -> Pred {
         let all: Pred = k.reg();
         let barrier =

@@ -1,4 +1,4 @@
-//! How the tiles of query rows reach the CTAs of a persistent kernel.
+//! Tile scheduler: which CTA of a persistent kernel computes which tiles of query rows, and in which order.
 
 use ptx::{Builder, CmpOp, Pred, R32, SpecialReg};
 
@@ -6,62 +6,60 @@ use crate::mailbox::Letter;
 use crate::tile_grid::remainder;
 use crate::{Consumer, Mailbox, Part, Peers, Ring, Shares, TileGrid, WorkTile};
 
-/// How tiles are handed out.
+/// How tiles are assigned to CTAs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Handout {
     /// CTA `i` of `n` takes tiles `i`, `i + n`, `i + 2n`, …
     Static,
-    /// CTA `i` of `n` takes tiles `i`, `2n − 1 − i`, `2n + i`, `4n − 1 − i`, …: where tiles become ever
-    /// shorter, who had a long one gets a short one, and nobody asks for it.
+    /// CTA `i` of `n` takes tiles `i`, `2n − 1 − i`, `2n + i`, `4n − 1 − i`, …. If tiles are sorted from long
+    /// to short, a CTA with a long tile gets a short one next, without an atomic counter.
     Folded,
-    /// CTAs take the next tile of an atomic counter when they are done with one.
+    /// A CTA takes the next tile from an atomic counter when it has finished one.
     Dynamic,
-    /// Each CTA takes the tile of its number and there are as many CTAs, which the hardware starts as others
-    /// end: not persistent.
+    /// One CTA per tile, not persistent: the hardware starts CTAs as others exit.
     Grid,
 }
 
-/// The numbers of a CTA's tiles, where they are known before.
+/// The sequence of a CTA's tile indices, where it is known in advance.
 #[derive(Clone, Copy, Debug)]
 struct Walk {
     index: R32,
-    /// How they follow each other.
+    /// How one index follows from the other.
     stride: Stride,
 }
 
 #[derive(Clone, Copy, Debug)]
 enum Stride {
-    /// By as many as there are takers.
+    /// Plus the number of takers.
     Even,
-    /// Folded: what this number and the next one add up to.
+    /// Folded: the sum of this index and the next.
     Folded(R32),
-    /// Evenly, and then by the taker's piece of the tiles that are left: the first and one past the last
-    /// block of the tile.
+    /// Plus the number of takers, and after the whole tiles the taker's piece of the shared tiles. The
+    /// registers are the first block of the tile and one past the last.
     Shared([R32; 2]),
 }
 
-/// Hands tiles out to both roles. A launch has no more CTAs than tiles, or than blocks of keys where tiles of
-/// the last round are shared, so each CTA has something to begin with.
+/// The tile scheduler for both roles. A launch has at most as many CTAs as tiles (or as KV blocks, if the
+/// tiles of the last round are shared), so every CTA has work at the start.
 #[derive(Clone, Copy, Debug)]
 pub struct Scheduler {
-    /// How.
     pub handout: Handout,
-    /// What there is to do.
     pub grid: TileGrid,
-    /// Present where tiles are handed out at run time.
+    /// Present with dynamic scheduling.
     pub mailbox: Option<Mailbox>,
-    /// Present where the CTAs of a cluster take tiles together.
+    /// Present where the CTAs of a cluster take a tile together.
     pub peers: Option<Peers>,
-    /// How the tiles of the last round are shared, if they are. For [`Handout::Static`].
+    /// How the tiles of the last round are shared, if they are. Requires [`Handout::Static`].
     pub shares: Option<Shares>,
 }
 
 impl Scheduler {
-    /// Runs `feed` for each tile of the CTA, in the thread that feeds. It must run what it is given, once,
-    /// before its last request: there a number is taken. Taken sooner, it would bind the CTA to a tile while
-    /// others are done and find none, which costs a twentieth where tiles differ in length; the wait for the
-    /// last request's place hides the atomic's latency.
+    /// Runs `feed` for each tile of the CTA, in the producer thread. `feed` must call the closure that it is
+    /// given exactly once, before its last request: the closure takes the next tile index from the counter.
+    /// Taken earlier, the index would bind the CTA to a tile while other CTAs are already idle, which costs
+    /// 5% where tiles differ in length. The wait for the last request's stage hides the latency of the
+    /// atomic.
     pub fn feed_each(
         &self,
         k: &mut Builder,
@@ -111,17 +109,17 @@ impl Scheduler {
         }
     }
 
-    /// The first tile of a CTA or cluster: that of its number.
+    /// The first tile of a CTA or cluster: its own index.
     fn first(&self, k: &mut Builder) -> R32 {
         k.special(if self.peers.is_some() { SpecialReg::ClusteridX } else { SpecialReg::CtaidX })
     }
 
-    /// CTAs or clusters that take tiles.
+    /// Number of CTAs or clusters that take tiles.
     fn takers(&self, k: &mut Builder) -> R32 {
         k.special(if self.peers.is_some() { SpecialReg::NclusteridX } else { SpecialReg::NctaidX })
     }
 
-    /// From the first tile on.
+    /// The sequence from tile `first` on.
     fn walk(&self, k: &mut Builder, first: R32) -> Walk {
         let stride = match (self.handout, &self.shares) {
             (Handout::Folded, _) => {
@@ -134,7 +132,7 @@ impl Scheduler {
         };
         let walk = Walk { index: k.mov(first), stride };
         if let (Stride::Shared(span), Some(shares)) = (stride, &self.shares) {
-            // Where there are fewer tiles than CTAs, all of them are shared.
+            // If there are fewer tiles than CTAs, all tiles are shared.
             let beyond = k.setp_u(CmpOp::Ge, first, shares.whole);
             k.if_(beyond, |k| {
                 let start = shares.start(k, first);
@@ -144,7 +142,7 @@ impl Scheduler {
         walk
     }
 
-    /// What is to be done where the walk is.
+    /// The work tile at the walk's position.
     fn tile(&self, k: &mut Builder, walk: &Walk) -> WorkTile {
         let tile = self.grid.tile(k, walk.index);
         let part = match (walk.stride, &self.shares) {
@@ -154,7 +152,8 @@ impl Scheduler {
         WorkTile { part, ..tile }
     }
 
-    /// To the next number. Numbers of later rounds are larger, so the first that is no tile's is the end.
+    /// Advances to the next index. Indices of later rounds are larger, so the first index beyond the last
+    /// tile ends the walk.
     fn step(&self, k: &mut Builder, walk: &Walk, takers: R32) {
         match (walk.stride, &self.shares) {
             (Stride::Folded(sum), _) => {
@@ -184,8 +183,8 @@ impl Scheduler {
         }
     }
 
-    /// To the tile and the blocks with which the CTA's piece goes on at a block of the line; beyond the last
-    /// tile where it has ended.
+    /// Moves to the tile and blocks at which the CTA's piece continues, from block `at` of the line; moves
+    /// beyond the last tile if the piece has ended.
     fn go_to(&self, k: &mut Builder, shares: &Shares, (index, [from, end]): (R32, [R32; 2]), at: R32) {
         let first = self.first(k);
         let next = k.add(first, 1);
@@ -202,7 +201,7 @@ impl Scheduler {
         k.selp_to(index, tile, self.grid.tiles, more);
     }
 
-    /// Where a consumer stands: at the CTA's first tile.
+    /// A consumer's position, at the CTA's first tile.
     pub fn consumer<'a>(&'a self, k: &mut Builder, consumer: &Consumer) -> Turn<'a> {
         let index = self.first(k);
         Turn {
@@ -217,7 +216,7 @@ impl Scheduler {
     }
 }
 
-/// What a consumer has received.
+/// A consumer's state with dynamic scheduling: ring position and the letter received last.
 #[derive(Clone, Copy, Debug)]
 struct Post {
     mailbox: Mailbox,
@@ -226,19 +225,19 @@ struct Post {
     next: Letter,
 }
 
-/// Where a consumer stands in the CTA's tiles.
+/// A consumer's position in the sequence of the CTA's tiles.
 #[derive(Clone, Copy, Debug)]
 pub struct Turn<'a> {
     scheduler: &'a Scheduler,
-    /// At the tile, or the next one once it is known, where tiles are not handed out at run time.
+    /// The current tile, or the next one once it is known; unused with dynamic scheduling.
     walk: Walk,
     post: Option<Post>,
     speaks: Pred,
 }
 
 impl Turn<'_> {
-    /// Runs `compute` for each tile of the CTA, in all threads of a consumer. It must call [`Turn::advance`]
-    /// once, and return what that returned.
+    /// Runs `compute` for each tile of the CTA, in all threads of a consumer. `compute` must call
+    /// [`Turn::advance`] exactly once and return its result.
     pub fn for_each(&self, k: &mut Builder, compute: impl FnOnce(&mut Builder, &WorkTile) -> Pred) {
         k.do_while(|k| {
             let tile = match &self.post {
@@ -253,7 +252,7 @@ impl Turn<'_> {
         });
     }
 
-    /// Goes on to the next tile. Whether there is one.
+    /// Advances to the next tile. Returns whether there is one.
     pub fn advance(&self, k: &mut Builder) -> Pred {
         let index = match &self.post {
             None => {
@@ -269,7 +268,7 @@ impl Turn<'_> {
         k.setp_u(CmpOp::Lt, index, self.scheduler.grid.tiles)
     }
 
-    /// The tile that [`Turn::advance`] went on to, if there is one; at the start, the first.
+    /// The tile that [`Turn::advance`] has moved to, if there is one; before the first call, the first tile.
     pub fn next(&self, k: &mut Builder) -> WorkTile {
         match &self.post {
             None => self.scheduler.tile(k, &self.walk),

@@ -4,19 +4,19 @@ use ptx::Builder;
 
 use crate::{Agreement, ProbTile, SharedMatrix, WarpRows};
 
-/// Probabilities in shared memory, for products that take them from there.
+/// P in shared memory, as the A operand of P V.
 #[derive(Clone, Copy, Debug)]
 pub struct SharedProbs {
-    /// The rows of the warp.
+    /// The warp's rows of P.
     pub rows: WarpRows,
-    /// Those of the warpgroup, as an operand.
+    /// The warpgroup's rows of P, as an operand.
     pub matrix: SharedMatrix,
-    /// How the warpgroup's warps wait for each other's.
+    /// Synchronises the warps of the warpgroup, which read each other's rows.
     pub agreement: Agreement,
 }
 
 impl SharedProbs {
-    /// Writes what the warpgroup's next product takes.
+    /// Writes P for the warpgroup's next product.
     pub(crate) fn publish(&self, k: &mut Builder, p: &ProbTile) {
         self.rows.write(k, p);
         k.fence_proxy_async_shared();

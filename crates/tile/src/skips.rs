@@ -1,32 +1,32 @@
-//! Blocks that a warpgroup lets pass while its neighbours compute: it keeps step with the rings, and with the
-//! turns.
+//! Blocks that a consumer warpgroup skips while the other consumers compute them: it still follows the rings'
+//! phases and the ping-pong order.
 
 use ptx::{Builder, CmpOp, Pred, R32};
 
 use crate::Visits;
 
-/// Blocks of a tile that none of a warpgroup's own rows sees, the first to come by: it lets them pass, and
-/// the tensor cores are the other warpgroups' meanwhile.
+/// The first blocks of a tile, if none of the warpgroup's own rows sees them. The warpgroup skips them and
+/// leaves the tensor cores to the other warpgroups.
 #[derive(Clone, Copy, Debug)]
 pub struct Skips {
-    /// Of the tile to come.
+    /// Blocks to skip in the next tile.
     blocks: R32,
-    /// Values that are still to pass.
+    /// Value tiles still to be skipped.
     values: R32,
 }
 
 impl Skips {
-    /// None.
+    /// Nothing to skip.
     pub fn none(k: &mut Builder) -> Skips {
         Skips { blocks: k.mov(0), values: k.mov(0) }
     }
 
-    /// Of the tile to come.
+    /// Sets the number of blocks to skip in the next tile.
     pub fn set(&self, k: &mut Builder, blocks: R32) {
         k.mov_to(self.blocks, blocks);
     }
 
-    /// Runs `pass` while there are blocks to skip.
+    /// Runs `pass` until `left` is zero.
     fn each(&self, k: &mut Builder, left: R32, pass: impl FnOnce(&mut Builder)) {
         k.while_(
             |k| k.setp_u(CmpOp::Ne, left, 0),
@@ -39,15 +39,15 @@ impl Skips {
 }
 
 impl Visits {
-    /// Skips what values are still to pass.
+    /// Skips the value tiles that are still to be skipped.
     pub(crate) fn skip_values_owed(&self, k: &mut Builder) {
         if let Some(skips) = &self.skips {
             skips.each(k, skips.values, |k| self.skip_values(k));
         }
     }
 
-    /// Skips blocks in the order in which they would have been visited, which is that of the requests: all
-    /// but the values of the last, whose turn comes with the first visit.
+    /// Skips blocks in the order of the requests: keys, then values. The values of the last skipped block
+    /// remain; they are skipped with the first visit.
     pub(crate) fn skip_in_step(&self, k: &mut Builder) {
         let Some(skips) = &self.skips else { return };
         let some = k.setp_u(CmpOp::Ne, skips.blocks, 0);
@@ -65,7 +65,7 @@ impl Visits {
     /// Skips the keys of all blocks before any of their values.
     pub(crate) fn skip_ahead(&self, k: &mut Builder) {
         let Some(skips) = &self.skips else { return };
-        // Tiles overlap only where fewer blocks are skipped than there are stages ([`Visits::overlaps`]): of
+        // Tiles overlap only if fewer blocks are skipped than there are stages ([`Visits::overlaps`]): with
         // one stage, none.
         if self.keys.stages() > 1 {
             k.mov_to(skips.values, skips.blocks);
@@ -73,14 +73,15 @@ impl Visits {
         }
     }
 
-    /// Waits for the keys all the same: a warp that was a round ahead would speak for the wrong one.
+    /// Waits for the keys although they are not read: a warp that is a round ahead would arrive on the empty
+    /// barrier in the wrong phase.
     pub(crate) fn skip_keys(&self, k: &mut Builder) {
         self.keys.wait(k);
         self.keys.release(k);
     }
 
-    /// Waits as for keys, but where turns keep warpgroups together: with its turn a warpgroup knows that all
-    /// others have left the values before the last.
+    /// Waits as for keys, unless ping-pong keeps the warpgroups in step: when a warpgroup has its turn, all
+    /// others have released the values before the last.
     pub(crate) fn skip_values(&self, k: &mut Builder) {
         let together = self.circle.is_some() && !self.values.has_peers();
         if !together || self.values.stages() == 1 {
@@ -90,7 +91,7 @@ impl Visits {
         self.values.release(k);
     }
 
-    /// Lets the next warpgroup have the turn.
+    /// Waits for the warpgroup's turn and passes it on.
     pub(crate) fn skip_turn(&self, k: &mut Builder) {
         if let Some(circle) = &self.circle {
             circle.take(k);
@@ -98,8 +99,9 @@ impl Visits {
         }
     }
 
-    /// Whether the first scores of the next tile can be issued before the values of this one are left: keys
-    /// that are skipped until then must all have places, or they wait for a warpgroup whose turn comes later.
+    /// Whether the first scores of the next tile can be issued before the values of this tile are released.
+    /// All keys that are skipped until then must have stages. Otherwise their loads would wait for a
+    /// warpgroup whose turn comes later.
     pub(crate) fn overlaps(&self, k: &mut Builder, more: Pred) -> Pred {
         match &self.skips {
             None => more,

@@ -1,10 +1,10 @@
-//! A cap on the logits: `t = cap · tanh(scale · s / cap)`.
+//! Softcap of the logits: `t = cap · tanh(scale · s / cap)`.
 
 use ptx::{Builder, F32};
 
 use crate::AccTile;
 
-/// Turns scores into `tanh(scale · s / cap)`; the softmax takes `cap · log2 e` for its factor.
+/// Turns scores into `tanh(scale · s / cap)`. The softmax then uses `cap · log2 e` as its factor.
 #[derive(Clone, Copy, Debug)]
 pub struct Softcap {
     /// `2 · log2 e · scale / cap`, positive.
@@ -12,11 +12,11 @@ pub struct Softcap {
 }
 
 impl Softcap {
-    /// Caps the scores of a tile in place.
+    /// Applies the cap to the scores of a tile in place.
     ///
-    /// `tanh x = 1 − 2 / (exp2(2 · log2 e · x) + 1)`, an EX2 and a reciprocal. The error is that of a few
-    /// roundings of numbers up to 1 (about 2⁻²²), where `tanh.approx` may be wrong by 2⁻¹¹ of the result (PTX
-    /// ISA, "tanh"), which is more than an f16 weight's rounding once the cap multiplies it.
+    /// `tanh x = 1 − 2 / (exp2(2 · log2 e · x) + 1)` takes one EX2 and one reciprocal. The error is a few
+    /// roundings of numbers up to 1 (about 2⁻²²). `tanh.approx` has a relative error of up to 2⁻¹¹ (PTX ISA,
+    /// "tanh"), which after multiplication by the cap exceeds the rounding of an f16 weight.
     pub fn apply(&self, k: &mut Builder, s: &AccTile) {
         for i in 0..s.lane_rows() {
             for score in s.row(i) {

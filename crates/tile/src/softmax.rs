@@ -6,15 +6,15 @@ use ptx::{Builder, CmpOp, F32, Half, Pred};
 
 use crate::{AccTile, ProbTile, Sums};
 
-/// When the accumulators follow a row's maximum.
+/// When the reference follows the row max and O is rescaled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Rescale {
     /// At every block.
     Always,
-    /// When a row of the warp exceeds the maximum that its reference was taken from by more than this many
-    /// powers of two, in f16 at most [`Rescale::MOST_IN_F16`]. Until then probabilities may be larger by as
-    /// much; numerator and denominator share the factor.
+    /// When a row of the warp exceeds its reference by more than this many powers of two (lazy rescaling).
+    /// Until then probabilities may reach `2^threshold`, which f16 holds up to 15; numerator and denominator
+    /// share the factor.
     Beyond(u8),
 }
 
@@ -49,9 +49,9 @@ pub(crate) fn largest_sum(half: Half, limit: u8) -> f32 {
     })
 }
 
-/// The reference of a row that has seen no score but −∞, masked or from the inputs: finite, so that the
-/// distance of −∞ to it is −∞ and its weight 0, as the oracle has it, where −∞ − (−∞) would be NaN. No finite
-/// score lies below it.
+/// The reference of a row that has seen only −∞, from the mask or from the inputs. It is finite, so −∞ minus
+/// the reference is −∞ and the weight is 0, as in the oracle; −∞ − (−∞) would be NaN. No finite score lies
+/// below it.
 pub(crate) const NO_REFERENCE: f32 = f32::MIN;
 
 /// Running maximum and sum of the rows a lane holds.
@@ -59,31 +59,28 @@ pub(crate) const NO_REFERENCE: f32 = f32::MIN;
 pub struct OnlineSoftmax {
     pub(crate) half: Half,
     pub(crate) when: Rescale,
-    /// `scale · log2 e`.
     pub(crate) factor: F32,
-    /// What exponents are taken against, scaled, a row each; [`NO_REFERENCE`] while nothing was seen that
-    /// weighs anything.
+    /// The value m that is subtracted in the exponent, scaled, one per row; [`NO_REFERENCE`] until a score
+    /// above −∞ was seen.
     pub(crate) reference: Vec<F32>,
-    /// The lane's own part of each row's sum; the quad's parts are added at the end.
+    /// The lane's own part of each row's sum. The parts of the quad are added at the end.
     pub(crate) sum: Vec<F32>,
-    /// Who adds probabilities up.
     pub(crate) sums: Sums,
-    /// Powers of two by which references lie above the maxima that they are taken from; below them where it
-    /// is negative.
+    /// Powers of two by which a new reference lies above the row max.
     pub(crate) headroom: f32,
-    /// Of eight exponentials of a guessed block, how many the FMA pipe takes.
+    /// How many of eight exponentials of a speculative block run on the FMA pipe.
     pub(crate) by_fma: u32,
 }
 
-/// What remains of the softmax at the end, a row each.
+/// The result of the softmax at the end, one value per row.
 #[derive(Clone, Debug)]
 pub struct Finished {
-    /// `ln Σ exp(scale · s)`, −∞ for a row that saw nothing.
+    /// `ln Σ exp(scale · s)`; −∞ for a row that saw no key.
     pub lse: Vec<F32>,
 }
 
 impl OnlineSoftmax {
-    /// For `rows` rows of a warp. `factor` is `scale · log2 e`, positive.
+    /// The softmax of `rows` rows of a warp. `factor` is `scale · log2 e`, positive.
     pub fn new(k: &mut Builder, half: Half, rescale: Rescale, factor: F32, rows: u32) -> OnlineSoftmax {
         let lane_rows = rows / 8;
         let reference = (0..lane_rows).map(|_| k.mov(NO_REFERENCE)).collect();
@@ -92,21 +89,21 @@ impl OnlineSoftmax {
         OnlineSoftmax { half, when: rescale, factor, reference, sum, sums, headroom, by_fma: 0 }
     }
 
-    /// The same, in bf16, with sums that a product makes ([`OnlineSoftmax::take_sums`]), and references so
-    /// many powers of two above maxima. Thresholds are above the maxima still.
+    /// The row sums come from a product ([`OnlineSoftmax::take_sums`]), and references lie `headroom` powers
+    /// of two above the row max. Rescale thresholds still count from the row max.
     #[must_use]
     pub fn summed_by_products(self, headroom: u8) -> OnlineSoftmax {
         OnlineSoftmax { sums: Sums::Product, headroom: headroom.into(), ..self }
     }
 
-    /// The same with so many of eight exponentials of a guessed block on the FMA pipe, which are large where
-    /// they should be infinite or not a number: for a block that is done once more then.
+    /// `of_eight` of eight exponentials of a speculative block run on the FMA pipe. Their result is large,
+    /// not infinite or NaN, on overflow; such a block is recomputed.
     #[must_use]
     pub fn with_exponentials_by_fma(self, of_eight: u32) -> OnlineSoftmax {
         OnlineSoftmax { by_fma: of_eight, ..self }
     }
 
-    /// Makes the references follow the scores of a block, and `o` and the running sums with them.
+    /// Updates the references with the scores of a block, and rescales `o` and the running sums.
     pub fn follow(&self, k: &mut Builder, s: &AccTile, o: &AccTile) {
         let own = LaneMaxima::of(k, s);
         let maxima = self.scaled(k, &own);
@@ -120,21 +117,21 @@ impl OnlineSoftmax {
         }
     }
 
-    /// Takes the maxima of the first block as references: there is nothing to rescale yet.
+    /// Sets the references from the maxima of the first block, when nothing has to be rescaled.
     pub fn begin(&self, k: &mut Builder, maxima: &LaneMaxima) {
         for (&reference, maximum) in self.reference.iter().zip(self.scaled(k, maxima)) {
             k.max_to(reference, reference, maximum);
         }
     }
 
-    /// Moves the references to the maxima where those are larger, and scales the running sums. Gives each
-    /// row's factor, by which what was accumulated must be multiplied before more is added.
+    /// Raises the references to larger maxima and rescales the running sums. Returns each row's rescale
+    /// factor for O.
     pub fn follow_maxima(&self, k: &mut Builder, maxima: &LaneMaxima) -> Vec<F32> {
         let maxima = self.scaled(k, maxima);
         (0..).zip(maxima).map(|(i, maximum)| self.follow_row(k, i, maximum)).collect()
     }
 
-    /// Turns the scores of a block into probabilities, rounded to the input's type, and adds them to the
+    /// Turns the scores of a block into probabilities, rounded to the input type, and adds them to the
     /// running sums.
     pub fn probabilities(&self, k: &mut Builder, s: &AccTile) -> ProbTile {
         for i in 0..s.lane_rows() {
@@ -143,7 +140,7 @@ impl OnlineSoftmax {
         s.round(k, self.half)
     }
 
-    /// What references would be by these maxima.
+    /// The references that these maxima give.
     fn scaled(&self, k: &mut Builder, maxima: &LaneMaxima) -> Vec<F32> {
         let of_row = |&own: &F32| {
             let row = quad_reduce(k, own, |k, a, b| k.max(a, b));
@@ -156,13 +153,12 @@ impl OnlineSoftmax {
         maxima.0.iter().map(of_row).collect()
     }
 
-    /// What of a threshold above the maximum is above the reference.
+    /// Converts a threshold relative to the row max into one relative to the stored reference.
     pub(crate) fn above_reference(&self, threshold: u8) -> f32 {
         f32::from(threshold) - self.headroom
     }
 
-    /// Whether what a row's reference would be exceeds what it is by more than `threshold`. What is not a
-    /// number does not.
+    /// Whether a row's maximum exceeds its reference by more than `threshold`. NaN does not.
     fn exceeds(&self, k: &mut Builder, maxima: &[F32], threshold: f32) -> Pred {
         let growth = k.mov(f32::NEG_INFINITY);
         for (&reference, &maximum) in self.reference.iter().zip(maxima) {
@@ -172,7 +168,7 @@ impl OnlineSoftmax {
         k.setp_f(CmpOp::Gt, growth, threshold)
     }
 
-    /// Moves the references to the new maxima and rescales what was accumulated.
+    /// Moves the references to the new maxima and rescales `o` and the sums.
     fn rescale(&self, k: &mut Builder, maxima: &[F32], o: &AccTile) {
         for (i, &maximum) in maxima.iter().enumerate() {
             let alpha = self.follow_row(k, i, maximum);
@@ -180,7 +176,7 @@ impl OnlineSoftmax {
         }
     }
 
-    /// Moves a row's reference and its sum; gives the factor of what was accumulated.
+    /// Moves a row's reference and rescales its sum; returns the factor for O.
     fn follow_row(&self, k: &mut Builder, i: usize, maximum: F32) -> F32 {
         let reference = self.reference[i];
         let next = k.max(reference, maximum);
@@ -191,7 +187,7 @@ impl OnlineSoftmax {
         alpha
     }
 
-    /// `s = exp2(s · c − m)` in place, and the row's sum.
+    /// `s = exp2(s · c − m)` in place, added to the row's sum.
     fn exponentiate(&self, k: &mut Builder, s: &AccTile, i: u32) {
         let minus = k.neg(self.reference[i as usize]);
         for score in s.row(i) {
@@ -203,21 +199,21 @@ impl OnlineSoftmax {
         k.add_to(sum, sum, own);
     }
 
-    /// Divides `o` by the rows' sums. A row that saw no key keeps its zeros.
+    /// Completes the sums and divides `o` by them. A row that saw no key keeps its zeros.
     pub fn finish(&self, k: &mut Builder, o: &AccTile) -> Finished {
         self.gather_sums(k);
         self.normalize(k, o);
         Finished { lse: self.lse(k) }
     }
 
-    /// Divides `o` by complete sums.
+    /// Divides `o` by sums that are already complete.
     pub fn normalize(&self, k: &mut Builder, o: &AccTile) {
         for (i, inverse) in (0..).zip(self.inverses(k)) {
             o.scale_row(k, i, inverse);
         }
     }
 
-    /// Completes the sums: until now each lane has its own part of them.
+    /// Adds the parts of the quad's lanes to complete sums.
     pub fn gather_sums(&self, k: &mut Builder) {
         for &sum in &self.sum {
             for mask in QUAD {
@@ -227,7 +223,7 @@ impl OnlineSoftmax {
         }
     }
 
-    /// What O is to be multiplied by, of complete sums: 1 for a row that saw no key.
+    /// The factors that normalise O, from complete sums: 1 for a row that saw no key.
     pub(crate) fn inverses(&self, k: &mut Builder) -> Vec<F32> {
         let of_row = |&sum: &F32| {
             let empty = k.setp_f(CmpOp::Eq, sum, 0.0f32);
@@ -237,10 +233,10 @@ impl OnlineSoftmax {
         self.sum.iter().map(of_row).collect()
     }
 
-    /// `ln Σ exp(scale · s)` of complete sums.
+    /// `ln Σ exp(scale · s)` from complete sums.
     pub fn lse(&self, k: &mut Builder) -> Vec<F32> {
         let of_row = |(&sum, &reference): (&F32, &F32)| {
-            // −∞ for a sum of 0.
+            // A sum of 0 gives −∞.
             let log = k.lg2(sum);
             let log = k.add(log, reference);
             k.mul(log, std::f32::consts::LN_2)
@@ -249,28 +245,28 @@ impl OnlineSoftmax {
     }
 }
 
-/// What the lanes of a quad differ by, which share a row.
+/// Lane masks of the butterfly shuffles within a quad; the four lanes of a quad share a row.
 const QUAD: [u32; 2] = [1, 2];
 
-/// The largest score of each row among those that a lane holds, gathered tile by tile while later ones are
+/// Each row's largest score among those that one lane holds, collected tile by tile while later tiles are
 /// computed.
 #[derive(Clone, Debug)]
 pub struct LaneMaxima(pub(crate) Vec<F32>);
 
 impl LaneMaxima {
-    /// Of one tile of scores.
+    /// The maxima of one tile of scores.
     pub fn of(k: &mut Builder, s: &AccTile) -> LaneMaxima {
         LaneMaxima((0..s.lane_rows()).map(|i| reduce(k, s.row(i), |k, a, b| k.max(a, b))).collect())
     }
 
-    /// With those of another tile of the same rows.
+    /// Combined with the maxima of another tile of the same rows.
     #[must_use]
     pub fn and(self, k: &mut Builder, other: &LaneMaxima) -> LaneMaxima {
         LaneMaxima(self.0.iter().zip(&other.0).map(|(&a, &b)| k.max(a, b)).collect())
     }
 }
 
-/// Combines in four chains, which hides the latency of one.
+/// Reduces in four independent chains, which hide the latency of one.
 fn reduce(
     k: &mut Builder,
     values: impl Iterator<Item = F32>,
@@ -290,7 +286,7 @@ fn reduce(
     values[0]
 }
 
-/// Combines over the four lanes that share a row.
+/// Reduces over the four lanes that share a row.
 fn quad_reduce(
     k: &mut Builder,
     mut value: F32,

@@ -1,12 +1,13 @@
-//! The online softmax in the steps that a warpgroup takes while products are in flight: O cannot be touched
-//! until the product that adds to it is done, so what is due to it is kept and paid later.
+//! The online softmax, split into the steps that a consumer warpgroup runs while `wgmma` products are in
+//! flight. O must not be touched until the product that adds to it is complete, so its rescale is deferred.
 
 use ptx::{Builder, CmpOp, F32, Pred};
 
 use crate::exp2::exp2_by_fma;
 use crate::{AccTile, LaneMaxima, OnlineSoftmax, Rescale, Sums};
 
-/// Independent chains of a row's reductions: more hide latency, and cost an instruction each at the end.
+/// Number of independent chains in a row's reductions. More chains hide latency and cost one more instruction
+/// each at the end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
 pub struct Chains {
     /// Of the maximum.
@@ -15,17 +16,17 @@ pub struct Chains {
     pub sum: u32,
 }
 
-/// What O and its rows owe to references that moved.
+/// A deferred rescale of O.
 #[derive(Clone, Debug)]
 pub struct Due {
-    /// Whether any reference of the warp moved; `None` where they always do.
+    /// Whether any reference of the warp moved; `None` if O is rescaled at every block.
     moved: Option<Pred>,
-    /// A row's factor.
+    /// The rescale factor α of each row.
     factors: Vec<F32>,
 }
 
 impl Due {
-    /// Multiplies the rows of `o`.
+    /// Rescales the rows of `o`.
     pub fn pay(&self, k: &mut Builder, o: &AccTile) {
         let scale = |k: &mut Builder| {
             for (row, &factor) in (0..).zip(&self.factors) {
@@ -40,7 +41,7 @@ impl Due {
 }
 
 impl LaneMaxima {
-    /// Of one tile of scores, columns in order and the rows side by side, in so many chains a row.
+    /// The maxima of one tile of scores, columns in order and rows interleaved, with `chains` chains per row.
     fn in_chains(k: &mut Builder, s: &AccTile, chains: u32) -> LaneMaxima {
         LaneMaxima(fold_rows(
             k,
@@ -54,8 +55,7 @@ impl LaneMaxima {
 }
 
 impl OnlineSoftmax {
-    /// Moves the references after the scores of a block, as its [`Rescale`] says, and the running sums with
-    /// them.
+    /// Moves the references for the scores of a block, as [`Rescale`] says, and rescales the running sums.
     pub fn move_references(&self, k: &mut Builder, s: &AccTile, chains: Chains) -> Due {
         let maxima = LaneMaxima::in_chains(k, s, chains.max);
         match self.when {
@@ -70,14 +70,14 @@ impl OnlineSoftmax {
         }
     }
 
-    /// Moves the references to the maxima of a block, whatever they were.
+    /// Raises the references to the maxima of a block without a threshold.
     pub fn raise_references(&self, k: &mut Builder, s: &AccTile, chains: Chains) -> Due {
         let maxima = LaneMaxima::in_chains(k, s, chains.max);
         Due { moved: None, factors: self.follow_maxima(k, &maxima) }
     }
 
-    /// Whether one of the lane's own scores exceeds its row's reference by more than `threshold`: no shuffle
-    /// is needed to know whether any lane's does. What is not a number does not.
+    /// Whether one of the lane's own scores exceeds its row's reference by more than `threshold`. A warp vote
+    /// over this needs no shuffles for the row max. NaN does not exceed.
     fn lane_exceeds(&self, k: &mut Builder, maxima: &LaneMaxima, threshold: f32) -> Pred {
         let mut exceeds: Option<Pred> = None;
         for (&reference, &maximum) in self.reference.iter().zip(&maxima.0) {
@@ -91,18 +91,18 @@ impl OnlineSoftmax {
         exceeds.expect("a tile has rows")
     }
 
-    /// `s = exp2(s · c − m)` in place; gives the lane's part of each row's sum of the block, or none where a
-    /// product makes them.
+    /// `s = exp2(s · c − m)` in place. Returns the lane's part of each row's sum of the block, or nothing if
+    /// a product computes the sums.
     pub fn exponentials(&self, k: &mut Builder, s: &AccTile, chains: Chains) -> Vec<F32> {
         self.exponentials_by(k, s, chains, 0)
     }
 
-    /// The same of a block whose exponentials are looked at afterwards.
+    /// Like [`OnlineSoftmax::exponentials`], for a speculative block whose result is checked afterwards.
     pub fn guessed_exponentials(&self, k: &mut Builder, s: &AccTile, chains: Chains) -> Vec<F32> {
         self.exponentials_by(k, s, chains, self.by_fma)
     }
 
-    /// The same with the first `by_fma` of eight columns on the FMA pipe.
+    /// Like [`OnlineSoftmax::exponentials`], with the first `by_fma` of every eight columns on the FMA pipe.
     fn exponentials_by(&self, k: &mut Builder, s: &AccTile, chains: Chains, by_fma: u32) -> Vec<F32> {
         let minus: Vec<F32> = self.reference.iter().map(|&reference| k.neg(reference)).collect();
         let exponential = |k: &mut Builder, (row, column): (usize, usize), score: F32| {
@@ -130,7 +130,7 @@ impl OnlineSoftmax {
         }
     }
 
-    /// Adds a block's sums to the running ones.
+    /// Adds the sums of a block to the running sums.
     pub fn add_sums(&self, k: &mut Builder, sums: &[F32]) {
         for (&total, &sum) in self.sum.iter().zip(sums) {
             k.add_to(total, total, sum);
@@ -138,8 +138,8 @@ impl OnlineSoftmax {
     }
 }
 
-/// Folds each row of a tile, columns in order and the rows side by side: `map` prepares the element of a row
-/// and column, `fold` adds it to one of `chains`, `join` joins those.
+/// Reduces each row of a tile, columns in order and rows interleaved. `map` prepares an element, `fold` adds
+/// it to one of `chains` chains, `join` combines the chains.
 fn fold_rows(
     k: &mut Builder,
     s: &AccTile,

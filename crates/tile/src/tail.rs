@@ -1,80 +1,80 @@
-//! The last round of a persistent kernel: tiles that are fewer than the CTAs, which share them all the same.
-//! Their blocks of keys stand in a line, tile after tile, and each CTA takes a piece of it, all pieces as
-//! long as one another or longer by one (Stream-K, Osama et al. 2023). A piece is shorter than a tile, so it
-//! is a part of one tile or the end of one and the beginning of the next.
+//! The last, partial wave of a persistent kernel, where fewer tiles than CTAs remain. With stream-K (Osama et
+//! al. 2023) the KV blocks of these tiles form one line, tile after tile, and each CTA takes one piece of the
+//! line. Piece lengths differ by at most one block. A piece is shorter than a tile, so it is a part of one
+//! tile, or the end of one tile and the beginning of the next.
 
 use ptx::{Builder, CmpOp, R32};
 
-/// Who computes the tiles that are left when all CTAs have had as many as one another.
+/// How the last, partial wave is assigned.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Tail {
-    /// Some of the CTAs, a tile each, while the others have nothing to do.
+    /// One tile per CTA; the other CTAs are idle.
     #[default]
     Whole,
-    /// All of them, a piece each. Parts of a tile meet in global memory.
+    /// One piece per CTA (stream-K). The parts of a tile are merged through global memory.
     Shared,
 }
 
-/// How many tiles there are, and who takes them.
+/// The number of tiles, and of the CTAs or clusters that take them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LastRound {
     /// Tiles in all.
     pub tiles: u64,
-    /// Blocks of keys of a tile.
+    /// KV blocks of a tile.
     pub blocks: u64,
-    /// CTAs or clusters that take tiles, at least one and no more than there are blocks in all.
+    /// CTAs or clusters that take tiles: at least one, at most the number of all blocks.
     pub takers: u64,
 }
 
 impl LastRound {
-    /// Tiles that are taken whole: the first.
+    /// Number of tiles that are computed whole: the first ones.
     pub const fn whole(&self) -> u64 {
         self.tiles / self.takers * self.takers
     }
 
-    /// Tiles that are shared.
+    /// Number of tiles that are shared.
     pub const fn shared(&self) -> u64 {
         self.tiles % self.takers
     }
 
-    /// Blocks in the line.
+    /// Number of blocks in the line.
     pub const fn line(&self) -> u64 {
         self.shared() * self.blocks
     }
 
-    /// Blocks of the shorter pieces.
+    /// Number of blocks of the shorter pieces.
     pub const fn piece(&self) -> u64 {
         self.line() / self.takers
     }
 
-    /// Pieces that have one block more: the first.
+    /// Number of pieces that have one more block: the first ones.
     pub const fn longer(&self) -> u64 {
         self.line() % self.takers
     }
 }
 
-/// The numbers of a [`LastRound`] in registers.
+/// The values of a [`LastRound`] in registers.
 #[derive(Clone, Copy, Debug)]
 pub struct Shares {
-    /// Blocks of keys of a tile.
+    /// KV blocks of a tile.
     pub blocks: R32,
-    /// Tiles that are taken whole.
+    /// Number of tiles that are computed whole.
     pub whole: R32,
     /// Blocks of the shorter pieces.
     pub piece: R32,
-    /// Pieces that have one block more.
+    /// Number of pieces that have one more block.
     pub longer: R32,
 }
 
 impl Shares {
-    /// Where the piece of a CTA begins in the line.
+    /// First block of a CTA's piece in the line.
     pub(crate) fn start(&self, k: &mut Builder, taker: R32) -> R32 {
         let more = k.min_u(taker, self.longer);
         k.mad(taker, self.piece, more)
     }
 
-    /// Whose piece has a block of the line.
+    /// The CTA whose piece contains a block of the line.
     pub(crate) fn owner(&self, k: &mut Builder, block: R32) -> R32 {
         let long = k.add(self.piece, 1);
         let in_long = k.mul(self.longer, long);
@@ -88,22 +88,22 @@ impl Shares {
     }
 }
 
-/// What a CTA computes of a tile.
+/// The part of a tile that a CTA computes.
 #[derive(Clone, Copy, Debug)]
 pub struct Part {
-    /// Its lowest block of keys: blocks are visited downward, so the last.
+    /// Its lowest KV block, which is visited last.
     pub from: R32,
     /// One past its last block.
     pub end: R32,
-    /// Which of the shared tiles it belongs to; [`Part::WHOLE`] where it is all of a tile.
+    /// Index among the shared tiles; [`Part::WHOLE`] for a whole tile.
     pub(crate) tile: R32,
 }
 
 impl Part {
-    /// No shared tile's number.
+    /// Marks a tile that is not shared.
     pub(crate) const WHOLE: i32 = -1;
 
-    /// Blocks of the tile of that number, which may be all of them.
+    /// Blocks `from` to `end` of shared tile `index`, or all blocks of it.
     pub(crate) fn new(k: &mut Builder, shares: &Shares, index: R32, [from, end]: [R32; 2]) -> Part {
         let count = k.sub(end, from);
         let whole = k.setp_u(CmpOp::Eq, count, shares.blocks);

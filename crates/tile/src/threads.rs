@@ -2,7 +2,7 @@ use ptx::{Builder, CmpOp, Pred, R32, SpecialReg};
 
 use crate::divide;
 
-/// Where a thread stands in its CTA, read once at the start of a kernel. One-dimensional CTAs.
+/// A thread's position in its one-dimensional CTA, read once at the start of a kernel.
 #[derive(Clone, Copy, Debug)]
 pub struct Threads {
     /// Threads of the CTA.
@@ -13,20 +13,20 @@ pub struct Threads {
     pub lane: R32,
     /// Warp in the CTA.
     pub warp: R32,
-    /// `lane / 4`: the row of an accumulator's 8-row half that the lane holds.
+    /// `lane / 4`: the lane's row in each 8-row half of an accumulator tile.
     pub quad: R32,
     /// `2 · (lane mod 4)`: the first of the two columns of an 8-column tile that the lane holds.
     pub column: R32,
-    /// Which of the CTA's groups of rows the warp takes.
+    /// Index of the warp's group of rows in the CTA.
     pub row_warp: R32,
-    /// Warps that share a group of rows and divide each block of keys among them.
+    /// Warps that share a group of rows and divide each KV block among them.
     pub kv_warps: u32,
-    /// Which part of each block of keys the warp takes; `None` where it takes all of it.
+    /// Index of the warp's part of each KV block; `None` if the warp takes whole blocks.
     pub part: Option<R32>,
 }
 
 impl Threads {
-    /// Reads the thread's place in a CTA of `count` threads, of which `kv_warps` warps share each group of
+    /// Reads the thread's position in a CTA of `count` threads, where `kv_warps` warps share each group of
     /// rows.
     pub fn new(k: &mut Builder, count: u32, kv_warps: u32) -> Threads {
         let index = k.special(SpecialReg::TidX);
@@ -46,8 +46,8 @@ impl Threads {
         Threads { count, index, lane, warp, quad, column, row_warp, kv_warps, part }
     }
 
-    /// Whether the thread stores what there is one of in a row: the first lane of a quad, of one of the warps
-    /// that share the rows.
+    /// Whether the thread stores the per-row values: the first lane of each quad, in one of the warps that
+    /// share the rows.
     pub(crate) fn speaks_for_row(&self, k: &mut Builder) -> Pred {
         match self.part {
             None => k.setp_u(CmpOp::Eq, self.column, 0),
@@ -63,7 +63,7 @@ impl Threads {
         self.count / 32
     }
 
-    /// Groups of rows in the CTA.
+    /// Number of row groups in the CTA.
     pub const fn row_warps(&self) -> u32 {
         self.warps() / self.kv_warps
     }

@@ -1,21 +1,21 @@
-//! The tiles of query rows, and the order of their numbers.
+//! The tiles of query rows and the order of their indices.
 
 use ptx::{Builder, R32};
 
 use crate::Part;
 
-/// The order of the tiles.
+/// The order of tile indices.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum TileOrder {
-    /// Head by head, rows in order.
+    /// Head by head, row blocks in ascending order.
     InOrder,
-    /// By sections of heads whose keys and values fit L2 together; in a section, all heads' last rows first,
-    /// which see most of a causal mask.
+    /// By sections of heads whose keys and values fit L2 together. Within a section the last row blocks of
+    /// all heads come first, because they see most keys under a causal mask.
     LongestFirst,
-    /// Each a stride behind the one before, in the order of [`TileOrder::InOrder`] and around its end, with a
-    /// stride that is coprime to the number of tiles: neighbours in time are of all lengths and of different
-    /// heads.
+    /// Successive indices are a stride apart in the order of [`TileOrder::InOrder`], modulo the number of
+    /// tiles, with a stride coprime to that number. Tiles that run at the same time have all lengths and
+    /// different heads.
     Strided,
 }
 
@@ -24,27 +24,27 @@ pub enum TileOrder {
 pub struct TileGrid {
     /// Their order.
     pub order: TileOrder,
-    /// Tiles in all.
+    /// Number of tiles.
     pub tiles: R32,
-    /// Tiles of a head.
+    /// Row blocks of a head.
     pub row_blocks: R32,
     /// Heads of a batch entry.
     pub heads: R32,
-    /// Of [`TileOrder::LongestFirst`] the heads of a section, a divisor of all heads; of
-    /// [`TileOrder::Strided`] the stride, of which as many as there are tiles fit 32 bits.
+    /// For [`TileOrder::LongestFirst`] the heads of a section, a divisor of all heads. For
+    /// [`TileOrder::Strided`] the stride; stride times number of tiles fits 32 bits.
     pub section: R32,
 }
 
 /// A tile of query rows.
 #[derive(Clone, Copy, Debug)]
 pub struct WorkTile {
-    /// Which of the head's tiles.
+    /// Index of the tile's row block in its head.
     pub row_block: R32,
     /// The query head, or the group of packed heads.
     pub head: R32,
     /// The batch entry.
     pub batch: R32,
-    /// The blocks of keys to compute; `None` for all, unless tiles of the last round are shared.
+    /// The KV blocks to compute; `None` for all, if no tile of the last round is shared.
     pub part: Option<Part>,
 }
 
@@ -71,7 +71,7 @@ impl TileGrid {
         WorkTile { row_block, head: remainder(k, batch_head, batch, self.heads), batch, part: None }
     }
 
-    /// Row block and batch entry's head of a tile's number, head by head.
+    /// Row block, and head counted over all batch entries, of a tile index in head-by-head order.
     fn in_order(&self, k: &mut Builder, index: R32) -> (R32, R32) {
         let batch_head = k.div_u(index, self.row_blocks);
         (remainder(k, index, batch_head, self.row_blocks), batch_head)

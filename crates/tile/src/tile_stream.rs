@@ -1,11 +1,11 @@
-//! Tiles that come by in a ring, as their readers see them: operands of products, waited for, read and given
-//! back; refilled by a warp that feeds all readers, by one of the readers, or by no one.
+//! A ring of tiles as its consumers see it: operands to wait for, read and release. Stages are refilled by
+//! the producer warpgroup, by one of the consumers, or never.
 
 use ptx::{Builder, CmpOp, Pred, R32, Src, TensorMapPtr};
 
 use crate::{Consumer, Ones, Ring, SharedMatrix, TileRing, WARPGROUP_ROWS};
 
-/// Keys or values as they come by: where a consumer stands in their ring.
+/// A consumer's position in the ring of queries, keys or values.
 #[derive(Clone, Copy, Debug)]
 pub struct TileStream {
     ring: TileRing,
@@ -16,44 +16,44 @@ pub struct TileStream {
     refill: Refill,
 }
 
-/// Who fills the place of a tile that has been read.
+/// How a released stage is refilled.
 #[derive(Clone, Copy, Debug)]
 enum Refill {
-    /// A warp that feeds all readers.
+    /// By the producer warpgroup.
     Feeder,
-    /// One of the readers.
+    /// By one of the consumers.
     Reader(Supply),
-    /// No one: every tile has a place of its own.
+    /// Never: every tile has its own stage.
     Never,
 }
 
-/// Where the tiles of a stream come from, if one of its readers requests them itself: a tensor's rows, from
-/// the last to the first.
+/// The source of a stream whose tiles one of its consumers requests: rows of a tensor, from the last to the
+/// first.
 #[derive(Clone, Copy, Debug)]
 pub struct Supply {
-    /// The tensor's map.
     pub map: TensorMapPtr,
-    /// First row of the tile that follows those of all stages; below `last` when there is none. Walks down.
+    /// First row of the next tile to request, after the tiles of all stages; below `last` if there is none.
+    /// Moves down.
     pub next: R32,
-    /// No tile begins before this row; `None` for 0.
+    /// First row of the last tile; `None` for 0.
     pub last: Option<R32>,
     /// Rows from one tile to the next.
     pub step: u32,
     /// Head and batch entry.
     pub head: [R32; 2],
-    /// The one thread that requests.
+    /// Whether the thread is the one that issues the requests.
     pub requests: Pred,
-    /// Its warp, as all lanes know.
+    /// Whether its warp issues the requests; uniform in the warp.
     pub warp: Pred,
-    /// Warpgroups that read the tiles. A wait for products speaks for all of a warpgroup: of one alone, no
-    /// one need be asked whether a stage is free.
+    /// Number of warpgroups that read the tiles. With one warpgroup, the wait for its products already shows
+    /// that a stage is free, so no empty barrier is needed.
     pub readers: u32,
 }
 
 impl Supply {
-    /// Requests the next tile, if there is one, into the stage `at`, once `free` has waited for it. The warp
-    /// branches as a whole and one lane's instructions are guarded: after a branch of a lane's own ptxas
-    /// would take the ring's state, and so the descriptors, for something that lanes differ in.
+    /// Requests the next tile, if there is one, into the stage `at`, after `free` has waited for that stage.
+    /// The branch is warp-uniform and the instructions of the one lane are predicated. With a branch of the
+    /// single lane, ptxas would treat the ring state, and so the descriptors, as divergent.
     fn fill(&self, k: &mut Builder, ring: &TileRing, at: &Ring, free: impl FnOnce(&mut Builder)) {
         let more = k.setp_s_and(CmpOp::Ge, self.next, self.last(), self.warp);
         k.if_(more, |k| {
@@ -74,25 +74,25 @@ impl Supply {
 }
 
 impl TileStream {
-    /// Tiles whose columns the product sums over: keys.
+    /// Tiles whose columns are the k dimension of the product: keys.
     pub fn over_columns(k: &mut Builder, ring: TileRing, consumer: &Consumer) -> TileStream {
         let first = SharedMatrix::over_columns(k, ring.tile, ring.first);
         TileStream::new(k, ring, first, consumer)
     }
 
-    /// Tiles of which each warpgroup takes its own 64 rows: queries.
+    /// Tiles of which each warpgroup reads its own 64 rows: queries.
     pub fn own_rows(k: &mut Builder, ring: TileRing, consumer: &Consumer) -> TileStream {
         let whole = TileStream::over_columns(k, ring, consumer);
         TileStream { first: whole.first.row_part(k, consumer.group, WARPGROUP_ROWS), ..whole }
     }
 
-    /// Tiles whose rows the product sums over: values.
+    /// Tiles whose rows are the k dimension of the product: values.
     pub fn over_rows(k: &mut Builder, ring: TileRing, consumer: &Consumer) -> TileStream {
         let first = SharedMatrix::over_rows(k, ring.tile, ring.first);
         TileStream::new(k, ring, first, consumer)
     }
 
-    /// The same with columns of ones after the tiles' own.
+    /// Values with columns of ones after the tile's own columns.
     pub fn over_rows_beside(k: &mut Builder, ring: TileRing, ones: Ones, consumer: &Consumer) -> TileStream {
         let first = SharedMatrix::over_rows_beside(k, ring.tile, ring.first, ones);
         TileStream::new(k, ring, first, consumer)
@@ -103,21 +103,21 @@ impl TileStream {
         TileStream { ring, at: ring.handover.reader(k), first, speaks, refill: Refill::Feeder }
     }
 
-    /// The same, requested by one of the readers: the first stages when told, later ones whenever one has
-    /// been left.
+    /// The stream, with requests by one of its consumers: the first stages on demand, later ones when a stage
+    /// is released.
     #[must_use]
     pub fn supplied(self, supply: Supply) -> TileStream {
         TileStream { refill: Refill::Reader(supply), ..self }
     }
 
-    /// The same where all tiles have been requested and each has a place of its own.
+    /// The stream, with every tile already requested and in a stage of its own.
     #[must_use]
     pub fn resident(self) -> TileStream {
         TileStream { refill: Refill::Never, ..self }
     }
 
-    /// Requests the first tile of a stage, if there is one, of a stream that one of its readers supplies. For
-    /// the thread that requests.
+    /// Requests the first tile of a stage, if there is one, in a stream that one of its consumers supplies.
+    /// Run by the thread that requests.
     pub fn request_first(&self, k: &mut Builder, stage: u32) {
         if let Refill::Reader(supply) = &self.refill {
             let at = self.at.at_stage(k, stage);
@@ -128,27 +128,28 @@ impl TileStream {
         }
     }
 
-    /// Places of the ring.
+    /// Number of stages.
     pub(crate) fn stages(&self) -> u32 {
         self.at.stages()
     }
 
-    /// Whether CTAs of a cluster share the ring's tiles.
+    /// Whether CTAs of a cluster share the tiles by multicast.
     pub(crate) fn has_peers(&self) -> bool {
         self.ring.handover.peers().is_some()
     }
 
-    /// The tile, once it has landed.
+    /// Waits for the full barrier of the current stage.
     pub fn wait(&self, k: &mut Builder) {
         self.ring.handover.wait_full(k, &self.at);
     }
 
-    /// The tile, which has landed.
+    /// The current tile as an operand; the tile must have arrived.
     pub fn matrix(&self, k: &mut Builder) -> SharedMatrix {
         if self.at.stages() == 1 { self.first } else { self.first.stage(k, self.at.stage) }
     }
 
-    /// Gives the tile's place back, for a warp whose products with it are complete, and goes on to the next.
+    /// Releases the stage for a warp whose products with the tile are complete, and advances to the next
+    /// stage.
     pub fn release(&self, k: &mut Builder) {
         let handover = &self.ring.handover;
         match &self.refill {

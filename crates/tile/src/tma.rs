@@ -1,5 +1,5 @@
-//! Tiles that the tensor memory accelerator copies: rows of 16-bit elements in panels that `wgmma` reads
-//! without bank conflicts.
+//! Shared-memory tiles that TMA copies: rows of 16-bit elements in 128-byte-swizzled panels, which `wgmma`
+//! reads without bank conflicts.
 
 use crate::Peers;
 use ptx::{
@@ -7,29 +7,29 @@ use ptx::{
     TensorMapSpec,
 };
 
-/// A tile of rows of 16-bit elements in shared memory: `[columns / 64 panels][rows][64 elements]`, the eight
-/// 16-byte chunks of a panel's row permuted by the row's last three bits (the 128-byte swizzle). Columns that
-/// no tensor has are zeros up to the last panel's end.
+/// A tile of rows of 16-bit elements in shared memory: `[columns / 64 panels][rows][64 elements]`. The eight
+/// 16-byte chunks of a panel's row are permuted by the last three bits of the row (128-byte swizzle). Columns
+/// beyond the tensor's width are zero up to the end of the last panel.
 ///
-/// It begins at a multiple of [`SwizzledTile::ALIGNMENT`], since the hardware permutes by bits of the
-/// address.
+/// The tile begins at a multiple of [`SwizzledTile::ALIGNMENT`], since the hardware swizzles address bits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct SwizzledTile {
     /// Rows, a multiple of 8.
     pub rows: u32,
     /// Columns, a multiple of 8.
     pub columns: u32,
-    /// CTAs of a cluster that request a part of the rows each, a power of two. 1 where one requests all.
+    /// CTAs of a cluster that request an equal part of the rows each, a power of two; 1 where one CTA
+    /// requests all rows.
     pub parts: u32,
-    /// Heads that are packed: neighbouring rows are the same row of so many neighbouring heads. 1 where they
-    /// are not.
+    /// Number of packed heads (pack-GQA): this many consecutive rows are one sequence position of
+    /// neighbouring heads; 1 without packing.
     pub heads: u32,
 }
 
 /// A tensor `[batch, head, row, column]` of 16-bit elements in global memory whose columns are contiguous.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TensorRows {
-    /// Index of the launch's buffer.
+    /// Index of the tensor's buffer in the launch contract.
     pub buffer: usize,
     /// Bytes from the buffer's start to element 0.
     pub offset: u64,
@@ -37,16 +37,16 @@ pub struct TensorRows {
     pub element: Element,
     /// Batch entries, heads, rows and columns.
     pub extents: [u64; 4],
-    /// Bytes between neighbouring batch entries, heads and rows; of one that is never stepped over anything.
+    /// Bytes between neighbouring batch entries, heads and rows. The stride of an extent of 1 is arbitrary.
     pub strides: [u64; 3],
 }
 
 impl SwizzledTile {
-    /// Columns of a panel: 128 bytes.
+    /// Columns of a panel, which make 128 bytes.
     pub const PANEL: u32 = 64;
-    /// Bytes of a panel's row.
+    /// Bytes of a row of a panel.
     pub const ROW_BYTES: u32 = 128;
-    /// What a tile's address is a multiple of: the swizzle's period of eight rows.
+    /// Alignment of a tile's address: the swizzle atom of eight 128-byte rows.
     pub const ALIGNMENT: u32 = 8 * SwizzledTile::ROW_BYTES;
 
     /// A tile of `rows` × `columns`.
@@ -54,20 +54,19 @@ impl SwizzledTile {
         SwizzledTile { rows, columns, parts: 1, heads: 1 }
     }
 
-    /// The same, of whose rows each of `parts` CTAs requests a part: a multiple of 8.
+    /// The tile with its rows divided among `parts` CTAs. Each part has a multiple of 8 rows.
     #[must_use]
     pub const fn in_parts(self, parts: u32) -> SwizzledTile {
         SwizzledTile { parts, ..self }
     }
 
-    /// The same with the rows of `heads` heads packed, a divisor of the tile's rows and of the tensor's
+    /// The tile with the rows of `heads` heads packed. `heads` divides the tile's rows and the tensor's
     /// heads.
     #[must_use]
     pub const fn packed(self, heads: u32) -> SwizzledTile {
         SwizzledTile { heads, ..self }
     }
 
-    /// Panels.
     pub const fn panels(self) -> u32 {
         self.columns.div_ceil(SwizzledTile::PANEL)
     }
@@ -77,27 +76,27 @@ impl SwizzledTile {
         self.rows * SwizzledTile::ROW_BYTES
     }
 
-    /// Bytes of the tile, and so what a load of it counts at its mbarrier, rows and columns beyond the
-    /// tensor's end included.
+    /// Bytes of the tile. A load counts all of them at its mbarrier, rows and columns beyond the tensor's end
+    /// included.
     pub const fn bytes(self) -> u32 {
         self.panels() * self.panel_bytes()
     }
 
-    /// Bytes from the tile's start to an element.
+    /// Byte offset of an element from the tile's start.
     pub const fn offset(self, row: u32, column: u32) -> u32 {
         let (panel, column) = (column / SwizzledTile::PANEL, column % SwizzledTile::PANEL);
         let chunk = (column / 8) ^ (row % 8);
         panel * self.panel_bytes() + row * SwizzledTile::ROW_BYTES + chunk * 16 + column % 8 * 2
     }
 
-    /// Whether one copy brings all panels: then columns are two dimensions of the tensor map, so that a box
-    /// holds one panel after the other. Of other widths the second of them would run into the next row, and a
-    /// panel is a copy.
+    /// Whether one TMA copy brings all panels. The tensor map then splits the columns into two dimensions, so
+    /// that a box holds one panel after the other. Where the width is not a multiple of a panel, the last
+    /// panel would read into the next row, so each panel is a copy of its own.
     const fn whole(self) -> bool {
         self.columns.is_multiple_of(SwizzledTile::PANEL) && self.heads == 1 && self.parts == 1
     }
 
-    /// The tensor map by which [`SwizzledTile::load`] copies such tiles of `tensor`.
+    /// The tensor map with which [`SwizzledTile::load`] copies tiles of `tensor`.
     pub fn map(self, tensor: &TensorRows) -> TensorMapSpec {
         let [batch, heads, rows, columns] = tensor.extents;
         let [of_batch, of_head, of_row] = tensor.strides;
@@ -135,8 +134,8 @@ impl SwizzledTile {
         }
     }
 
-    /// Copies the tile that begins at `row` of a head (of packed heads: of that number among the groups),
-    /// asynchronously: `barrier` counts [`SwizzledTile::bytes`]. For one thread.
+    /// Loads the tile that begins at `row` of a head asynchronously. With packed heads, `head` is the index
+    /// of the group. `barrier` counts [`SwizzledTile::bytes`]. Run by one thread.
     pub fn load(
         self,
         k: &mut Builder,
@@ -162,15 +161,16 @@ impl SwizzledTile {
         }
     }
 
-    /// Copies a whole tile to the place that begins at `row` of a head, asynchronously, in the thread's
-    /// current bulk group. For one thread.
+    /// Stores a whole tile at `row` of a head asynchronously, in the thread's current bulk group. Run by one
+    /// thread.
     pub fn store(self, k: &mut Builder, from: Shared, map: TensorMapPtr, [row, head, batch]: [Src<R32>; 3]) {
         debug_assert!(self.whole(), "a box of all panels");
         k.tma_store(map, &[0.into(), row, 0.into(), head, batch], from);
     }
 
-    /// Copies the CTA's part of the tile that begins at `row` to the same place in all of its peers; in each
-    /// of them `barrier` counts it, and [`SwizzledTile::bytes`] in all. For one thread of each.
+    /// Loads this CTA's part of the tile that begins at `row` to the same address in all peers by multicast.
+    /// In each peer, `barrier` counts the part; all parts together count [`SwizzledTile::bytes`]. Run by one
+    /// thread of each CTA.
     pub fn load_part(
         self,
         k: &mut Builder,
@@ -244,7 +244,8 @@ mod tests {
         assert_eq!((whole.check(), whole.box_bytes()), (Ok(()), SwizzledTile::new(64, 128).bytes()));
         assert_eq!(whole.extents, [64, 100, 2, 3, 2]);
         assert_eq!(whole.strides, [1536, 128, 512, 1 << 20]);
-        // The second panel of 96 columns must not read the next row: a copy each, cut off at column 96.
+        // With 96 columns the second panel must not read into the next row: each panel is a copy, cut off at
+        // column 96.
         let panels = SwizzledTile::new(64, 96).map(&tensor(96));
         assert_eq!((panels.check(), 2 * panels.box_bytes()), (Ok(()), SwizzledTile::new(64, 96).bytes()));
         assert_eq!(panels.extents, [96, 100, 3, 2]);

@@ -1,10 +1,10 @@
-//! How a warpgroup visits the blocks of keys, from the last to the first: the order of issue of
-//! FlashAttention-3's Algorithm 2, with keys and values from rings that another warpgroup fills.
+//! Main loop of a consumer warpgroup over the KV blocks, from the last to the first, in the issue order of
+//! FlashAttention-3's Algorithm 2, with keys and values from rings.
 //!
-//! The scores of block `n` are issued together with what block `n + 1` adds to O, and both are in flight
-//! while their warpgroup waits for the scores alone. An `rs` product holds up its warps until its A registers
-//! are read, some 200 cycles before it ends; so what is left to overlap inside a warpgroup is the head of the
-//! exponentials, and the rest must come from another warpgroup.
+//! The scores of block `n` are issued together with the P V of block `n + 1`. Both are in flight while the
+//! warpgroup waits for the scores alone. A `wgmma` with A in registers blocks its warps until these registers
+//! are read, some 200 cycles before the product ends. Within one warpgroup the product therefore overlaps
+//! only the beginning of the exponentials; the rest of the overlap must come from another warpgroup.
 
 use ptx::{Builder, CmpOp, F32, Half, Pred, R32, Src};
 
@@ -14,19 +14,19 @@ use crate::{
     Skips, Softcap, Sums, TileStream,
 };
 
-/// How successive tiles of query rows follow.
+/// How successive tiles of query rows follow each other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Tiles {
-    /// One after the other: the first scores of a tile and the last products are alone on the tensor cores.
+    /// One after the other: the first scores and the last P V of a tile run alone on the tensor cores.
     InTurn,
-    /// The first scores of a tile are issued together with the last products of the tile before it. Queries
-    /// have two places, so that the next ones are there.
+    /// The first scores of a tile are issued together with the last P V of the tile before it. Q has two
+    /// stages, so that the next queries have already arrived.
     Overlapped,
 }
 
 impl Tiles {
-    /// Places of queries in shared memory.
+    /// Number of stages of Q.
     pub const fn query_stages(self) -> u32 {
         match self {
             Tiles::InTurn => 1,
@@ -35,41 +35,42 @@ impl Tiles {
     }
 }
 
-/// Which blocks need a mask.
+/// Which blocks at the upper end need a mask.
 #[derive(Clone, Copy, Debug)]
 pub enum Masked {
     /// None.
     Never,
-    /// The first that is visited, which is ragged.
+    /// The first block visited, which is ragged.
     First,
-    /// The first, and those from this one on.
+    /// The first block visited, and all blocks from this one on.
     From(R32),
 }
 
-/// The blocks of a tile that are visited, downward. There is at least one.
+/// The KV blocks of a tile, visited downward. There is at least one.
 #[derive(Clone, Debug)]
 pub struct Blocks {
-    /// The lowest, which comes last.
+    /// The lowest block, which is visited last.
     pub from: Src<R32>,
-    /// Blocks below this one need a mask; `None` where no row of the tile misses keys at the lower end.
+    /// Blocks below this one need a mask; `None` if all rows of the tile see the keys at the lower end.
     pub full_from: Option<R32>,
-    /// One past the last.
+    /// One past the last block.
     pub end: R32,
-    /// Those that need a mask.
+    /// Blocks at the upper end that need a mask.
     pub masked: Masked,
 }
 
-/// What is done with a block.
+/// The steps of a block, from the kernel.
 pub struct BlockSteps<S, M, A> {
     /// Issues S = Q Kᵀ.
     pub scores: S,
-    /// Masks S of the keys from one on.
+    /// Masks S; the register is the first key.
     pub hide: M,
     /// Issues O += P V.
     pub accumulate: A,
 }
 
-/// A guess that a block's scores do not exceed the references by much, and how it is checked.
+/// The optimistic softmax: a block's scores are assumed not to exceed the references by much, and the
+/// assumption is checked afterwards.
 #[derive(Clone, Copy, Debug)]
 pub struct Guess {
     /// What a lane's sum of a block's probabilities must stay below; where a product makes the sums, each
@@ -87,49 +88,49 @@ impl Guess {
     }
 }
 
-/// A warpgroup's registers and streams while it visits the blocks of a tile of query rows.
+/// Registers and rings of a consumer warpgroup.
 #[derive(Clone, Debug)]
 pub struct Visits {
     /// Type of P.
     pub half: Half,
     /// Keys of a block.
     pub block_n: u32,
-    /// How successive tiles of query rows follow.
+    /// How successive tiles of query rows follow each other.
     pub tiles: Tiles,
-    /// Whether what a block adds to O is in flight while the softmax of the next one runs.
+    /// Whether the P V of a block is in flight during the softmax of the next block.
     pub products: Order,
-    /// Queries: the warpgroup's own rows.
+    /// The ring of Q, read as the warpgroup's own 64 rows.
     pub queries: TileStream,
-    /// Keys.
+    /// The ring of K.
     pub keys: TileStream,
-    /// Values.
+    /// The ring of V.
     pub values: TileStream,
-    /// Its place among the warpgroups that take turns.
+    /// The ping-pong barriers, if the warpgroups take turns.
     pub circle: Option<Circle>,
-    /// Whether maxima are taken of blocks that need no mask.
+    /// Present if unmasked blocks take no row max (optimistic softmax).
     pub guess: Option<Guess>,
-    /// Chains of maxima and sums.
+    /// Chains of the reductions of maximum and sum.
     pub chains: Chains,
-    /// Not zero where the warpgroup's rows see no more than the first half of the first block visited; `None`
-    /// where no use is made of it.
+    /// Non-zero if the warpgroup's rows see at most the first half of the first block visited; `None` if that
+    /// is not used.
     pub halved: Option<R32>,
-    /// Blocks that the warpgroup lets pass, where it visits those alone that its own rows see.
+    /// Blocks to skip, if the warpgroup visits only blocks that its own rows see.
     pub skips: Option<Skips>,
-    /// The cap on logits, if there is one.
+    /// The softcap, if there is one.
     pub softcap: Option<Softcap>,
-    /// Scores.
+    /// S.
     pub s: AccTile,
-    /// Probabilities.
+    /// P.
     pub p: ProbTile,
-    /// Where products take them from, if not from registers.
+    /// The copy of P in shared memory, if P V takes P from there.
     pub shared_probs: Option<SharedProbs>,
-    /// The sums of the tile, those of the probabilities in the last columns where products make them.
+    /// The accumulator of O. Its last columns are the row sums, if a product computes them.
     pub o: AccTile,
 }
 
 impl Visits {
-    /// Issues the scores of the first block of the CTA's first tile, where tiles overlap. The steps of a
-    /// block begin with scores that are complete.
+    /// Issues the scores of the first block of the CTA's first tile, if tiles overlap: the steps of a block
+    /// begin with complete scores.
     pub fn open<S>(&self, k: &mut Builder, scores: &S)
     where
         S: Fn(&mut Builder, SharedMatrix, SharedMatrix, &AccTile),
@@ -139,8 +140,8 @@ impl Visits {
         }
     }
 
-    /// Visits the blocks of a tile, after those it skips. `advance` goes on to the next
-    /// tile and says whether there is one; gives what it says.
+    /// Visits the blocks of a tile, after the skipped ones. `advance` moves to the next tile and returns
+    /// whether there is one, which is also the result.
     pub fn for_each_block<S, M, A>(
         &self,
         k: &mut Builder,
@@ -161,8 +162,8 @@ impl Visits {
         more
     }
 
-    /// The same of a warpgroup that has no other tile: no one waits for the places of its queries and last
-    /// values.
+    /// Like [`Visits::for_each_block`], for a warpgroup with a single tile: the stages of Q and of the last V
+    /// need not be released.
     pub fn for_each_block_once<S, M, A>(
         &self,
         k: &mut Builder,
@@ -178,7 +179,7 @@ impl Visits {
         self.products_alone(k, steps);
     }
 
-    /// All of a tile but what its last block adds to O.
+    /// All of a tile except the P V of its last block.
     fn up_to_last_products<S, M, A>(
         &self,
         k: &mut Builder,
@@ -207,7 +208,8 @@ impl Visits {
                 if self.tiles == Tiles::InTurn {
                     self.wait_for_first(k);
                 }
-                // Scores that were issued beside the products of the tile before are all there.
+                // Overlapped tiles: all scores were issued beside the last P V of the previous tile, and are
+                // complete.
                 let scores = |k: &mut Builder, s: &AccTile| match self.tiles {
                     Tiles::InTurn => self.first_scores_of(k, s, &steps.scores),
                     Tiles::Overlapped => {}
@@ -253,8 +255,8 @@ impl Visits {
         });
     }
 
-    /// The blocks below `block` of a band with a bound before the diagonal: partial ones, full ones down to
-    /// `full_from`, and partial ones down to `from`.
+    /// The blocks below `block` of a band with a lower bound: partial blocks, full blocks down to
+    /// `full_from`, and partial blocks down to `from`.
     fn down_to_lower_bound<S, M, A>(
         &self,
         k: &mut Builder,
@@ -286,7 +288,7 @@ impl Visits {
         down_to(k, from, Coverage::Partial);
     }
 
-    /// The scores of a tile's first block, alone.
+    /// The scores of a tile's first block, with no other product in flight.
     fn first_scores<S>(&self, k: &mut Builder, scores: &S)
     where
         S: Fn(&mut Builder, SharedMatrix, SharedMatrix, &AccTile),
@@ -302,7 +304,7 @@ impl Visits {
         self.keys.wait(k);
     }
 
-    /// The scores of as many keys of the first block as `s` has columns.
+    /// The scores of the first keys of the first block, as many as `s` has columns.
     fn first_scores_of<S>(&self, k: &mut Builder, s: &AccTile, scores: &S)
     where
         S: Fn(&mut Builder, SharedMatrix, SharedMatrix, &AccTile),
@@ -312,7 +314,7 @@ impl Visits {
         self.keys.release(k);
     }
 
-    /// The softmax of a tile's first block, or of the part of it that `s` holds.
+    /// The softmax of a tile's first block, or of the part of the block that `s` holds.
     fn begin<S, M, A>(
         &self,
         k: &mut Builder,
@@ -325,14 +327,14 @@ impl Visits {
     {
         self.cap(k, s);
         self.hide(k, s, block, coverage, steps);
-        // O is zero: it owes nothing.
+        // O is zero, so the rescale is not needed.
         softmax.move_references(k, s, self.chains);
         let sums = softmax.exponentials(k, s, self.chains);
         softmax.add_sums(k, &sums);
         s.round_to(k, self.half, p);
     }
 
-    /// What a tile's last block adds to O, where tiles overlap beside the first scores of the next.
+    /// The P V of a tile's last block; if tiles overlap, together with the first scores of the next tile.
     fn last_products<S, M, A>(&self, k: &mut Builder, more: Pred, steps: &BlockSteps<S, M, A>)
     where
         S: Fn(&mut Builder, SharedMatrix, SharedMatrix, &AccTile),
@@ -344,7 +346,7 @@ impl Visits {
                 alone(k);
                 self.values.release(k);
             }
-            // Each path waits for what it issued: where they join, no product is in flight.
+            // Each path waits for its own products: where the paths join, none is in flight.
             Tiles::Overlapped => {
                 let overlaps = self.overlaps(k, more);
                 let both = |k: &mut Builder| {
@@ -358,20 +360,21 @@ impl Visits {
                 };
                 k.if_else(overlaps, both, |k| {
                     alone(k);
-                    // After the CTA's last tile no one waits for the place of its values.
+                    // After the CTA's last tile, no load waits for the stage of these values.
                     if self.skips.is_some() {
                         k.if_(more, |k| {
                             self.values.release(k);
                             self.skip_turn(k);
-                            // As many blocks were skipped as there are stages: the keys at hand were
-                            // requested after another warpgroup of the CTA had left the first, and with them
-                            // seen the queries. In a cluster that may be another CTA's.
+                            // At least as many blocks were skipped as there are stages. So the current keys
+                            // were requested after another warpgroup of the CTA had released the first keys,
+                            // and that warpgroup had then waited for the queries. In a cluster, that may have
+                            // been another CTA's warpgroup.
                             if self.keys.has_peers() {
                                 self.queries.wait(k);
                             }
                             self.skip_in_step(k);
                             self.keys.wait(k);
-                            // No register of a product has been touched since the fence before those alone.
+                            // No register of a product has been written since the fence before the P V.
                             self.scores(k, &self.s, &steps.scores);
                             k.wgmma_commit();
                             k.wgmma_wait(0);
@@ -383,7 +386,7 @@ impl Visits {
         }
     }
 
-    /// Issues the scores of a block and what the block before it adds to O.
+    /// Issues the scores of a block and the P V of the block before it.
     fn issue_both<S, M, A>(&self, k: &mut Builder, steps: &BlockSteps<S, M, A>)
     where
         S: Fn(&mut Builder, SharedMatrix, SharedMatrix, &AccTile),
@@ -402,7 +405,7 @@ impl Visits {
         }
     }
 
-    /// One block: its scores beside what the block before it adds to O, and its softmax.
+    /// One block: its scores beside the P V of the block before it, then its softmax.
     fn visit<S, M, A>(
         &self,
         k: &mut Builder,
@@ -431,7 +434,7 @@ impl Visits {
         }
     }
 
-    /// Waits for what the block before adds to O, and gives its values back.
+    /// Waits for the P V of the block before and releases its values.
     fn settle_values(&self, k: &mut Builder) {
         if self.products == Order::ScoresAhead {
             k.wgmma_wait(0);
@@ -439,7 +442,7 @@ impl Visits {
         self.values.release(k);
     }
 
-    /// The softmax of a block by its maximum.
+    /// The softmax of a block with its row max.
     fn follow(&self, k: &mut Builder, softmax: &OnlineSoftmax) {
         let due = softmax.move_references(k, &self.s, self.chains);
         let sums = softmax.exponentials(k, &self.s, self.chains);
@@ -449,9 +452,9 @@ impl Visits {
         due.pay(k, &self.o);
     }
 
-    /// The softmax of a block without a maximum, against the references as they are. If that was a bad guess
-    /// for any row of the warpgroup, infinities and what is not a number included, the block is done once
-    /// more: its keys are still there, and neither O nor the running sums have seen it.
+    /// The softmax of a block without its row max, against the current references. If a row of the warpgroup
+    /// exceeds the limit (infinities and NaN included), the block is recomputed: its keys are still in their
+    /// stage, and neither O nor the running sums include the block yet.
     fn follow_guessing<S, M, A>(
         &self,
         k: &mut Builder,
@@ -484,7 +487,7 @@ impl Visits {
         softmax.add_sums(k, &sums);
     }
 
-    /// Caps the scores of a block, where there is a cap.
+    /// Applies the softcap, if there is one.
     fn cap(&self, k: &mut Builder, s: &AccTile) {
         if let Some(softcap) = &self.softcap {
             softcap.apply(k, s);
@@ -507,14 +510,14 @@ impl Visits {
         }
     }
 
-    /// A group of products; what the warps did to its registers goes before.
+    /// Issues a group of products, after a fence for the registers that the warps have written.
     fn issue(&self, k: &mut Builder, products: impl FnOnce(&mut Builder)) {
         k.wgmma_fence();
         products(k);
         k.wgmma_commit();
     }
 
-    /// What a block adds to O, with nothing else in flight.
+    /// The P V of a block, with nothing else in flight.
     fn products_alone<S, M, A>(&self, k: &mut Builder, steps: &BlockSteps<S, M, A>)
     where
         A: Fn(&mut Builder, &ProbTile, SharedMatrix, &AccTile),
@@ -545,7 +548,7 @@ impl Visits {
     }
 }
 
-/// Whether all values are below the limit. What is not a number is not.
+/// Whether all values are below the limit. NaN is not.
 fn all_below(k: &mut Builder, values: &[F32], limit: f32) -> Pred {
     let first = k.setp_f(CmpOp::Lt, values[0], limit);
     values[1..].iter().fold(first, |below, &value| {

@@ -1,13 +1,13 @@
-//! A warp's fragments into a swizzled tile.
+//! Writes a warp's fragments into a swizzled tile.
 
 use ptx::{Builder, Shared};
 
 use crate::{ProbTile, SwizzledTile, Threads};
 
-/// 16 rows of a [`SwizzledTile`] that a warp writes by `stmatrix`.
+/// 16 rows of a [`SwizzledTile`] that a warp writes with `stmatrix`.
 #[derive(Clone, Copy, Debug)]
 pub struct WarpRows {
-    /// Where the lane's row of a 16×16 tile begins, and its chunk of the first.
+    /// Address of the lane's row in the first 16×16 tile, with the swizzled chunk.
     lane_place: Shared,
     panel_bytes: u32,
 }
@@ -16,9 +16,10 @@ impl WarpRows {
     /// Rows of a warp.
     pub const ROWS: u32 = 16;
 
-    /// The rows of `tile` from `first` on, which is at a multiple of 1024 bytes, as is each 8 rows' first.
+    /// The rows of `tile` from `first` on. `first` is a multiple of 1024 bytes, as is the start of each
+    /// swizzle atom of 8 rows.
     pub fn new(k: &mut Builder, tile: SwizzledTile, first: Shared, threads: &Threads) -> WarpRows {
-        // Lanes 0–7 and 8–15 have the rows of the left half of a 16×16 tile, the others those of the right
+        // Lanes 0–15 address the rows of the left half of a 16×16 tile, lanes 16–31 those of the right half
         // (PTX ISA, "stmatrix").
         let row = k.and(threads.lane, 15);
         let start = k.shared_index(first, row, SwizzledTile::ROW_BYTES);
@@ -29,10 +30,9 @@ impl WarpRows {
         WarpRows { lane_place, panel_bytes: tile.panel_bytes() }
     }
 
-    /// Writes them.
     pub fn write(&self, k: &mut Builder, rows: &ProbTile) {
         let per_panel = SwizzledTile::PANEL / 16;
-        // A step of two chunks is a bit of the address that the swizzle has left alone or turned.
+        // A step of two chunks changes an address bit that the swizzle may have flipped, so it is an XOR.
         let lane_places: Vec<Shared> = (0..per_panel.min(rows.k_tiles()))
             .map(|j| Shared { base: k.xor(self.lane_place.base, 32 * j), offset: self.lane_place.offset })
             .collect();

@@ -1,9 +1,9 @@
-//! Warpgroup-level products on m64nNk16: four warps of 16 rows each, B and perhaps A straight from shared
-//! memory. A warp's part of the accumulator is an [`AccTile`] of 16 rows: the fragments are those of
+//! Warpgroup-level products on m64nNk16: four warps of 16 rows each, B and optionally A straight from shared
+//! memory. A warp's part of the accumulator is an [`AccTile`] of 16 rows; the register fragments are those of
 //! `mma.m16n8k16`, tile by tile (PTX ISA, "Register Fragments for wgmma.mma_async.m64nNk16").
 //!
 //! Products are asynchronous. They read registers and shared memory until [`Products::wait`] has returned for
-//! their group, and nothing of them may be touched until then.
+//! their group. Until then, none of their operands and accumulators may be touched.
 
 use ptx::{Builder, Half, Major, R32, R64, Shared};
 
@@ -16,38 +16,38 @@ pub const WARPGROUP_THREADS: u32 = 128;
 /// Steps of a product along k, in elements of 16 bits.
 const K: u32 = 16;
 
-/// A [`SwizzledTile`], or a part of one, as an operand: its matrix descriptor (PTX ISA, "Matrix Descriptor
+/// A [`SwizzledTile`], or a part of one, as an operand: a matrix descriptor (PTX ISA, "Matrix Descriptor
 /// Format").
 #[derive(Clone, Copy, Debug)]
 pub struct SharedMatrix {
     tile: SwizzledTile,
     major: Major,
-    /// The descriptor of the tile's start.
+    /// Descriptor of the tile's start.
     descriptor: R64,
-    /// Bytes from there to the part.
+    /// Byte offset of the part from the tile's start.
     offset: u32,
-    /// What the descriptor grows by for 16 bytes.
+    /// Increment of the descriptor for 16 bytes.
     unit: i64,
 }
 
-/// Where the start goes on and the next panel stays: what lies between them (bits 16–29) shrinks as the
-/// address (bits 0–13) grows.
+/// Increment for which the start advances and the second panel stays: the leading dimension offset (bits
+/// 16–29) shrinks as the start address (bits 0–13) grows.
 const NEXT_PANEL_STAYS: i64 = 1 - (1 << 16);
 
 impl SharedMatrix {
-    /// A tile whose columns the product sums over.
+    /// A tile whose columns are the k dimension (K-major).
     pub fn over_columns(k: &mut Builder, tile: SwizzledTile, at: Shared) -> SharedMatrix {
-        // From one panel to the next: not used, since a product sums over a swizzle's width at a time.
+        // The leading dimension offset is not used: no k step crosses the width of the swizzle.
         SharedMatrix::new(k, tile, at, Major::K, 16)
     }
 
-    /// A tile whose rows the product sums over.
+    /// A tile whose rows are the k dimension (MN-major).
     pub fn over_rows(k: &mut Builder, tile: SwizzledTile, at: Shared) -> SharedMatrix {
         SharedMatrix::new(k, tile, at, Major::Mn, tile.panel_bytes())
     }
 
-    /// The same of a tile of one panel, with [`Ones`] for the columns that follow: the same for all its rows,
-    /// and for the tiles of other stages.
+    /// A tile of one panel whose rows are the k dimension, with [`Ones`] as the columns that follow. The ones
+    /// serve all rows and the tiles of all stages.
     pub fn over_rows_beside(k: &mut Builder, tile: SwizzledTile, at: Shared, ones: Ones) -> SharedMatrix {
         debug_assert!(tile.panels() == 1 && ones.at.base == at.base && ones.at.offset > at.offset);
         let distance = (ones.at.offset - at.offset) as u32;
@@ -56,7 +56,8 @@ impl SharedMatrix {
     }
 
     fn new(k: &mut Builder, tile: SwizzledTile, at: Shared, major: Major, leading: u32) -> SharedMatrix {
-        // In a cluster an address carries the CTA's rank from bit 24 on, which must not reach the next field.
+        // In a cluster, an address has the CTA's rank from bit 24 on. It must not reach the next field of the
+        // descriptor.
         let address = k.add(at.base, at.offset as u32);
         let address = k.shr_u(address, 4);
         let address = k.and(address, 0x3FFF);
@@ -65,39 +66,38 @@ impl SharedMatrix {
         SharedMatrix { tile, major, descriptor, offset: 0, unit: 1 }
     }
 
-    /// The part from that row on, a multiple of 8.
+    /// The part from `row` on, a multiple of 8.
     #[must_use]
     pub const fn from_row(self, row: u32) -> SharedMatrix {
         SharedMatrix { offset: self.offset + row * SwizzledTile::ROW_BYTES, ..self }
     }
 
-    /// The tile of that number, of tiles side by side.
+    /// Tile `number` of tiles that lie side by side.
     #[must_use]
     pub const fn tile(self, number: u32) -> SharedMatrix {
         SharedMatrix { offset: self.offset + number * self.tile.bytes(), ..self }
     }
 
-    /// The part of `width` columns of that number, known at run time. Its columns lie in one panel, or begin
-    /// one.
+    /// Part `part` (in a register) of `width` columns. Its columns lie within one panel or begin a panel.
     #[must_use]
     pub fn column_part(self, k: &mut Builder, part: R32, width: u32) -> SharedMatrix {
         let bytes = self.column_offset(width);
         self.moved(k, part, bytes)
     }
 
-    /// The part of `rows` rows, a multiple of 8, of that number, known at run time.
+    /// Part `part` (in a register) of `rows` rows, a multiple of 8.
     #[must_use]
     pub fn row_part(self, k: &mut Builder, part: R32, rows: u32) -> SharedMatrix {
         self.moved(k, part, rows * SwizzledTile::ROW_BYTES)
     }
 
-    /// The same of the tile of a ring's stage: tiles side by side.
+    /// The tile in a stage of a ring, where tiles lie side by side.
     #[must_use]
     pub fn stage(self, k: &mut Builder, stage: R32) -> SharedMatrix {
         self.moved(k, stage, self.tile.bytes())
     }
 
-    /// The matrix `count · bytes` further on.
+    /// The matrix `count · bytes` bytes further on.
     fn moved(self, k: &mut Builder, count: R32, bytes: u32) -> SharedMatrix {
         let by = i64::from(bytes >> 4) * self.unit;
         let advance = if by < 0 { k.mul_wide_s(count, by as i32) } else { k.mul_wide_u(count, by as u32) };
@@ -108,12 +108,12 @@ impl SharedMatrix {
         column / SwizzledTile::PANEL * self.tile.panel_bytes() + column % SwizzledTile::PANEL * 2
     }
 
-    /// Steps of 16 along the tile's columns, the last of which may reach into the zeros behind them.
+    /// Number of k steps along the tile's columns. The last step may read the zeros that pad the last panel.
     const fn column_steps(self) -> u32 {
         self.tile.columns.div_ceil(K)
     }
 
-    /// The operand of a step along the dimension that is summed over.
+    /// The descriptor of one k step.
     fn step(self, k: &mut Builder, step: u32) -> (R64, Major) {
         let bytes = match self.major {
             Major::K => self.column_offset(step * K),
@@ -124,8 +124,8 @@ impl SharedMatrix {
     }
 }
 
-/// What all descriptors of swizzled tiles share: 128-byte swizzle (bits 62–63), eight rows after 1024 bytes
-/// (bits 32–45), panels after `leading` bytes (bits 16–29).
+/// Fields that all descriptors of swizzled tiles share: 128-byte swizzle (bits 62–63), a stride of 1024 bytes
+/// between groups of eight rows (bits 32–45), and `leading` bytes between panels (bits 16–29).
 const fn descriptor_constants(leading: u32) -> u64 {
     1 << 62 | (SwizzledTile::ALIGNMENT as u64 >> 4) << 32 | (leading as u64 >> 4) << 16
 }
@@ -143,8 +143,8 @@ pub enum Accumulate {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Group(u32);
 
-/// The products of a warpgroup, in the order of their issue. A copy made where paths part knows those issued
-/// before.
+/// Issues the products of a warpgroup and numbers their groups. A copy made at a branch knows the groups
+/// committed before it.
 #[derive(Clone, Debug)]
 pub struct Products {
     half: Half,
@@ -153,38 +153,38 @@ pub struct Products {
 }
 
 impl Products {
-    /// Of matrices of this type.
+    /// For operands of this type.
     pub const fn new(half: Half) -> Products {
         Products { half, negates: false, committed: 0 }
     }
 
-    /// The same, with S = −Q Kᵀ, so that a softmax with a negative scale can take its factor as positive.
+    /// Computes S = −Q Kᵀ, so that a softmax with a negative scale can use a positive factor.
     #[must_use]
     pub const fn negating_scores(self) -> Products {
         Products { negates: true, ..self }
     }
 
-    /// Orders what the warps did to registers before the products that follow (`wgmma.fence`): needed before
-    /// the first, and whenever an accumulator or a fragment of A was written by anything but a product of the
-    /// same shape.
+    /// Orders register writes of the warps before the products that follow (`wgmma.fence`). Needed before the
+    /// first product, and whenever an accumulator or an A fragment was written by anything but a product of
+    /// the same shape.
     pub fn fence(&self, k: &mut Builder) {
         k.wgmma_fence();
     }
 
-    /// Closes the group of the products since the last one.
+    /// Commits the products since the last commit as a group.
     pub fn commit(&mut self, k: &mut Builder) -> Group {
         k.wgmma_commit();
         self.committed += 1;
         Group(self.committed)
     }
 
-    /// Waits until a group and all before it are complete.
+    /// Waits until a group and all groups before it are complete.
     pub fn wait(&self, k: &mut Builder, group: Group) {
         k.wgmma_wait(self.committed - group.0);
     }
 
-    /// S = Q Kᵀ, or of the rows and columns that the operands stand for: `s` has 64 rows and a column for
-    /// each row of `key`.
+    /// S = Q Kᵀ, or the part of S for the rows and columns of the operands. `s` has 64 rows and one column
+    /// for each row of `key`.
     pub fn wgmma_qk(&self, k: &mut Builder, q: SharedMatrix, key: SharedMatrix, s: &AccTile) {
         let registers = s.registers();
         for step in 0..q.column_steps() {
@@ -197,7 +197,7 @@ impl Products {
         }
     }
 
-    /// O += P V with probabilities in shared memory: `p` has a column for each row of `value`.
+    /// O += P V with P in shared memory. `p` has one column for each row of `value`.
     pub fn wgmma_pv_shared(&self, k: &mut Builder, p: SharedMatrix, value: SharedMatrix, o: &AccTile) {
         let registers = o.registers();
         for step in 0..p.column_steps() {
@@ -206,9 +206,8 @@ impl Products {
         }
     }
 
-    /// O = P V, or O += P V: `p` has a column for each row of `value`, `o` a column for each column of it.
-    /// The probabilities go from registers: what the softmax leaves of S, rounded, is the A fragment lane by
-    /// lane.
+    /// O = P V, or O += P V, with P in registers. `p` has one column for each row of `value`, `o` one for
+    /// each column of it. The rounded accumulator of S is the A fragment without any exchange between lanes.
     pub fn wgmma_pv(
         &self,
         k: &mut Builder,

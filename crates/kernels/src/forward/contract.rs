@@ -1,4 +1,4 @@
-//! What the forward families' launch contracts share: buffers, strides and scale.
+//! Parts of the launch contract that all forward families share: buffers, strides and scale.
 
 use problem::{Band, Corner, DType, Problem, Strides, Tensor};
 use ptx::{Access, Arg, BufferSpec, Builder, Element, Global, Half, R32, R64};
@@ -38,8 +38,8 @@ pub(crate) fn rescale_within(rescale: Rescale, dtype: DType) -> Rescale {
     }
 }
 
-/// The band as kernels are made for it: without bounds that exclude nothing, and where lengths are equal
-/// aligned to the bottom right. What differs in sizes of bounds alone is one kernel.
+/// The canonical band for which kernels are emitted: without bounds that exclude no key, and aligned to the
+/// bottom right if both lengths are equal. Problems that differ only in the sizes of bounds share one kernel.
 pub(crate) fn band(problem: &Problem) -> Band {
     let band = problem.band.simplified(problem.seq_q, problem.seq_kv);
     if problem.seq_q == problem.seq_kv { band.aligned(Corner::BottomRight) } else { band }
@@ -84,7 +84,7 @@ pub(crate) fn most_rows(problem: &Problem) -> (usize, &'static str) {
     }
 }
 
-/// A stride in bytes; 0 where it is never stepped over.
+/// A stride in bytes; 0 if the extent is 1, so that the stride is never used.
 pub(crate) fn stepped(extent: usize, stride: i64) -> i64 {
     if extent > 1 { stride.wrapping_mul(2) } else { 0 }
 }
@@ -98,7 +98,7 @@ pub(crate) fn tensor_buffers(problem: &Problem, lse: bool) -> Vec<BufferSpec> {
             let dense = 2 * problem.extents(tensor).iter().product::<usize>();
             let access = match tensor {
                 Tensor::Out if dense == bytes(tensor) => Access::Write,
-                // What lies between the rows stays as it is.
+                // Elements between the rows must keep their values.
                 Tensor::Out => Access::ReadWrite,
                 _ => Access::Read,
             };
@@ -117,8 +117,8 @@ fn origin(problem: &Problem, tensor: Tensor) -> u64 {
     2 * problem.span(tensor).map_or(0, |(_, origin)| origin) as u64
 }
 
-/// The first distance between a tensor's rows, by name, that is no multiple of so many elements, or else its
-/// origin. What is never stepped over may be anything.
+/// The first of a tensor's row strides (by name), or else its origin, that is not a multiple of `elements`.
+/// Strides of an extent of 1 are ignored.
 pub(crate) fn misaligned(problem: &Problem, tensor: Tensor, elements: u32) -> Option<(&'static str, i64)> {
     let ([batch, heads, rows, _], strides) = (problem.extents(tensor), problem.strides(tensor));
     let origin = problem.span(tensor).map_or(0, |(_, origin)| origin as i64);
@@ -138,7 +138,7 @@ pub(crate) fn pointer(problem: &Problem, tensor: Tensor) -> Arg {
     Arg::Buffer { index: tensor as usize, offset: origin(problem, tensor) }
 }
 
-/// The distances in bytes of a tensor's batch entries and of its heads.
+/// Strides in bytes of a tensor's batch entries and heads.
 pub(crate) fn head_strides(problem: &Problem, tensor: Tensor) -> [Arg; 2] {
     let ([batches, heads, ..], Strides { batch, head, .. }) =
         (problem.extents(tensor), problem.strides(tensor));
@@ -174,7 +174,7 @@ pub(crate) fn lse_of_row(
     Global { base: k.mad(index, 4, lse.base), offset: lse.offset }
 }
 
-/// The scale of what the softmax takes, which is between −1 and 1 where logits are capped.
+/// The scale of the softmax input, which lies between −1 and 1 if logits are capped.
 fn softmax_factor(problem: &Problem) -> f64 {
     f64::from(problem.score.softcap.unwrap_or(problem.softmax_scale().abs()))
 }
@@ -186,18 +186,18 @@ pub(crate) fn factor(problem: &Problem) -> f32 {
     if scale == 0.0 { 1.0 } else { (scale * std::f64::consts::LOG2_E) as f32 }
 }
 
-/// `|scale| · log2 e`, or `softcap · log2 e` where logits are capped. Where the scale is zero, a factor so
-/// small that all scores weigh alike, while masked ones stay −∞.
+/// `|scale| · log2 e`, or `softcap · log2 e` if logits are capped. A scale of zero is replaced by a factor so
+/// small that all scores have equal weight, while masked scores stay −∞.
 pub(crate) fn unsigned_factor(problem: &Problem) -> f32 {
     let scale = softmax_factor(problem);
     ((scale * std::f64::consts::LOG2_E) as f32).max(f32::MIN_POSITIVE)
 }
 
-/// A tensor as tensor maps see it. Batch entries or heads that are all the same are one.
+/// A tensor as tensor maps describe it. Batch entries or heads with stride 0 become one.
 pub(crate) fn tensor_rows(problem: &Problem, tensor: Tensor) -> TensorRows {
     let ([batch, heads, rows, columns], strides) = (problem.extents(tensor), problem.strides(tensor));
     let distinct = |extent: usize, stride: i64| if stride == 0 { 1 } else { extent as u64 };
-    // Of an extent of one, any stride that a map may have.
+    // The stride of an extent of 1 is not used: any stride that a map accepts will do.
     let bytes = |extent: usize, stride: i64| if extent > 1 && stride != 0 { 2 * stride as u64 } else { 16 };
     TensorRows {
         buffer: tensor as usize,

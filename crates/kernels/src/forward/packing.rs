@@ -1,4 +1,5 @@
-//! Rows of the query heads that share a key head: when they can be packed, and when they should.
+//! Pack-GQA: when the rows of the query heads that share a KV head can be packed into one tile, and when they
+//! should be.
 
 use problem::Problem;
 use tile::Packing;
@@ -6,7 +7,7 @@ use tile::Packing;
 use crate::PlanError;
 use crate::error::accept;
 
-/// Query heads whose rows are packed.
+/// Number of query heads whose rows are packed.
 pub(crate) const fn packed_heads(packing: Packing, problem: &Problem) -> u32 {
     match packing {
         Packing::Apart => 1,
@@ -14,8 +15,8 @@ pub(crate) const fn packed_heads(packing: Packing, problem: &Problem) -> u32 {
     }
 }
 
-/// Whether the rows of `heads` query heads can be packed in copies of so many rows. `accepted` says which
-/// numbers of heads can.
+/// Whether the rows of `heads` query heads can be packed in TMA copies of `rows` rows. `accepted` says which
+/// group sizes can.
 pub(crate) fn check_packing(
     problem: &Problem,
     heads: u32,
@@ -29,14 +30,14 @@ pub(crate) fn check_packing(
     accept("rows of packed heads", rows, rows < 1 << 31, "fewer than 2^31")
 }
 
-/// Whether packed heads fill tiles of `block_m` rows so much better that it pays (FlashAttention-3's rule).
+/// Whether packing fills tiles of `block_m` rows so much better that it pays (FlashAttention-3's rule).
 pub(crate) fn packs_well(problem: &Problem, block_m: u32) -> bool {
     let group = problem.group_size();
     let possible = group > 1 && (block_m as usize).is_multiple_of(group) && problem.q.head != 0;
     possible && filled(problem.seq_q, block_m) < 0.9 * filled(problem.seq_q.saturating_mul(group), block_m)
 }
 
-/// The part of tiles of `block_m` rows that so many rows fill.
+/// The fraction of tiles of `block_m` rows that `rows` rows fill.
 pub(crate) fn filled(rows: usize, block_m: u32) -> f64 {
     let (rows, tile) = (rows as f64, f64::from(block_m));
     rows / ((rows / tile).ceil() * tile)

@@ -1,4 +1,4 @@
-//! What the f16 rungs share: the launch contract and the idioms of plain CUDA C++.
+//! Shared parts of the f16 rungs: the launch contract and idioms of plain CUDA C++.
 
 use std::f32::consts::LOG2_E;
 
@@ -12,21 +12,21 @@ use ptx::{
 use super::RungPlan;
 use crate::{Arch, PlanError};
 
-/// Head dimension, a constant of the seeds' kernels.
+/// Head dimension, a constant in the seeds' kernels.
 pub(super) const DIM: u32 = 64;
 /// Keys of a tile (`BLOCK_N`).
 pub(super) const KEYS: u32 = 64;
 /// Bytes of a row of halves.
 pub(super) const ROW_BYTES: u32 = 2 * DIM;
-/// Bytes of a tile of keys or of values.
+/// Bytes of a tile of keys or values.
 pub(super) const TILE_BYTES: u32 = KEYS * ROW_BYTES;
 /// Alignment of shared arrays: where ptxas puts those of 16 bytes and more in a whole program, as nvcc built
 /// the seeds. It is declared, since nothing else holds where code is linked, as the driver's linker does:
 /// vector accesses may fault there, and loads that ptxas joins elsewhere stay single.
 pub(super) const ALIGN: u32 = 16;
 
-/// The longest sequence: short enough for a check, and far below the length at which the original kernels,
-/// which count elements in 32 bits, overflow.
+/// The longest sequence: the seeds count elements of a tensor in 32 bits; far below, and as long as a proof
+/// should be.
 const MAX_SEQ: usize = 8192;
 
 /// Dense self-attention in f16 with head dimension 64, whole tiles, and the rung's mask.
@@ -71,7 +71,7 @@ pub(super) fn check(problem: &Problem, rung: RungPlan) -> Result<(), PlanError> 
     }
 }
 
-/// What a CTA works on.
+/// State of a CTA.
 pub(super) struct Cta {
     /// `threadIdx.x`.
     pub thread: R32,
@@ -79,10 +79,10 @@ pub(super) struct Cta {
     pub threads: u32,
     /// First query row.
     pub first_row: R32,
-    /// Its query rows, fewer in a ragged last CTA. The problems accepted have none, but the seeds' code
-    /// counts at run time, so that a compiler can unroll no further than it did there.
+    /// Number of its query rows, fewer in a ragged last CTA. The accepted problems have no ragged CTA, but
+    /// the seeds' code counts rows at run time, so a compiler can unroll no further than it did there.
     pub rows: R32,
-    /// Rows and keys of a head.
+    /// Query rows and keys of a head.
     pub seq: R32,
     /// Factor on the scores.
     pub scale: F32,
@@ -101,11 +101,11 @@ pub(super) struct Cta {
 pub(super) struct Tile {
     /// Its first key.
     pub first: R32,
-    /// Its keys, fewer in a ragged last tile; known at run time only, as [`Cta::rows`].
+    /// Number of its keys, fewer in a ragged last tile; known only at run time, like [`Cta::rows`].
     pub keys: R32,
 }
 
-/// A kernel of one CTA for each `rows` query rows of each head: `grid = (S / rows, H, B)`.
+/// A kernel with one CTA per `rows` query rows of each head: `grid = (S / rows, H, B)`.
 pub(super) fn kernel(
     problem: &Problem,
     arch: &Arch,
@@ -184,7 +184,7 @@ impl Cta {
     }
 }
 
-/// An array indexed at run time, wherever it lies.
+/// An array indexed at run time, in any state space.
 pub(super) trait Array: Pointer {
     /// Element `i`, of `size` bytes.
     fn element(self, k: &mut Builder, i: R32, size: u32) -> Self;
@@ -220,10 +220,10 @@ pub(super) fn store_half<P: Pointer>(k: &mut Builder, to: P, value: F32) {
     k.st(to, bits);
 }
 
-/// What nvcc makes of `expf` and of a division.
+/// How nvcc compiles `expf` and division.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Math {
-    /// To the last bits.
+    /// Accurate to the last bits.
     Accurate,
     /// `-use_fast_math`.
     Fast,
@@ -267,7 +267,7 @@ impl Math {
 /// holds n + 127 in its low bits, where a shift by 23 makes it the exponent of 2^n; f is summed in two parts,
 /// and only 2^f is approximate.
 fn accurate_exp(k: &mut Builder, x: F32) -> F32 {
-    /// What an f32 loses of log₂e.
+    /// The rounding error of log₂e in f32.
     const LOG2_E_LOW: f32 = (std::f64::consts::LOG2_E - LOG2_E as f64) as f32;
     const MAGIC: f32 = 12_582_913.0;
     let rounded =
@@ -318,7 +318,7 @@ pub(super) fn for_each_score(
     });
 }
 
-/// The larger of `before` and all scores of the row, one after another.
+/// The maximum of `before` and all scores of the row, computed serially.
 pub(super) fn serial_max(k: &mut Builder, row: Shared, keys: impl Into<Src<R32>>, before: F32) -> F32 {
     let largest: F32 = k.mov(before);
     for_each_score(k, row, keys, |k, at| {
@@ -345,8 +345,8 @@ pub(super) fn serial_sum(
     sum
 }
 
-/// `for (c = 0; c < keys; c++) sum += expf(row[c] - largest) * v[c]`, `v` a column of values: halves a row
-/// apart. Each thread that calls it computes all the exponentials.
+/// `for (c = 0; c < keys; c++) sum += expf(row[c] - largest) * v[c]`, where `v` is a column of halves with a
+/// stride of one row. Each calling thread computes all the exponentials.
 pub(super) fn weigh<A: Array>(
     k: &mut Builder,
     math: Math,
@@ -381,7 +381,7 @@ pub(super) fn add_in_place<P: Pointer>(k: &mut Builder, at: P, term: F32) {
     k.st(at, sum);
 }
 
-/// The reduction of the 32 lanes, right in lane 0 only: `__shfl_down_sync` by 16, 8, 4, 2, 1.
+/// Reduction over the 32 lanes by `__shfl_down_sync` with 16, 8, 4, 2, 1; only lane 0 has the result.
 pub(super) fn shuffle_down(
     k: &mut Builder,
     value: F32,

@@ -37,7 +37,7 @@ pub(super) fn emit(problem: &Problem, arch: &Arch) -> Result<Kernel, Violations>
     })
 }
 
-/// The CTA's row; every thread keeps maximum and sum.
+/// The CTA's row; every thread keeps the maximum and the sum.
 struct Row {
     query: Shared,
     scores: Shared,

@@ -1,16 +1,17 @@
-//! The ladder: the seeds' kernels re-made, one file a rung, with the structure that made each fast, slow or
+//! The ladder: the seeds' kernels rebuilt, one file per rung, with the structure that made each fast, slow or
 //! wrong.
 //!
-//! They are exhibits, not kernels to use: the right ones must pass in the emulator, the broken ones must fail
-//! for the right reason, and the time model must predict their times from their structure alone. The
-//! structure of the f16 rungs follows the kernels that the seeds published (all but `p1_wmma`, whose file
-//! says where the seeds are silent): who computes what, where arrays lie, barriers, loops and how often work
-//! is repeated. The code is our own; nothing is tuned towards a figure. Loops are unrolled as `nvcc` does it:
-//! 64 rounds of constant length by 16 where an operand comes from global memory, wholly where both come from
-//! shared; loops over a tile's keys, whose number follows from the sequence's length, by four. `__half` is
-//! loaded two bytes at a time and widened to f32; `expf` is accurate, or `ex2.approx` where the seeds
-//! compiled with fast math; shared memory is static, without padding and with the alignment of its elements.
-//! (ptxas 13 still joins loads to one where rows are read along; a compiler of the seeds' time may not have.)
+//! The rungs are exhibits, not kernels to use. The emulator must accept the right ones and reject the broken
+//! ones for the right reason, and the time model must predict their times from their structure alone. The
+//! structure of the f16 rungs follows the kernels that the seeds published (all except `p1_wmma`, whose file
+//! says where the seeds are silent): the division of work, the placement of arrays, barriers, loops and
+//! repeated work. The code is our own, and nothing is tuned towards a measured time. Loops are unrolled as
+//! `nvcc` does it: loops of 64 constant rounds by 16 if an operand comes from global memory, completely if
+//! both come from shared memory, and loops over a tile's keys, whose number depends on the sequence length,
+//! by four. `__half` is loaded two bytes at a time and widened to f32. `expf` is accurate, or `ex2.approx`
+//! where the seeds compiled with fast math. Shared memory is static, without padding, with the alignment of
+//! its elements. (ptxas 13 still merges loads where rows are read along; a compiler of the seeds' time may
+//! not have done so.)
 
 mod common;
 mod minimal;
@@ -34,21 +35,21 @@ use serde::{Deserialize, Serialize};
 
 use crate::{Arch, PlanError};
 
-/// Which rung: the whole plan of a kernel that has no genes.
+/// A rung: the whole plan of a kernel without genes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum RungPlan {
     /// One query row a CTA.
     Minimal,
-    /// 16 rows; warp reductions that forget the other warps, and race.
+    /// 16 rows; warp reductions that ignore the other warps, with a race.
     NanReduction,
     /// 16 rows; one thread reduces.
     Phase1,
-    /// 32 rows, four warps of which one works.
+    /// 32 rows, four warps of which one computes.
     Phase3,
-    /// Warp reductions, and one barrier too few.
+    /// Warp reductions, with one barrier missing.
     Phase4Race,
-    /// The same with the barrier.
+    /// Warp reductions, with that barrier.
     Phase4,
     /// Accumulators of 2048 floats a thread.
     Phase6It1,
@@ -58,28 +59,28 @@ pub enum RungPlan {
     P1Wmma,
     /// 8-bit inputs, a byte a load.
     U8Baseline,
-    /// `cp.async` of 4 bytes, waited for at once.
+    /// `cp.async` of 4 bytes, with an immediate wait.
     U8Cycle2a,
     /// `cp.async` in two stages.
     U8StageA,
-    /// The union: converted in place, by threads that do not wait for each other.
+    /// A union of codes and halves: converted in place by threads that do not synchronise.
     U8StageB,
     /// Converted in place through registers and a barrier.
     U8StageBRepaired,
 }
 
-/// What the buffers of a rung hold.
+/// Contents of a rung's buffers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Inputs {
     /// `q`, `k`, `v`, `out`, all in f16.
     F16,
-    /// `q_codes`, `k_codes`, `v_codes` of [`quantise`], `out` in f16, and `scales`, f32, of each head of Q,
-    /// then of K, then of V. The result is to be judged against what [`dequantise`] gives.
+    /// `q_codes`, `k_codes`, `v_codes` of [`quantise`], `out` in f16, and `scales`, the f32 scales of each
+    /// head of Q, then of K, then of V. The result is compared with attention on [`dequantise`]d inputs.
     Quantised,
 }
 
-/// The verdict that the check must give.
+/// The expected verdict.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Expected {
@@ -93,34 +94,35 @@ pub enum Expected {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Reason {
-    /// Two threads reach one place without order.
+    /// Two threads access one address without order.
     Race,
 }
 
-/// A step of the seeds' story.
+/// A step of the seeds' history.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Rung {
     /// Its name, as in the plan's serde form.
     pub name: &'static str,
-    /// What happened, in a sentence.
+    /// A one-sentence description.
     pub story: &'static str,
     /// How the kernel is made.
     pub plan: RungPlan,
-    /// What its buffers hold.
+    /// Contents of its buffers.
     pub inputs: Inputs,
-    /// The mask it computes. The seeds compared causal and full kernels as if they did the same work.
+    /// The mask it computes. The seeds compared causal and full kernels as if both did the same work.
     pub mask: Band,
-    /// The verdict that the check must give.
+    /// The expected verdict.
     pub expected: Expected,
-    /// The seeds' own time on an L4, in µs; quoted, not measured by this project.
+    /// The seeds' own time on an L4, in µs: quoted, not measured by this project.
     pub quoted_us: Option<f64>,
-    /// Batches of 8 heads, 512 rows and 64 elements that the quoted time is of ([`RungPlan::quoted_batch`]).
+    /// Number of batch entries (of 8 heads, 512 rows and 64 elements) for which the quoted time holds
+    /// ([`RungPlan::quoted_batch`]).
     pub quoted_batch: usize,
-    /// The range that the seeds had forecast for it, in µs.
+    /// The range that the seeds had forecast, in µs.
     pub forecast_us: Option<(f64, f64)>,
 }
 
-/// Every rung, in the order of the story.
+/// Every rung, in historical order.
 pub fn rungs() -> Vec<Rung> {
     let rung = |plan: RungPlan, story, quoted_us, forecast_us| Rung {
         name: plan.name(),
@@ -172,7 +174,7 @@ pub fn rungs() -> Vec<Rung> {
 }
 
 impl RungPlan {
-    /// Every rung, in the order of the story.
+    /// Every rung, in historical order.
     pub const ALL: [RungPlan; 14] = [
         RungPlan::Minimal,
         RungPlan::NanReduction,
@@ -190,7 +192,7 @@ impl RungPlan {
         RungPlan::U8StageBRepaired,
     ];
 
-    /// Its name, which is also that of the kernel.
+    /// Its name, which is also the kernel's name.
     pub const fn name(self) -> &'static str {
         match self {
             RungPlan::Minimal => "minimal",
@@ -210,7 +212,7 @@ impl RungPlan {
         }
     }
 
-    /// What its buffers hold.
+    /// Contents of its buffers.
     pub const fn inputs(self) -> Inputs {
         match self {
             RungPlan::U8Baseline
@@ -230,11 +232,12 @@ impl RungPlan {
         }
     }
 
-    /// Batches in the problem that the seeds timed. All compare with one another as if it were one; the
-    /// record says otherwise of the first session, that of `minimal`, Phase 1 and Phase 3. Its script, which
-    /// also found the `max_diff` of 5.07, has two batches of 8 heads (`setup_gpu_iter1.sh`, a quarter of an
-    /// hour before `minimal`); so has the SDPA time of 47.10 µs that it compares with (`CODEMAP.md`); and the
-    /// sweep of the session after it goes down to one "for speed" (`evo.yaml`).
+    /// Number of batch entries in the problem that the seeds timed. The seeds compare all times as if there
+    /// were one batch entry. Their record contradicts that for the first session (`minimal`, Phase 1 and
+    /// Phase 3): its script, which also found the `max_diff` of 5.07, has two batch entries of 8 heads
+    /// (`setup_gpu_iter1.sh`, a quarter of an hour before `minimal`). The SDPA time of 47.10 µs used for
+    /// comparison also has two (`CODEMAP.md`), and the sweep of the next session goes down to one "for speed"
+    /// (`evo.yaml`).
     pub const fn quoted_batch(self) -> usize {
         match self {
             RungPlan::Minimal | RungPlan::Phase1 | RungPlan::Phase3 => 2,
@@ -242,7 +245,7 @@ impl RungPlan {
         }
     }
 
-    /// The verdict that its check must give.
+    /// The expected verdict.
     pub const fn expected(self) -> Expected {
         match self {
             RungPlan::NanReduction | RungPlan::Phase4Race | RungPlan::U8StageB => {

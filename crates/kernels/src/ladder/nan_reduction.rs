@@ -27,7 +27,7 @@ pub(super) fn emit(problem: &Problem, arch: &Arch) -> Result<Kernel, Violations>
     })
 }
 
-/// A cell for the maximum and one for the sum, which the lanes 0 of all warps write.
+/// One cell for the maximum and one for the sum, which lane 0 of every warp writes.
 struct Warps {
     leads: Pred,
     largest: Shared,
@@ -66,7 +66,7 @@ impl Warps {
         });
     }
 
-    /// The slip: a cell for four warps.
+    /// The bug: one cell for four warps.
     fn of_any_warp(
         &self,
         k: &mut Builder,

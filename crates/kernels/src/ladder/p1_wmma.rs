@@ -50,7 +50,7 @@ pub(super) fn emit(problem: &Problem, arch: &Arch) -> Result<Kernel, Violations>
     })
 }
 
-/// The warp's part of the scores: 16 keys, all 32 rows.
+/// The warp's part of the scores: 16 keys and all 32 rows.
 struct Fragments {
     q: Shared,
     /// The warp's first key in a tile.
@@ -66,7 +66,7 @@ impl Fragments {
         Fragments { q, first_key, scores }
     }
 
-    /// S = scale · Q Kᵀ into shared memory. Keys are rows of K and so columns of its transpose.
+    /// S = scale · Q Kᵀ into shared memory. Keys are rows of K, so they are columns of its transpose.
     fn score(&self, k: &mut Builder, cta: &Cta, keys: Global) {
         let keys = keys.element(k, self.first_key, ROW_BYTES);
         let (rows, columns) = (MatrixOrder::Row, MatrixOrder::Col);
@@ -86,14 +86,14 @@ impl Fragments {
 }
 
 /// Rows one after another, each reduced by one thread. Maxima, sums and output are in shared memory; thread
-/// `tid` has column `tid` of the output.
+/// `tid` owns column `tid` of the output.
 struct SerialRows {
     scores: Shared,
     /// `m[32]`, `l[32]`.
     state: [Shared; 2],
     /// `O_acc[32][64]`.
     output: Shared,
-    /// The row's new maximum, from thread 0 to the others.
+    /// The row's new maximum, sent from thread 0 to the others.
     largest: Shared,
     /// `tid == 0`.
     first: Pred,
@@ -102,7 +102,7 @@ struct SerialRows {
 }
 
 impl SerialRows {
-    /// Nothing seen yet. The first barrier of the caller orders this for all threads.
+    /// Initial state. The caller's first barrier makes it visible to all threads.
     fn new(k: &mut Builder, cta: &Cta) -> SerialRows {
         let scores = k.shared_array("scores", 32, ROWS * KEYS * 4);
         let state = ["maxima", "sums"].map(|name| k.shared_array(name, ALIGN, ROWS * 4));
@@ -130,7 +130,7 @@ impl SerialRows {
         row.element(k, cta.thread, 4)
     }
 
-    /// Online softmax of a tile, row after row. Scores are ready, behind a barrier.
+    /// Online softmax of a tile, row by row. The scores must be complete, behind a barrier.
     fn update(&self, k: &mut Builder, cta: &Cta, keys: R32, values: Global) {
         let column = values.element(k, cta.thread, 2);
         k.for_range(0, cta.rows, 1, |k, row| {
@@ -163,7 +163,7 @@ impl SerialRows {
         });
     }
 
-    /// `O / l`, a half a store. Sums are ready, behind a barrier.
+    /// `O / l`, one half per store. The sums must be complete, behind a barrier.
     fn store(&self, k: &mut Builder, cta: &Cta) {
         k.if_(self.has_column, |k| {
             k.for_range(0, cta.rows, 1, |k, row| {

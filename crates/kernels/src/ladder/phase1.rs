@@ -34,25 +34,25 @@ pub(super) fn emit(problem: &Problem, arch: &Arch) -> Result<Kernel, Violations>
     })
 }
 
-/// What reducing a row comes to, in every thread.
+/// The result of reducing a row, in every thread.
 pub(super) struct Reduced {
     pub largest: F32,
     pub sum: F32,
 }
 
-/// Where a row stands when its turn comes.
+/// A row at its place in the loop over rows.
 pub(super) struct Turn<'a> {
     pub cta: &'a Cta,
     pub tile: Tile,
-    /// Its scores and its output.
+    /// The row's scores and output.
     pub scores: Shared,
     pub output: Shared,
-    /// Its maximum and sum before the tile.
+    /// The row's maximum and sum before the tile.
     pub state: [Local; 2],
 }
 
 impl Turn<'_> {
-    /// The factor on what was summed before, applied to the output.
+    /// The factor that rescales the previous output.
     pub(super) fn rescale(&self, k: &mut Builder, largest: F32) -> F32 {
         let before = k.ld(self.state[0]);
         let rescale = MATH.exp_difference(k, before, largest);
@@ -64,7 +64,7 @@ impl Turn<'_> {
     }
 }
 
-/// The kernel around `reduce`, which finds a row's maximum, rescales its output and finds its sum.
+/// The kernel around `reduce`, which computes a row's maximum, rescales its output and computes its sum.
 pub(super) fn body(k: &mut Builder, cta: &Cta, reduce: impl FnOnce(&mut Builder, &Turn) -> Reduced) {
     let rows = Rows::new(k, cta);
     cta.for_each_tile(k, |k, tile| {
@@ -161,7 +161,7 @@ impl Rows {
     }
 }
 
-/// Thread 0 reduces; the others learn of it behind barriers.
+/// Thread 0 reduces and broadcasts the result through shared memory and barriers.
 struct Serial {
     first: Pred,
     largest: Shared,

@@ -78,7 +78,7 @@ fn reduce_serially(k: &mut Builder, row: &Row, tile: Tile, lane_0: Pred) -> Redu
     Reduced { largest, sum: k.ld(row.cells[1]) }
 }
 
-/// The tiles, and who works on them.
+/// The tiles and the state of the warps' rows.
 pub(super) struct Rows {
     math: Math,
     query: Shared,
@@ -86,28 +86,28 @@ pub(super) struct Rows {
     values: Shared,
     scores: Shared,
     output: Shared,
-    /// A cell a warp for its row's maximum, and one for its sum.
+    /// One cell per warp for its row's maximum, and one for its sum.
     cells: [Shared; 2],
-    /// Maximum and sum of the warp's rows, in each of its threads.
+    /// Maximum and sum of the warp's rows, in each thread of the warp.
     state: [Local; 2],
     warp: R32,
     pub lane: R32,
 }
 
-/// The row whose turn it is in a warp.
+/// The row that a warp currently processes.
 pub(super) struct Row {
     pub math: Math,
     pub lane: R32,
     pub scores: Shared,
     output: Shared,
     values: Shared,
-    /// Of the warp.
+    /// The warp's cells.
     pub cells: [Shared; 2],
-    /// Before the tile.
+    /// The row's maximum and sum before the tile.
     pub state: [Local; 2],
 }
 
-/// What reducing a row comes to, in every lane.
+/// The result of reducing a row, in every lane.
 #[derive(Clone, Copy)]
 pub(super) struct Reduced {
     pub largest: F32,
@@ -115,7 +115,7 @@ pub(super) struct Reduced {
 }
 
 impl Rows {
-    /// The queries in shared memory, outputs of zero, and a barrier.
+    /// Loads the queries to shared memory, clears the output, and ends with a barrier.
     pub(super) fn new(k: &mut Builder, cta: &Cta, math: Math) -> Rows {
         let query = k.shared_array("query", ALIGN, ROWS * ROW_BYTES);
         let [keys, values] = ["keys", "values"].map(|name| k.shared_array(name, ALIGN, TILE_BYTES));
@@ -140,7 +140,7 @@ impl Rows {
         });
         k.bar_sync();
         let state = [("maxima", f32::MIN), ("sums", 0.0)].map(|(name, value)| {
-            // One element more than rows, as the seeds count them.
+            // One element more than a warp's rows, as in the seeds' code.
             let array = k.local_array(name, 4, 4 * (ROWS / WARPS + 1));
             let value: F32 = k.mov(value);
             (0..=i64::from(ROWS / WARPS)).for_each(|i| k.st(array.at(4 * i), value));
@@ -149,7 +149,7 @@ impl Rows {
         Rows { math, query, keys, values, scores, output, cells, state, warp, lane }
     }
 
-    /// The tile's keys and values, a row a warp; `copy` takes the lane and the two rows.
+    /// Loads the tile's keys and values, one row per warp; `copy` takes the lane and the two rows.
     pub(super) fn load(
         &self,
         k: &mut Builder,
@@ -202,7 +202,7 @@ impl Rows {
         self.state.map(|array| array.element(k, of_warp, 4))
     }
 
-    /// `O / l`, a half a store.
+    /// `O / l`, one half per store.
     pub(super) fn store(&self, k: &mut Builder, cta: &Cta) {
         k.for_range(self.warp, cta.rows, WARPS, |k, row| {
             let [_, sum] = self.state_of(k, row);
@@ -220,7 +220,7 @@ impl Rows {
 }
 
 impl Row {
-    /// The factor on what was summed before, applied to the output.
+    /// The factor that rescales the previous output.
     pub(super) fn rescale(&self, k: &mut Builder, largest: F32) -> F32 {
         let before = k.ld(self.state[0]);
         let rescale = self.math.exp_difference(k, before, largest);
@@ -231,7 +231,7 @@ impl Row {
         rescale
     }
 
-    /// `O += P V`, two columns a lane, each with all its exponentials.
+    /// `O += P V`, two columns per lane, each with all its exponentials.
     pub(super) fn weigh(&self, k: &mut Builder, tile: Tile, reduced: Reduced) {
         k.for_range(self.lane, DIM, 32, |k, d| {
             let column = self.values.element(k, d, 2);

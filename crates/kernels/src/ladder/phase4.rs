@@ -2,7 +2,7 @@
 //! called "100 %".
 //!
 //! What the seeds believed: "light barriers, 2–4 a tile" and warp reductions made it fast, and it was their
-//! trusted baseline, compute-bound. What was really wrong: warp 0 writes the scores of all 32 rows
+//! checked baseline, compute-bound. What was really wrong: warp 0 writes the scores of all 32 rows
 //! (`row = tid; row < 32`), then all four warps reduce them, and the barrier between is the one that was
 //! saved: three warps read what is being written, and later inputs were wrong 81 times in 100. The barriers
 //! kept are two a row, not two a tile, over cells that belong to one warp each. The score loop still runs on
@@ -21,12 +21,12 @@ use super::common::{self, Array, DIM, Math, Tile, shuffle_down};
 use super::phase3::{ROWS, Reduced, Row, Rows, THREADS};
 use crate::Arch;
 
-/// Whether a barrier stands between the scores' writer and their readers.
+/// Whether a barrier separates the writer of the scores from their readers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Scores {
-    /// As it was.
+    /// The original, without a barrier.
     Unordered,
-    /// As it should have been.
+    /// The repair, with a barrier.
     BehindBarrier,
 }
 
@@ -95,7 +95,7 @@ fn for_each_score_of_lane(k: &mut Builder, row: &Row, tile: Tile, body: impl FnO
     });
 }
 
-/// From lane 0 to all lanes, by way of shared memory and a barrier of the whole block.
+/// Broadcast from lane 0 to all lanes through shared memory and a barrier of the whole CTA.
 fn through_cell(
     k: &mut Builder,
     cell: Shared,

@@ -30,7 +30,7 @@ const ROWS: u32 = 32;
 const THREADS: u32 = 256;
 const MATH: Math = Math::Fast;
 
-/// Where the accumulators live.
+/// Where the accumulators are stored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Home {
     /// Iteration 1: private arrays for all 32 rows in each thread.
@@ -78,7 +78,7 @@ fn body<A: Array>(k: &mut Builder, cta: &Cta, tiles: &Tiles, accumulators: &Accu
     accumulators.store(k, cta);
 }
 
-/// A row of 128 bytes a thread, 16 bytes at a time: wide, and 32 lanes in 32 rows.
+/// One 128-byte row per thread, 16 bytes at a time: wide accesses, but 32 lanes in 32 rows.
 fn copy_rows(k: &mut Builder, cta: &Cta, rows: R32, from: Global, to: Shared) {
     cta.strided(k, rows, |k, row| {
         let (from, to) = (from.element(k, row, ROW_BYTES), to.element(k, row, ROW_BYTES));
@@ -103,7 +103,7 @@ impl Tiles {
         Tiles { query, keys_then_values, scores }
     }
 
-    /// Scores of a row by its thread, −3.4 · 10³⁸ where the key comes after the query.
+    /// Scores of a row by its thread; −3.4 · 10³⁸ where the key comes after the query.
     fn score(&self, k: &mut Builder, cta: &Cta, tile: Tile) {
         cta.strided(k, cta.rows, |k, row| {
             let scores = self.scores.element(k, row, 4 * KEYS);
@@ -127,7 +127,7 @@ impl Tiles {
     }
 }
 
-/// A row of shared memory that stays in registers once it is read.
+/// A row of shared memory that stays in registers after the first read.
 struct RowOfHalves {
     at: Shared,
     loaded: Vec<R16>,
@@ -152,7 +152,7 @@ impl RowOfHalves {
 struct Accumulators<A>([A; 3]);
 
 impl<A: Array> Accumulators<A> {
-    /// For each of the thread's rows, with the places of its maximum, its sum and its output.
+    /// For each of the thread's rows, with the addresses of its maximum, its sum and its output.
     fn for_each_row(&self, k: &mut Builder, cta: &Cta, body: impl FnOnce(&mut Builder, R32, [A; 3])) {
         let [maxima, sums, output] = self.0;
         cta.strided(k, cta.rows, |k, row| {
@@ -162,7 +162,7 @@ impl<A: Array> Accumulators<A> {
         });
     }
 
-    /// A thread clears the rows it will use.
+    /// Each thread clears the rows that it will use.
     fn clear(&self, k: &mut Builder, cta: &Cta) {
         let (lowest, zero): (F32, F32) = (k.mov(f32::MIN), k.mov(0.0f32));
         self.for_each_row(k, cta, |k, _, [max, sum, output]| {
@@ -172,7 +172,7 @@ impl<A: Array> Accumulators<A> {
         });
     }
 
-    /// Maximum, rescaling, exponentials in place of the scores, sum: all by the row's one thread.
+    /// Maximum, rescaling, exponentials in place of the scores, and sum: all by the row's one thread.
     fn update(&self, k: &mut Builder, cta: &Cta, tiles: &Tiles, tile: Tile) {
         self.for_each_row(k, cta, |k, row, [max_at, sum_at, output]| {
             let scores = tiles.scores.element(k, row, 4 * KEYS);
@@ -212,7 +212,7 @@ impl<A: Array> Accumulators<A> {
         });
     }
 
-    /// `O / l` into an array of halves, then eight of them a store.
+    /// `O / l` into an array of halves, then stores of eight halves.
     fn store(&self, k: &mut Builder, cta: &Cta) {
         let halves = k.local_array("halves", 16, ROW_BYTES);
         self.for_each_row(k, cta, |k, row, [_, sum, output]| {

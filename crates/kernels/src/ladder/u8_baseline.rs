@@ -26,7 +26,7 @@ pub(super) fn emit(problem: &Problem, arch: &Arch) -> Result<Kernel, Violations>
     })
 }
 
-/// Codes, a byte a load, decoded wherever they are used.
+/// Codes, loaded one byte at a time and decoded at each use.
 struct Bytes {
     queries: Shared,
     tiles: [Shared; 2],

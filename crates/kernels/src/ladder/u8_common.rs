@@ -61,7 +61,8 @@ pub fn quantise(values: &[f32], per_head: usize) -> Quantised {
     Quantised { codes, scales }
 }
 
-/// What the codes stand for: the values that a kernel is judged against, rounded to f16 as the kernel does.
+/// The values of the codes, rounded to f16 as the kernel does; results are compared with attention on these
+/// values.
 pub fn dequantise(tensor: &Quantised) -> Vec<f32> {
     let per_head = tensor.codes.len() / tensor.scales.len().max(1);
     let value = |(i, code): (usize, &u8)| {
@@ -72,26 +73,26 @@ pub fn dequantise(tensor: &Quantised) -> Vec<f32> {
     tensor.codes.iter().enumerate().map(value).collect()
 }
 
-/// How a rung brings codes to shared memory, and what its inner loops make of them.
+/// How a rung brings codes to shared memory, and how its inner loops use them.
 pub(super) trait Tiles {
     /// Elements from row to row of every array in shared memory.
     const PITCH: u32;
-    /// Scores a round of the loop over keys.
+    /// Scores per round of the loop over keys.
     const UNROLL: u32;
-    /// What the warp holds of a query row while it meets the keys.
+    /// The warp's form of a query row in the loop over keys.
     type Query;
 
     /// Called once: loads the CTA's query rows. The caller's barrier follows.
     fn start(&mut self, k: &mut Builder, cta: &Cta);
     /// Called once, behind that barrier.
     fn started(&mut self, _: &mut Builder, _: &Cta) {}
-    /// Leaves a tile of keys and of values ready for all threads.
+    /// Makes a tile of keys and of values ready for all threads.
     fn arrive(&mut self, k: &mut Builder, cta: &Cta, tile: &Tile);
     /// Called when a tile has been used, before the barrier.
     fn used(&mut self, _: &mut Builder) {}
-    /// Takes up a query row; `row` is its first element in shared memory.
+    /// Prepares a query row; `row` is its first element in shared memory.
     fn query(&self, k: &mut Builder, cta: &Cta, row: R32) -> Self::Query;
-    /// The lane's part of a score; `key` is the lane's first element of the key's row, `u` rows further on.
+    /// The lane's part of a score. `key` is the lane's first element of the key's row, `u` rows further on.
     fn product(&self, k: &mut Builder, cta: &Cta, query: &Self::Query, key: R32, u: u32) -> F32;
     /// The lane's value in column `lane + 32 · column`; `key` as in `product`.
     fn value(&self, k: &mut Builder, cta: &Cta, key: R32, column: u32) -> F32;
@@ -107,7 +108,7 @@ pub(super) struct Tile {
     pub keys: R32,
 }
 
-/// What the CTA works on.
+/// State of a CTA.
 pub(super) struct Cta {
     /// `threadIdx.x`.
     pub thread: R32,
@@ -128,8 +129,7 @@ pub(super) struct Cta {
     seq: R32,
     softmax_scale: F32,
     out: Global,
-    /// Whether column `lane` exists, and how many of the lane's columns the unrolled loop over them leaves
-    /// over.
+    /// Whether column `lane` exists, and the number of the lane's columns left over by the unrolled loop.
     first: Pred,
     leftover: R32,
 }
@@ -261,7 +261,7 @@ impl Cta {
         self.chunks(k, rows, pitch, 1, body);
     }
 
-    /// The same by chunks of `size` elements.
+    /// Like [`Cta::elements`], but by chunks of `size` elements.
     pub(super) fn chunks(
         &self,
         k: &mut Builder,
@@ -378,7 +378,7 @@ fn divide(k: &mut Builder, a: F32, b: impl Into<Src<F32>>) -> F32 {
     d
 }
 
-/// What the CTA keeps of its rows between tiles, and each thread's scores of the row at hand.
+/// The CTA's state of its rows between tiles, and each thread's scores of the current row.
 struct State {
     maxima: Shared,
     sums: Shared,
@@ -410,7 +410,7 @@ impl State {
         });
     }
 
-    /// A row against a tile: scores, online softmax, output.
+    /// One row against one tile: scores, online softmax, output.
     fn attend<T: Tiles>(&self, k: &mut Builder, cta: &Cta, tiles: &T, row: R32, keys: R32) {
         let row_start: R32 = k.mul(row, T::PITCH);
         let query = tiles.query(k, cta, row_start);
@@ -429,7 +429,7 @@ impl State {
             k.st(at, x);
         });
         self.weigh_values(k, cta, tiles, numerator, keys);
-        // What the record's code lacks: the other lanes have read what lane 0 now writes over.
+        // Missing in the record's code: the other lanes must have read what lane 0 now overwrites.
         k.warp_sync();
         let leader = k.setp_s(CmpOp::Eq, cta.lane, 0);
         k.if_(leader, |k| {
@@ -438,7 +438,7 @@ impl State {
         });
     }
 
-    /// The scores of a row, to every lane's own array.
+    /// The scores of a row, written to every lane's own array.
     fn score<T: Tiles>(&self, k: &mut Builder, cta: &Cta, tiles: &T, query: &T::Query, keys: R32) {
         k.for_range(0, keys, T::UNROLL, |k, n| {
             let key = k.mad(n, T::PITCH, cta.lane);
@@ -458,7 +458,7 @@ impl State {
         });
     }
 
-    /// Scores become exponentials in place: the new maximum, and the sum that the tile adds.
+    /// Turns scores into exponentials in place; returns the new maximum and the sum that the tile adds.
     fn softmax(&self, k: &mut Builder, m_old: F32, keys: R32) -> (F32, F32) {
         let (m, sum): (F32, F32) = (k.mov(m_old), k.mov(0.0f32));
         k.for_range(0, keys, 4, |k, n| {

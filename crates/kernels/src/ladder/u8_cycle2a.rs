@@ -25,7 +25,7 @@ pub(super) fn emit(problem: &Problem, arch: &Arch) -> Result<Kernel, Violations>
     })
 }
 
-/// Codes, four a copy.
+/// Codes, four bytes per copy.
 struct Words {
     queries: Shared,
     tiles: [Shared; 2],

@@ -27,7 +27,7 @@ pub(super) fn emit(problem: &Problem, arch: &Arch) -> Result<Kernel, Violations>
     })
 }
 
-/// The values of all codes, of keys and of values.
+/// The values of all codes, for keys and for values.
 pub(super) struct Tables([Shared; 2]);
 
 impl Tables {
@@ -35,7 +35,7 @@ impl Tables {
         Tables(["key_table", "value_table"].map(|name| k.shared_array(name, ALIGN, 4 * 256)))
     }
 
-    /// One code a thread.
+    /// Each thread fills in one code.
     pub(super) fn fill(&self, k: &mut Builder, cta: &Cta) {
         const { assert!(THREADS == 256, "a thread for each code") };
         for (table, scale) in self.0.into_iter().zip([cta.scales[1], cta.scales[2]]) {
@@ -52,7 +52,7 @@ impl Tables {
     }
 }
 
-/// Codes arrive two tiles deep.
+/// Double buffering: codes arrive in a ring of two tiles.
 struct TwoStages {
     queries: Shared,
     stages: [Shared; 2],

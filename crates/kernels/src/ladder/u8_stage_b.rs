@@ -43,7 +43,7 @@ pub(super) fn emit(problem: &Problem, arch: &Arch, conversion: Conversion) -> Re
     })
 }
 
-/// Arrays with room for halves, which hold codes at first.
+/// Arrays with room for halves, which at first hold codes.
 struct InPlace {
     conversion: Conversion,
     queries: Shared,
@@ -52,7 +52,7 @@ struct InPlace {
 }
 
 impl InPlace {
-    /// Codes of the CTA's queries to halves, each warp its own rows.
+    /// Converts the codes of the CTA's queries to halves; each warp converts its own rows.
     fn convert_queries(&self, k: &mut Builder, cta: &Cta) {
         k.for_range(cta.warp, cta.rows, THREADS / 32, |k, row| {
             let place = k.mad(row, PITCH, cta.lane);
@@ -66,7 +66,7 @@ impl InPlace {
         });
     }
 
-    /// Codes of a tile to halves, element `tid`, `tid + 256`, ….
+    /// Converts the codes of a tile to halves: elements `tid`, `tid + 256`, ….
     fn convert_tile(&self, k: &mut Builder, cta: &Cta, tile: &Tile) {
         cta.elements(k, tile.keys, PITCH, |k, _, place| {
             let codes = self.tiles.map(|tile| {

@@ -1,4 +1,4 @@
-//! How far a tuned row is from a problem.
+//! Distance between a tuned row and a problem.
 
 use problem::Band;
 
@@ -6,24 +6,25 @@ use super::Device;
 use super::table::{Shape, TunedRow};
 use crate::forward::packing::filled;
 
-/// Beyond this a row says nothing. About a problem with twice the rows and twice the keys: 2 + ½ + 1.
+/// Rows farther than this are ignored. A problem with twice the rows and twice the keys is at about 2 + ½ +
+/// 1.
 pub(super) const FARTHEST: f64 = 4.0;
 
-/// Rows of a tile, for counting tiles alike for all plans.
+/// Rows of a nominal tile: all plans count waves with the same tile.
 const TILE_ROWS: usize = 64;
-/// Waves, and lengths, beyond which more of them no longer changes which plan is best.
+/// Numbers of waves, and lengths, beyond which a larger number no longer changes which plan is best.
 const MANY_WAVES: f64 = 16.0;
 const LONG: usize = 8192;
-/// Fewer rows than an `mma` tile has are computed as if they were as many.
+/// An `mma` tile has at least this many rows: fewer rows cost as much.
 const MMA_ROWS: usize = 16;
 
-/// The distance; `None` where the row cannot stand for the problem at all: another architecture, head
-/// dimension or mask, or tiles twice as full of queries, as those of a prompt are beside those of a step of
-/// generation.
+/// The distance; `None` if the row cannot stand for the problem: another architecture, head dimension or
+/// mask, or tiles that are twice as full of queries (prefill compared with decode).
 ///
-/// In powers of two, weighted: how many waves of row tiles the device runs decides most, then the length of
-/// the loop over keys, then the rows of one head and the heads that share keys. f16 and bf16 run alike, and
-/// so do devices of one architecture, but for their multiprocessors, which the waves count.
+/// The distance is a weighted sum of powers of two. The number of waves of row tiles has the largest weight,
+/// then the length of the loop over keys, then the rows of one head and the heads that share keys. f16 and
+/// bf16 count as equal. So do devices of one architecture, except for their SM counts, which the waves
+/// include.
 pub(super) fn distance(row: &TunedRow, shape: &Shape, device: &Device) -> Option<f64> {
     let of = &row.problem;
     let exact = row.sm == device.arch.sm
@@ -49,36 +50,37 @@ pub(super) fn distance(row: &TunedRow, shape: &Shape, device: &Device) -> Option
     )
 }
 
-/// A window without its sizes: what is fast for a causal mask, or for none, is a beginning for windows.
+/// The band without the sizes of its window: a plan that is fast for a causal mask, or without a mask, is a
+/// starting point for windows.
 fn unwindowed(band: Band) -> Band {
     Band { before: None, after: band.after.map(|_| 0), ..band }.aligned(band.corner)
 }
 
-/// Query heads of a key head.
+/// Query heads per KV head.
 fn group(shape: &Shape) -> usize {
     (shape.heads_q / shape.heads_kv.max(1)).max(1)
 }
 
-/// The part of tiles that queries fill, those of a group's heads side by side where that is more.
+/// The fraction of a tile that queries fill; with pack-GQA, where that fraction is larger.
 fn fill(shape: &Shape) -> f64 {
     let rows = shape.seq_q.max(1);
     filled(rows, TILE_ROWS as u32).max(filled(rows.saturating_mul(group(shape)), TILE_ROWS as u32))
 }
 
-/// How far the scores of two problems are apart in number, in powers of two.
+/// The distance between two problems in the number of scores, in powers of two.
 pub(super) fn sizes_apart(a: &Shape, b: &Shape) -> f64 {
     let scores =
         |s: &Shape| [s.batch, s.heads_q, s.seq_q, s.seq_kv].map(|n| n.max(1) as f64).iter().product::<f64>();
     (scores(a) / scores(b)).log2().abs()
 }
 
-/// Row tiles for each multiprocessor.
+/// Row tiles per SM.
 fn waves(shape: &Shape, multiprocessors: u32) -> f64 {
     let tiles = shape.seq_q.div_ceil(TILE_ROWS) as f64 * shape.batch as f64 * shape.heads_q as f64;
     (tiles / f64::from(multiprocessors.max(1))).min(MANY_WAVES)
 }
 
-/// Whether two names mean one device: drivers say "NVIDIA A100-SXM4-80GB" where people say "A100".
+/// Whether two names mean one device: drivers report "NVIDIA A100-SXM4-80GB" where users write "A100".
 pub(super) fn same_device(a: &str, b: &str) -> bool {
     let words = |name: &str| -> Vec<String> {
         let lower = name.to_lowercase();
@@ -127,10 +129,10 @@ mod tests {
         let d = |p: &Problem| from_mission(p, &H200).unwrap();
         assert_eq!(d(&batch), 0.0, "batch and heads are one");
         assert!(0.0 < d(&bf16) && d(&bf16) < d(&more_heads));
-        // The same device under another name, and half of its multiprocessors.
+        // The same GPU under another name, and one with half of its SMs.
         let half = Device { arch: Arch { multiprocessors: 66, ..Arch::SM_90 }, ..H200 };
         assert_eq!(from_mission(&mission, &half), Some(2.0));
-        // Where every multiprocessor has work for long, twice the heads change nothing.
+        // If every SM has many waves of work, twice the heads change nothing.
         let long = |heads| Problem::new(1, heads, 8192, 64, DType::F16);
         let of_long = |p: &Problem| distance(&row(long(16)), &Shape::of(p), &H200);
         assert!(of_long(&long(32)).unwrap() < 0.2);

@@ -1,6 +1,6 @@
-//! Which plan computes a problem on a device: that of the nearest tuned row, measured before predicted, and
-//! where none is near, a safe default. [`choose`] says why; whoever knows better passes a [`Plan`] of their
-//! own instead.
+//! Chooses the plan for a problem on a device: the plan of the nearest tuned row (measured rows before
+//! predicted ones), or the default plan if no row is near. [`choose`] reports its reasons. A caller can pass
+//! a [`Plan`] of its own instead.
 
 mod distance;
 mod table;
@@ -16,12 +16,11 @@ use crate::forward::contract::rescale_within;
 use crate::forward::mma::MmaPlan;
 use crate::{Arch, Family, KernelError, Plan, PlanError};
 
-/// The device to choose for.
+/// The device for which a plan is chosen.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Device<'a> {
-    /// Its name, as the driver gives it, or the short one that people use.
+    /// Its name, as the driver reports it, or a short form.
     pub name: &'a str,
-    /// What it is.
     pub arch: Arch,
 }
 
@@ -33,33 +32,32 @@ pub enum Source {
     Tuned {
         /// The row.
         row: Box<TunedRow>,
-        /// How far it is from the problem: 0 for the problem itself.
+        /// Distance to the problem: 0 for the problem itself.
         distance: f64,
     },
-    /// A row of the time model's.
+    /// A row predicted by the time model.
     Predicted {
         /// The row.
         row: Box<TunedRow>,
-        /// How far it is from the problem.
+        /// Distance to the problem.
         distance: f64,
     },
     /// No row was near.
     Default,
 }
 
-/// A plan, and why this one.
+/// A plan, with the reason for the choice.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Choice {
     /// The plan; it passes [`Plan::check`].
     pub plan: Plan,
-    /// Where it comes from.
     #[serde(flatten)]
     pub source: Source,
-    /// What was looked at, in order, in words.
+    /// The rows and plans considered, in order, as sentences.
     pub why: Vec<String>,
 }
 
-/// Rows named in [`Choice::why`].
+/// Number of rows listed in [`Choice::why`].
 const NEIGHBOURS: usize = 4;
 
 /// The plan for a problem. The plan returns no LSE; set that gene as the caller needs it.
@@ -70,10 +68,11 @@ pub fn choose(problem: &Problem, device: &Device, table: &TunedTable) -> Result<
     from(table, Plan::default_for(problem, &device.arch)?, &problem.canonical(), device)
 }
 
-/// The same among the plans of one family.
+/// Like [`choose`], among the plans of one family.
 ///
 /// # Errors
-/// When the problem cannot be stated or the family does not compute it.
+///
+/// When the problem is invalid or the family does not compute it.
 pub fn choose_of(
     family: Family,
     problem: &Problem,
@@ -83,7 +82,7 @@ pub fn choose_of(
     from(&table.of(family), family.default_for(problem, &device.arch)?, &problem.canonical(), device)
 }
 
-/// The nearest row's plan, or else the default.
+/// The plan of the nearest row, or the default plan.
 fn from(
     table: &TunedTable,
     default: Plan,
@@ -130,8 +129,8 @@ fn from(
     Ok(Choice { plan: default, source: Source::Default, why })
 }
 
-/// Rows of a kind within reach, nearest first; of rows equally near, the nearest in size, and of those the
-/// fastest: times of problems that differ in size say nothing against each other.
+/// Rows of a kind within reach, nearest first. Rows at equal distance are ordered by the distance in size,
+/// then by time: times of problems of different sizes are not comparable.
 fn neighbours<'t>(
     problem: &Problem,
     device: &Device,
@@ -151,8 +150,8 @@ fn neighbours<'t>(
     near
 }
 
-/// The row's genes, except those that the tensors' strides and lengths decide where the row's own do not fit;
-/// of another shape's row, also those that fill tiles with queries.
+/// The row's genes, with replacements where the problem's strides or lengths do not allow them. A row of
+/// another shape also loses the genes that fill tiles with queries.
 fn adapt(row: &TunedRow, default: &Plan, problem: &Problem, arch: &Arch) -> Result<Plan, PlanError> {
     let mut plan = row.plan.with_lse(false);
     let own = row.problem == Shape::of(problem);
@@ -220,7 +219,7 @@ mod tests {
 
     const H200: Device = Device { name: "NVIDIA H200", arch: Arch::SM_90 };
 
-    /// A measured row with the default plan of the family for every GPU.
+    /// A measured row with the default `mma` plan.
     pub(super) fn row(problem: Problem) -> TunedRow {
         TunedRow {
             device: "NVIDIA H200".to_owned(),
@@ -242,7 +241,7 @@ mod tests {
         TunedTable::parse(&text.join("\n")).unwrap()
     }
 
-    /// A row whose plan can be told from the default by its keys a block.
+    /// A row whose plan differs from the default in its keys per block.
     fn marked(problem: Problem, block_n: u32, us: f64) -> TunedRow {
         let mut row = row(problem);
         if let Plan::Mma(plan) = &mut row.plan {
@@ -269,7 +268,7 @@ mod tests {
         assert!(choice.why.last().unwrap().contains("default"), "{:?}", choice.why);
     }
 
-    /// What was found in bf16 holds in f16, within its range.
+    /// A plan tuned in bf16 is used in f16, with genes limited to the range of f16.
     #[test]
     fn a_guess_beyond_f16_is_taken_within_it() {
         let problem = |dtype| Problem::new(4, 16, 4096, 128, dtype);
@@ -299,8 +298,8 @@ mod tests {
         }
     }
 
-    /// Rows of prompts say nothing of steps of generation, and rows of plain heads nothing of how heads of a
-    /// group lie.
+    /// Rows of prefill do not stand for decode, and rows of ungrouped heads do not decide how the heads of a
+    /// group are packed.
     #[test]
     fn tiles_are_filled_with_heads_of_a_group() {
         let grouped = |batch, seq_q, seq_kv| {
@@ -328,7 +327,8 @@ mod tests {
             assert_eq!(block_n(&choice), expected, "{seq}: {:?}", choice.why);
             assert!(matches!(choice.source, Source::Tuned { .. }));
         }
-        // From a length on problems are equally far from each other. Each has its own row all the same.
+        // Beyond some length, problems are at equal distance from each other. Each one still gets its own
+        // row.
         let long = |seq| Problem::new(1, 32, seq, 64, DType::F16);
         let rows =
             vec![marked(long(32768), 32, 16.0), marked(long(8192), 48, 1.0), marked(long(16384), 80, 5.0)];
@@ -336,12 +336,12 @@ mod tests {
         for (seq, expected) in [(8192, 48), (16384, 80), (32768, 32), (65536, 32)] {
             assert_eq!(block_n(&choose(&long(seq), &H200, &longs).unwrap()), expected, "{seq}");
         }
-        // Sixteen times the work of any row: it says nothing of that.
+        // Sixteen times the work of any row: no row is near.
         let choice = choose(&Problem::new(8, 64, 4096, 64, DType::F16), &H200, &table).unwrap();
         assert_eq!(choice.source, Source::Default);
     }
 
-    /// Strides that a row's stores do not fit cost it that gene, not the whole plan.
+    /// If the problem's strides do not fit a row's stores, only that gene is replaced.
     #[test]
     fn stores_follow_the_strides() {
         for problem in [Problem::mission(), Problem::new(4, 16, 4096, 128, DType::Bf16)] {
@@ -385,7 +385,7 @@ mod tests {
         assert!(matches!(choice.source, Source::Predicted { distance: 0.0, .. }));
     }
 
-    /// A row of a family stands for the problems that the family computes; for others the next one does.
+    /// A row stands for problems that its family computes. Other problems get the next row.
     #[test]
     fn what_tensor_maps_cannot_take_goes_to_another_family() {
         let long = Problem::new(4, 16, 2048, 64, DType::Bf16);
@@ -418,7 +418,7 @@ mod tests {
     #[test]
     fn a_plan_that_does_not_fit_gives_way_to_the_next() {
         let mission = Problem::mission();
-        // A device of the row's architecture that had less shared memory.
+        // A device of the row's architecture with less shared memory.
         let small = Arch { shared_per_cta: 32 * 1024, shared_per_sm: 64 * 1024, ..Arch::SM_90 };
         let (near, far) =
             (marked(mission.clone(), 128, 5.0), marked(Problem::new(1, 8, 640, 64, DType::F16), 32, 9.0));
@@ -471,7 +471,7 @@ mod tests {
         assert_eq!(choose(&problem, &H200, &table).unwrap().plan.family(), "wgmma");
         assert!(matches!(families(Family::Mma), Plan::Mma(plan) if plan.block_n == 48));
         assert_eq!(families(Family::Wgmma).family(), "wgmma");
-        // None of its rows: its default, whatever the grid suits.
+        // No row of the family: the family's default, even where another family suits the grid.
         assert_eq!(families(Family::Small), Family::Small.default_for(&problem, &Arch::SM_90).unwrap());
     }
 }

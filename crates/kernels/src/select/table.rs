@@ -1,4 +1,4 @@
-//! The table of tuned plans: rows as data, one JSON object a line, each with where it comes from.
+//! The table of tuned plans: one JSON object per line, each with its origin.
 
 use std::sync::OnceLock;
 
@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::{Arch, Family, KernelError, Plan};
 
-/// What of a problem decides which plan is fast: everything but strides and scale.
+/// The properties of a problem that decide which plan is fast: everything except strides and scale.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Shape {
@@ -51,13 +51,13 @@ impl Shape {
     }
 }
 
-/// How a row's time came about.
+/// How a row's time was obtained.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Kind {
-    /// On the device, by `lab::bench`.
+    /// Measured on the device by `lab::bench`.
     Measured,
-    /// By the time model, for a device that was not at hand.
+    /// Predicted by the time model, for a device that was not available.
     Predicted,
 }
 
@@ -79,18 +79,18 @@ pub struct TunedRow {
     pub us: f64,
     /// Measured or predicted.
     pub kind: Kind,
-    /// The driver; of a predicted row, the model.
+    /// The driver version; for a predicted row, the model.
     pub driver: String,
-    /// Commit that the program was built from.
+    /// Commit from which the program was built.
     pub commit: String,
-    /// Rows of one run share it.
+    /// Identifier of the run.
     pub run: String,
     /// Start of the run, UTC, ISO 8601.
     pub when: String,
 }
 
 impl TunedRow {
-    /// Whether the row can be believed: a time, a problem that can be stated, and a plan that computes it.
+    /// Checks a row: a valid time, a valid problem, and a plan that computes it.
     fn check(&self) -> Result<(), Fault> {
         if !(self.us.is_finite() && self.us > 0.0) {
             return Err(Fault::Time(self.us));
@@ -106,7 +106,7 @@ impl TunedRow {
     }
 }
 
-/// What is wrong with a line.
+/// Why a line is rejected.
 #[derive(Debug, thiserror::Error)]
 pub enum Fault {
     /// Not a row.
@@ -115,40 +115,40 @@ pub enum Fault {
     /// Not a time.
     #[error("invalid value '{0}' for us: expected a finite number above 0")]
     Time(f64),
-    /// No GPU has none.
+    /// The SM count is zero.
     #[error("invalid value '0' for multiprocessors: expected 1 or more")]
     NoMultiprocessors,
-    /// No kernel is made for it.
+    /// No kernels are emitted for this architecture.
     #[error("invalid value '{0}' for sm: expected 80, 86, 89, 90, 120")]
     Sm(u32),
-    /// The plan does not compute the problem, or there is no such problem.
+    /// The plan does not compute the problem, or the problem is invalid.
     #[error(transparent)]
     Kernel(#[from] KernelError),
 }
 
-/// A line of a table that is no row.
+/// An invalid line of a table.
 #[derive(Debug, thiserror::Error)]
 #[error("line {line}: {fault}")]
 pub struct TableError {
-    /// Counted from 1.
+    /// Line number, from 1.
     pub line: usize,
     /// What is wrong.
     #[source]
     pub fault: Fault,
 }
 
-/// Rows to choose from.
+/// The rows of a table.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct TunedTable {
     rows: Vec<TunedRow>,
 }
 
-/// The tables that ship with the crate, one a device.
+/// The tables that ship with the crate, one per device.
 const SHIPPED: [&str; 2] =
     [include_str!("../../tuned/h200.jsonl"), include_str!("../../tuned/predicted.jsonl")];
 
 impl TunedTable {
-    /// The shipped rows. A line that is no row is left out here, and fails this crate's tests.
+    /// The shipped rows. An invalid line is skipped here, and fails this crate's tests.
     pub fn builtin() -> &'static TunedTable {
         static TABLE: OnceLock<TunedTable> = OnceLock::new();
         TABLE.get_or_init(|| TunedTable {
@@ -177,7 +177,7 @@ impl TunedTable {
     }
 }
 
-/// Each line that is not empty, with its number from 1.
+/// Each non-empty line, with its number from 1.
 fn lines(text: &str) -> impl Iterator<Item = (usize, Result<TunedRow, Fault>)> {
     let read = |line: &str| {
         let row: TunedRow = serde_json::from_str(line)?;

@@ -1,8 +1,8 @@
-//! Problems that between them meet every branch of a forward family.
+//! Problems that together reach every branch of a forward family.
 
 use problem::{Band, DType, Layout, Problem, Strides, Tensor};
 
-/// Small problems: every row width class, tails, masks, groups and strides.
+/// Small problems: every class of row width, ragged ends, masks, groups and strides.
 pub fn torture() -> Vec<Problem> {
     let mut all = Vec::new();
     for (i, dim) in [8, 32, 40, 64, 72, 80, 96, 128, 136, 192, 248, 256].into_iter().enumerate() {
@@ -35,7 +35,7 @@ pub fn torture() -> Vec<Problem> {
         let problem = Problem::new(1, heads, seq_q, 64, dtype).with_band(Band::CAUSAL_TOP_LEFT);
         problem.with_seq_kv(seq_kv, Layout::Bshd)
     };
-    // Diagonals that end within a block, with one, and rows of which most see all.
+    // Diagonals that end within a block or at its end, and rows of which most see all keys.
     all.extend([
         top_left(1, 1, 90, DType::F16),
         top_left(1, 130, 1, DType::Bf16),
@@ -60,7 +60,7 @@ pub fn torture() -> Vec<Problem> {
     all
 }
 
-/// Strides that no dense tensor has: padded rows, rows backwards, one row for all, odd ones.
+/// Strides that no dense tensor has: padded rows, reversed rows, one row for all, odd strides.
 fn strided() -> Vec<Problem> {
     let base = || Problem::new(2, 2, 50, 64, DType::F16);
     let mut padded = base();
@@ -77,7 +77,7 @@ fn strided() -> Vec<Problem> {
     backwards.k.row = -64;
     backwards.v.head = -backwards.v.head;
     backwards.out.row = -64;
-    // Keys that no row sees lie before the others.
+    // The keys that no row sees come before the others.
     let mut unseen = base().with_band(Band::CAUSAL_TOP_LEFT).with_seq_kv(90, Layout::Bhsd);
     (unseen.k.row, unseen.v.row) = (-64, -64);
     let mut broadcast = base();
@@ -89,8 +89,8 @@ fn strided() -> Vec<Problem> {
     vec![padded, backwards, unseen, broadcast, odd]
 }
 
-/// Keys wider than values, as DeepSeek's latent attention has them: both masks, types and layouts, with
-/// ragged ends.
+/// Keys wider than values, as in DeepSeek's latent attention: both masks, types and layouts, with ragged
+/// ends.
 #[allow(dead_code, reason = "not every family is tried on them")]
 pub fn narrow_values(seq_q: usize, seq_kv: usize) -> Vec<Problem> {
     let problem = |(mask, dtype, layout)| {

@@ -1,4 +1,4 @@
-//! Runs a plan on a machine and holds its result against attention in f64.
+//! Runs a plan on a machine and compares the result with attention in f64.
 
 use flashcore_kernels::{Arch, Plan, emit};
 use half::{bf16, f16};
@@ -14,7 +14,8 @@ pub struct Run {
     lse: Vec<f32>,
 }
 
-/// A bit pattern that is NaN in f16 and bf16: what no kernel may read, and what it must overwrite.
+/// A bit pattern that is NaN in f16 and bf16. Kernels must not read it in inputs and must overwrite it in
+/// outputs.
 const POISON: u16 = 0x7FFF;
 
 fn decode(dtype: DType, bits: u16) -> f64 {
@@ -87,7 +88,7 @@ pub fn run_kernel<M: Machine>(
     let inputs = [Tensor::Q, Tensor::K, Tensor::V].map(|t| input(problem, t, seed + 7 * t as u64));
     let mut contents: Vec<Vec<u8>> = inputs.iter().map(|data| bytes(data, u16::to_le_bytes)).collect();
     for spec in &kernel.buffers[3..] {
-        // A counter is zero before a launch, and after it.
+        // A counter must be zero before and after a launch.
         let fill = if spec.name == "counter" { 0 } else { POISON };
         contents.push(bytes(&vec![fill; spec.bytes / 2], u16::to_le_bytes));
     }
@@ -121,7 +122,7 @@ pub fn run_kernel<M: Machine>(
 }
 
 impl Run {
-    /// The outputs as they are.
+    /// The raw bits of O and the LSE.
     #[allow(dead_code, reason = "not every test compares runs")]
     pub fn bits(&self) -> (Vec<u16>, Vec<u32>) {
         (self.out.clone(), self.lse.iter().map(|value| value.to_bits()).collect())
@@ -137,8 +138,7 @@ impl Run {
     }
 
     /// Compares every output with f64 arithmetic on the same inputs. The bound is the rounding of P and of O
-    /// to the input's type, each at most `u` of what it rounds, and a hundred-thousandth for f32 sums and
-    /// `ex2.approx`.
+    /// to the input type (relative error at most `u` each), plus 1e-5 for f32 sums and `ex2.approx`.
     pub fn check(&self) {
         let p = &self.problem;
         let unit = p.dtype.unit_roundoff();

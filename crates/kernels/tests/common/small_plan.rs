@@ -1,9 +1,9 @@
-//! The plan of the family for small grids that tests begin with.
+//! The base plan of the `small` family for tests.
 
 use flashcore_kernels::forward::small::{Merge, Requests, RowOrder, Scores, SmallPlan};
 use tile::{Packing, Rescale, RowStore, Turns};
 
-/// One warpgroup with all keys, nothing early or late.
+/// One warpgroup with all keys, and all requests at once.
 pub fn plain() -> SmallPlan {
     SmallPlan {
         row_warpgroups: 1,

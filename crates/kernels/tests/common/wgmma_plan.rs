@@ -1,9 +1,9 @@
-//! The plan of the persistent family that tests begin with.
+//! The base plan of the `wgmma` family for tests.
 
 use flashcore_kernels::forward::wgmma::{Diagonal, Ends, Probabilities, Softmax, Store, WgmmaPlan};
 use tile::{Chains, Handout, Order, Packing, Sums, Tail, TileOrder, Tiles, Turns};
 
-/// Small, and each gene as it does least.
+/// Small tiles, and each gene at its simplest value.
 pub fn plain() -> WgmmaPlan {
     WgmmaPlan {
         consumers: 1,

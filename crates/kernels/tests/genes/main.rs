@@ -1,5 +1,5 @@
-//! Every gene does something, and every value of it is right. Each family has one table of single changes of
-//! a plan; a gene, or a variant of one, that its table lacks fails here.
+//! Every gene has an effect, and every value of it computes the right result. Each family has a table of
+//! single changes to a plan. A gene or variant that is missing from its table fails here.
 
 #[path = "../common/mod.rs"]
 mod common;
@@ -24,11 +24,11 @@ use problem::{Band, DType, Layout, Problem};
 use ptx::Kernel;
 use serde_json::Value;
 
-/// A line of a family's table: the problem on which the value shows, what else the value needs, and the
-/// value.
+/// A line of a family's table: the problem on which the value has an effect, the other genes that the value
+/// requires, and the value.
 type Line<P> = (fn() -> Problem, fn(&mut P), fn(&mut P));
 
-/// One gene at another value.
+/// One gene set to another value.
 struct Change {
     gene: String,
     problem: Problem,
@@ -45,7 +45,7 @@ impl Change {
         })
     }
 
-    /// What of a kernel the gene decides.
+    /// The part of a kernel that the gene decides.
     fn effect(&self, kernel: &Kernel) -> String {
         let is_one_of = |genes: &[&str]| genes.contains(&self.gene.as_str());
         let args = if is_one_of(&ARGUMENTS) { &kernel.args[..] } else { &[] };
@@ -54,9 +54,9 @@ impl Change {
     }
 }
 
-/// Genes that are an argument of the same code.
+/// Genes that only change an argument of a kernel.
 const ARGUMENTS: [&str; 1] = ["section_mib"];
-/// Genes of which a value is another grid of the same code.
+/// Genes of which one value only changes the grid.
 const GRIDS: [&str; 1] = ["handout"];
 
 fn changes(family: Family) -> Vec<Change> {
@@ -68,7 +68,7 @@ fn changes(family: Family) -> Vec<Change> {
 }
 
 fn of_table<P: Clone>(table: &[Line<P>], plain: fn() -> P, of: fn(P) -> Plan, arch: Arch) -> Vec<Change> {
-    // So few multiprocessors that a persistent CTA gets several tiles.
+    // So few SMs that a persistent CTA computes several tiles.
     let arch = Arch { multiprocessors: 2, ..arch };
     let change = |&(problem, beside, value): &Line<P>| {
         let mut base = plain();
@@ -102,7 +102,7 @@ fn causal() -> Problem {
     rectangle(Band::CAUSAL)
 }
 
-/// The values of a plan's genes, and of what their variants hold, by where they stand.
+/// Collects the values of a plan's genes, and of the fields of their variants, by path.
 fn collect(place: &str, value: &Value, values: &mut BTreeMap<String, BTreeSet<String>>) {
     let mut note = |value: &str| {
         values.entry(place.to_owned()).or_default().insert(value.to_owned());
@@ -119,7 +119,7 @@ fn collect(place: &str, value: &Value, values: &mut BTreeMap<String, BTreeSet<St
     }
 }
 
-/// The variants that serde accepts for a gene; none of what is a number.
+/// The variants that serde accepts for a gene; none for a number.
 fn variants(plan: &Plan, gene: &str) -> Vec<String> {
     let mut genes = json(plan);
     genes[gene] = "?".into();
@@ -155,7 +155,7 @@ fn every_gene_and_every_variant_is_in_its_table() {
     }
 }
 
-/// A gene that changes nothing is dead: no two plans are the same kernel.
+/// A gene that changes nothing is dead: no two plans may give the same kernel.
 #[test]
 fn every_gene_changes_the_kernel() {
     for family in Family::ALL {
@@ -181,7 +181,7 @@ fn plans_survive_serde() {
     }
 }
 
-/// What ptxas makes of the two kernels differs, too, or how they are launched; none spills.
+/// The machine code or the launch of the two kernels differs as well, and neither spills.
 #[test]
 fn every_gene_changes_what_runs() {
     let Some(ptxas) = tools::find("FLASHCORE_PTXAS") else { return };
@@ -202,7 +202,7 @@ fn every_gene_changes_what_runs() {
     }
 }
 
-/// A diagonal that ends among the rows: those beyond see all keys, beside rows that do not.
+/// A top-left diagonal that ends within the rows: later rows see all keys, earlier rows do not.
 #[test]
 fn rows_beyond_a_top_left_diagonal_see_all_keys() {
     let changes: Vec<_> = Family::ALL.into_iter().flat_map(changes).enumerate().collect();

@@ -1,11 +1,11 @@
-//! Genes of the family for every GPU.
+//! Genes of the `mma` family.
 
 use flashcore_kernels::forward::mma::{Grid, MmaPlan, QueryHome};
 use tile::{CopyMode, Order, Rescale};
 
 use crate::{Line, causal, full};
 
-/// Each gene as it does least.
+/// Each gene at its simplest value.
 pub fn plain() -> MmaPlan {
     MmaPlan {
         block_m: 64,

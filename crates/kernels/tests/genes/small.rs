@@ -1,4 +1,4 @@
-//! Genes of the family for small grids.
+//! Genes of the `small` family.
 
 use flashcore_kernels::forward::small::{Merge, Requests, RowOrder, Scores, SmallPlan};
 use problem::{Band, DType, Layout, Problem};
@@ -6,7 +6,7 @@ use tile::{Packing, Rescale, RowStore, Turns};
 
 use crate::{Line, causal, full, rectangle};
 
-/// Keys that one block holds.
+/// As many keys as one block holds.
 fn few_keys() -> Problem {
     full().with_seq_kv(120, Layout::Bhsd)
 }
@@ -15,7 +15,7 @@ fn few_causal() -> Problem {
     rectangle(Band::CAUSAL).with_seq_kv(120, Layout::Bshd)
 }
 
-/// Heads in groups that are packed.
+/// Groups of heads that are packed.
 fn grouped() -> Problem {
     Problem::new(1, 4, 50, 64, DType::Bf16).with_seq_kv(90, Layout::Bshd).with_heads_kv(2, Layout::Bshd)
 }
@@ -30,7 +30,7 @@ fn streams(p: &mut SmallPlan) {
     (p.stages, p.block_n) = (2, 32);
 }
 
-/// As many registers as four CTAs leave each, or a few more.
+/// A block for which a thread needs about the registers that four resident CTAs leave it, or a few more.
 fn crowded(p: &mut SmallPlan) {
     (p.stages, p.block_n) = (2, 64);
 }

@@ -1,4 +1,4 @@
-//! Genes of the persistent family.
+//! Genes of the `wgmma` family.
 
 use flashcore_kernels::forward::wgmma::{Diagonal, Ends, Probabilities, Softmax, Store, WgmmaPlan};
 use problem::{DType, Layout, Problem};
@@ -6,12 +6,12 @@ use tile::{Handout, Order, Packing, Sums, Tail, TileOrder, Tiles, Turns};
 
 use crate::{Line, causal, full};
 
-/// Heads in groups that are packed.
+/// Groups of heads that are packed.
 fn grouped() -> Problem {
     Problem::new(1, 4, 50, 64, DType::Bf16).with_heads_kv(2, Layout::Bshd)
 }
 
-/// Heads whose keys and values are more than a MiB together.
+/// Heads whose keys and values together exceed one MiB.
 fn many_heads() -> Problem {
     Problem { seq_q: 8, ..Problem::new(1, 32, 256, 64, DType::Bf16) }.with_layout(Layout::Bshd)
 }

@@ -1,4 +1,4 @@
-//! NVIDIA's assembler and disassembler, where `cargo xtask test` or the environment names them.
+//! ptxas and nvdisasm, where `cargo xtask test` or the environment names them.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -6,34 +6,34 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use ptx::Kernel;
 
-/// What ptxas made of a kernel.
+/// The result of assembling a kernel.
 pub struct Assembled {
     pub registers: u32,
-    /// Bytes stored and loaded.
+    /// Bytes of spill stores and loads.
     #[allow(dead_code, reason = "not every test looks for spills")]
     pub spills: u32,
     cubin: Scratch,
 }
 
-/// A file that goes when it is no longer needed.
+/// A temporary file, deleted on drop.
 struct Scratch(PathBuf);
 
 impl Drop for Scratch {
     fn drop(&mut self) {
-        // A file left behind in the temporary folder does no harm.
+        // A file left in the temporary folder does no harm.
         let _ = std::fs::remove_file(&self.0);
     }
 }
 
 impl Assembled {
-    /// The machine code, as it lies in the cubin: an ELF file, of whose sections one is executable.
+    /// The machine code in the cubin: an ELF file with one executable section.
     #[allow(dead_code, reason = "not every test compares machine code")]
     pub fn code(&self) -> Vec<u8> {
         let file = std::fs::read(&self.cubin.0).unwrap();
         let number = |at: usize, bytes: usize| {
             file[at..at + bytes].iter().rev().fold(0, |number, &byte| number << 8 | usize::from(byte))
         };
-        // Fields of the header and of a section's: Elf64_Ehdr, Elf64_Shdr.
+        // Fields of the ELF header and of section headers: Elf64_Ehdr, Elf64_Shdr.
         let (headers, size, count) = (number(0x28, 8), number(0x3A, 2), number(0x3C, 2));
         let sections = (0..count).map(|section| headers + section * size);
         let executable: Vec<usize> = sections.filter(|section| number(section + 8, 8) & 4 != 0).collect();
@@ -49,7 +49,7 @@ fn scratch(suffix: &str) -> Scratch {
     Scratch(std::env::temp_dir().join(format!("flashcore-{}-{n}.{suffix}", std::process::id())))
 }
 
-/// The tool that an environment variable names.
+/// The path of the tool that an environment variable names.
 pub fn find(variable: &str) -> Option<PathBuf> {
     let path = std::env::var_os(variable).map(PathBuf::from);
     if path.is_none() {
@@ -67,7 +67,7 @@ pub fn assemble(ptxas: &Path, kernel: &Kernel) -> Assembled {
         Command::new(ptxas).args(["-v", &arch]).arg(&text.0).arg("-o").arg(&cubin.0).output().unwrap();
     let log = String::from_utf8_lossy(&output.stderr).into_owned() + &String::from_utf8_lossy(&output.stdout);
     assert!(output.status.success(), "ptxas refuses the kernel:\n{log}");
-    // C7508: setmaxnreg is ignored; C7510 to C7512: products of a warpgroup are serialised.
+    // C7508: setmaxnreg is ignored. C7510 to C7512: `wgmma` products are serialised.
     assert!(!log.contains("C75"), "{log}");
     Assembled {
         registers: number_before(&log, " registers").unwrap_or_else(|| panic!("no registers in {log}")),
@@ -79,7 +79,7 @@ pub fn assemble(ptxas: &Path, kernel: &Kernel) -> Assembled {
     }
 }
 
-/// The machine code of a kernel, as text.
+/// A kernel's machine code as text.
 #[allow(dead_code, reason = "not every test reads machine code")]
 pub fn disassemble(nvdisasm: &Path, kernel: &Assembled) -> String {
     let output = Command::new(nvdisasm).arg("-c").arg(&kernel.cubin.0).output().unwrap();
@@ -87,8 +87,8 @@ pub fn disassemble(nvdisasm: &Path, kernel: &Assembled) -> String {
     String::from_utf8_lossy(&output.stdout).into_owned()
 }
 
-/// The instructions of many kernels' machine codes: the disassembler takes longer to start than to read all
-/// of them.
+/// The instructions of many kernels. One call for all of them, because the disassembler takes longer to start
+/// than to read all kernels.
 #[allow(dead_code, reason = "not every test reads machine code")]
 pub fn disassemble_all(nvdisasm: &Path, codes: &[Vec<u8>]) -> Vec<Vec<String>> {
     /// Bytes of an instruction.
@@ -107,7 +107,7 @@ pub fn disassemble_all(nvdisasm: &Path, codes: &[Vec<u8>]) -> Vec<Vec<String>> {
     codes.iter().map(of).collect()
 }
 
-/// The number that stands before `what`.
+/// The number before `what` in the log.
 fn number_before(log: &str, what: &str) -> Option<u32> {
     let before = &log[..log.find(what)?];
     before.rsplit(|c: char| !c.is_ascii_digit()).next()?.parse().ok()

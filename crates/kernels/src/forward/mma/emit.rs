@@ -1,4 +1,4 @@
-//! The generator.
+//! The generator of the `mma` family.
 
 use problem::{Problem, Tensor};
 use ptx::{
@@ -54,7 +54,7 @@ impl MmaPlan {
     }
 }
 
-/// What the CTA works on, in registers, and what is known of it when the kernel is made.
+/// State of the CTA in registers, with the values known at emission.
 struct Forward<'a> {
     plan: &'a MmaPlan,
     problem: &'a Problem,
@@ -67,7 +67,7 @@ struct Forward<'a> {
 
 /// The kernel's parameters, in the order of [`args`].
 struct Params {
-    /// Of q, k, v and out: the start, and the bytes between batch entries and between heads.
+    /// For q, k, v and out: the start, and the strides in bytes of batch entries and of heads.
     tensors: [(Global, R64, R64); 4],
     lse: Option<Global>,
     seq_q: R32,
@@ -162,13 +162,13 @@ impl<'a> Forward<'a> {
         self.plan.layouts(self.problem)
     }
 
-    /// Where keys and values begin: after Q, whose place O takes.
+    /// Keys and values begin after Q. O later takes the place of Q.
     fn ring_start(&self) -> i64 {
         let [q, .., o] = self.layouts();
         i64::from(q.bytes().max(o.bytes()))
     }
 
-    /// The ring of keys and values, pointing at the last block that the CTA visits.
+    /// The ring of keys and values. It points at the last block that the CTA visits.
     fn keys_and_values(&self, k: &mut Builder, bound: Bound, divides: bool) -> KvPipeline {
         let [_, key, value, _] = self.layouts();
         let ring = self.shared.at(self.ring_start());
@@ -191,7 +191,7 @@ impl<'a> Forward<'a> {
         KvPipeline::new(k, self.plan.order, self.plan.stages, self.plan.block_n, bound, keys, values, ragged)
     }
 
-    /// Reads the warp's part of the rows of a block of keys or values.
+    /// A reader of the warp's part of the rows of a KV block.
     fn own_keys(
         &self,
         k: &mut Builder,
@@ -219,7 +219,7 @@ impl<'a> Forward<'a> {
         copy.load(k, self.shared, from, Some(limit));
     }
 
-    /// The warp's queries, where the plan wants them.
+    /// The warp's queries, in registers or in shared memory as the plan says.
     fn queries(&self, k: &mut Builder, blocks: &KvPipeline) -> Queries {
         let [layout, ..] = self.layouts();
         let (half, rows) = (self.half, self.plan.warp_rows());
@@ -238,7 +238,7 @@ impl<'a> Forward<'a> {
         }
     }
 
-    /// What the warp has of O and the softmax, joined with the warps that share its rows: in the place of
+    /// Merges the warp's O and softmax with those of the warps that share its rows, in the shared memory of
     /// keys and values.
     fn merge(&self, k: &mut Builder, softmax: OnlineSoftmax, o: AccTile) -> (OnlineSoftmax, AccTile) {
         if self.plan.kv_warps == 1 {
@@ -251,19 +251,19 @@ impl<'a> Forward<'a> {
         softmax.merge(k, &self.threads, &o, self.shared.at(self.ring_start()))
     }
 
-    /// Orders the last read of Q before O comes in its place.
+    /// Orders the last read of Q before O is written to the same shared memory.
     fn release_queries(&self, k: &mut Builder) {
         if self.plan.kv_warps > 1 {
             return; // The merge has ordered it.
         }
         let own_rows = self.problem.head_dim == self.problem.head_dim_v;
         match (self.plan.queries, self.plan.order) {
-            // All of Q had landed when it went to registers, and where rows of Q and O are as long a warp's O
-            // covers just the rows of Q that it alone has read: lanes wait for their warp, and no warp for
-            // another.
+            // All of Q had arrived before it went to registers. If rows of Q and O have the same length, a
+            // warp's O overwrites only rows of Q that this warp alone has read. The lanes of the warp must
+            // synchronise, but no warp waits for another.
             (QueryHome::Registers, _) if own_rows => k.warp_sync(),
             (QueryHome::Registers, _) => k.bar_sync(),
-            // The last block's barrier stands behind the last scores.
+            // The barrier of the last block comes after the last scores.
             (QueryHome::Shared, Order::ScoresAhead) => {}
             // A CTA without keys has not waited for Q yet.
             (QueryHome::Shared, Order::InTurn) => {
@@ -273,12 +273,13 @@ impl<'a> Forward<'a> {
         }
     }
 
-    /// Whether all of Q has landed before the first block is visited, which otherwise waits for both.
+    /// Whether all of Q must have arrived before the first block is visited. Otherwise the first block waits
+    /// for both.
     fn waits_for_queries(&self) -> bool {
         self.plan.queries == QueryHome::Registers || self.plan.order == Order::ScoresAhead
     }
 
-    /// Stores O in the place of Q, and the LSE.
+    /// Stores O through the shared memory of Q, and the LSE.
     fn store(&self, k: &mut Builder, o: &AccTile, lse: &[F32]) {
         self.release_queries(k);
         let rows = (self.head(k, Tensor::Out), self.rows.first, self.rows.seq_q);
@@ -293,8 +294,8 @@ impl<'a> Forward<'a> {
         }
     }
 
-    /// Start of the head of a tensor that the CTA works on. Read anew where it is needed, so that nothing of
-    /// it stays in registers meanwhile.
+    /// Start of the CTA's head in a tensor. Recomputed at each use, so that it occupies no registers in
+    /// between.
     fn head(&self, k: &mut Builder, tensor: Tensor) -> Global {
         let (start, batch_bytes, head_bytes) = self.params.tensors[tensor as usize];
         let [head, batch] = head_and_batch(k, self.plan.grid);
@@ -316,7 +317,7 @@ impl<'a> Forward<'a> {
     }
 }
 
-/// The CTA's block of rows. Of a causal head the last rows, which see most, come first.
+/// The CTA's row block. In a causal head the last row blocks, which see most keys, come first.
 fn row_block(k: &mut Builder, grid: Grid, band: &KeyBand) -> R32 {
     let (index, count) = match grid {
         Grid::RowsFirst => (SpecialReg::CtaidX, SpecialReg::NctaidX),

@@ -6,24 +6,24 @@ use crate::error::accept;
 use crate::forward::contract::{check_rescale, misaligned, most_rows};
 use crate::{Arch, PlanError};
 
-/// Where a warp's queries are while keys go by.
+/// Where a warp's queries are kept during the main loop.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum QueryHome {
     /// In registers, read once.
     Registers,
-    /// In shared memory, read again for each block of keys.
+    /// In shared memory, read again for each KV block.
     Shared,
 }
 
-/// How tiles of rows are handed out.
+/// Which tiles neighbouring CTAs compute.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Grid {
-    /// Neighbouring CTAs take neighbouring rows of one head: its keys stay in L2. Of a causal head, long rows
-    /// first.
+    /// Neighbouring CTAs compute neighbouring row blocks of one head, whose keys stay in L2. In a causal
+    /// head, long rows come first.
     RowsFirst,
-    /// Neighbouring CTAs take neighbouring heads: all long rows of a causal problem first.
+    /// Neighbouring CTAs compute neighbouring heads: all long rows of a causal problem come first.
     HeadsFirst,
 }
 
@@ -32,39 +32,38 @@ pub enum Grid {
 pub struct MmaPlan {
     /// Query rows of a CTA.
     pub block_m: u32,
-    /// Keys of a block.
+    /// Keys of a KV block.
     pub block_n: u32,
     /// Warps of a CTA.
     pub warps: u32,
-    /// Warps that share the same rows and divide each block of keys among them, to be merged at the end; the
-    /// CTA's rows are shared evenly by the `warps / kv_warps` groups. More than 1 shortens the chain of a
-    /// small grid.
+    /// Warps that share the same rows and divide each KV block among them (split-KV inside the CTA, merged at
+    /// the end). The CTA's rows are divided evenly among the `warps / kv_warps` groups. More than 1 shortens
+    /// the dependency chain on a small grid.
     pub kv_warps: u32,
-    /// Blocks of keys and values in shared memory.
+    /// KV blocks in shared memory.
     pub stages: u32,
-    /// How the steps of successive blocks are ordered.
+    /// How the steps of successive KV blocks interleave.
     pub order: Order,
-    /// CTAs that a multiprocessor is to hold at least, which bounds registers; `None` leaves that to ptxas.
+    /// Least number of resident CTAs per SM, which bounds registers; `None` leaves the bound to ptxas.
     pub resident_ctas: Option<u32>,
-    /// Where the queries are.
     pub queries: QueryHome,
     /// When accumulators are rescaled.
     pub rescale: Rescale,
     /// How tiles are loaded and stored.
     pub copy: CopyMode,
-    /// How rows are handed out.
+    /// Which tiles neighbouring CTAs compute.
     pub grid: Grid,
     /// Whether the LSE is returned.
     pub lse: bool,
 }
 
-/// Registers beside the tiles: addresses, loop state and fragments of B (measured on ptxas' figures of the
-/// defaults).
+/// Registers besides the tiles: addresses, loop state and B fragments (from ptxas' register counts of the
+/// default plans).
 const OTHER_REGISTERS: u32 = 44;
 
 impl MmaPlan {
-    /// FlashAttention-2's tiles; where they would leave multiprocessors idle, fewer rows, with the keys
-    /// divided among the warps.
+    /// FlashAttention-2's tiles. If they would leave SMs idle, fewer rows per CTA, with the keys divided
+    /// among the warps.
     pub fn default_for(problem: &Problem, arch: &Arch) -> MmaPlan {
         let dim = problem.head_dim.max(problem.head_dim_v);
         let (block_m, block_n, warps) = tile_shape(dim, problem.band, arch);
@@ -93,7 +92,7 @@ impl MmaPlan {
             lse: false,
         };
         if plan.check_problem(problem).is_err() {
-            return plan; // what it would take of a multiprocessor may be no number
+            return plan; // its resource use may overflow
         }
         if plan.check_alignment(problem).is_err() {
             plan.copy = CopyMode::Elements;
@@ -104,9 +103,8 @@ impl MmaPlan {
                 Grid::HeadsFirst => Grid::RowsFirst,
             };
         }
-        // Two CTAs on a multiprocessor are worth more than two stages; a CTA of 8 warps has the registers to
-        // itself. Where every multiprocessor has one CTA at most, all of the keys may be on their way at
-        // once.
+        // Two resident CTAs per SM are worth more than two stages; a CTA of 8 warps has all registers of its
+        // SM. If every SM has at most one CTA, all keys may be in flight at once.
         let choices: &[(u32, u32)] = match plan.kv_warps {
             1 if plan.warps <= 4 => &[(2, 2), (2, 1), (1, 2), (1, 1)],
             1 => &[(1, 2), (1, 1)],
@@ -134,17 +132,17 @@ impl MmaPlan {
         self.block_m / self.row_warps()
     }
 
-    /// Keys of a block that a warp takes.
+    /// Keys of a KV block that one warp takes.
     pub const fn warp_keys(&self) -> u32 {
         self.block_n / self.kv_warps
     }
 
-    /// Groups of rows in a CTA.
+    /// Number of row groups in a CTA.
     const fn row_warps(&self) -> u32 {
         self.warps / self.kv_warps
     }
 
-    /// Tiles of Q, K, V and O in shared memory; O takes the place of Q.
+    /// Tiles of Q, K, V and O in shared memory; O reuses the place of Q.
     pub(super) fn layouts(&self, problem: &Problem) -> [TileLayout; 4] {
         let (dim, dim_v) = (problem.head_dim as u32, problem.head_dim_v as u32);
         [
@@ -165,8 +163,8 @@ impl MmaPlan {
         q.max(o) + (u64::from(self.stages) * (k + v)).max(merge)
     }
 
-    /// Registers of a thread, about: accumulators of O and S, the fragments of P that S becomes, and of Q
-    /// where it is kept.
+    /// Estimated registers of a thread: accumulators of O and S, the P fragments that S becomes, and the Q
+    /// fragments if they are kept.
     pub fn registers(&self, problem: &Problem) -> u32 {
         let m_tiles = self.warp_rows() / 16;
         let (dim, dim_v) = (problem.head_dim as u32, problem.head_dim_v as u32);
@@ -175,7 +173,7 @@ impl MmaPlan {
             QueryHome::Registers => m_tiles * dim / 4,
             QueryHome::Shared => 0,
         };
-        // Scores of two blocks, of which ptxas keeps a part as probabilities already.
+        // Scores of two blocks; ptxas keeps a part of them already as probabilities.
         let s = if self.order == Order::ScoresAhead { s + s / 2 } else { s };
         o + s + q + OTHER_REGISTERS
     }
@@ -198,7 +196,7 @@ impl MmaPlan {
         accept("sm", u64::from(arch.sm), arch.sm >= 80, "80 and later")
     }
 
-    /// Whether shared memory and registers suffice for the resident CTAs.
+    /// Checks shared memory and registers for the resident CTAs.
     fn check_resources(&self, problem: &Problem, arch: &Arch) -> Result<(), PlanError> {
         let bytes = self.shared_bytes(problem);
         let resident = self.resident_ctas.unwrap_or(1);
@@ -256,7 +254,7 @@ impl MmaPlan {
         check_rescale(self.rescale, problem.dtype)
     }
 
-    /// Copies of 16 bytes need every row to begin at a multiple of them.
+    /// 16-byte copies need every row to be aligned to 16 bytes.
     fn check_alignment(&self, problem: &Problem) -> Result<(), PlanError> {
         let mut tensors = Tensor::ALL.into_iter();
         let found = tensors.find_map(|tensor| Some((tensor.name(), misaligned(problem, tensor, 8)?)));
@@ -280,13 +278,13 @@ impl MmaPlan {
     }
 }
 
-/// CTAs of `rows` query rows each.
+/// Number of CTAs with `rows` query rows each.
 fn ctas(problem: &Problem, rows: u32) -> usize {
     problem.seq_q.div_ceil(rows as usize) * problem.heads_q * problem.batch
 }
 
-/// Warps that share rows on a small grid: as many as give every multiprocessor a CTA, of 64 rows divided by
-/// them.
+/// Warps that share rows on a small grid: enough to give every SM a CTA, whose 64 rows are divided by this
+/// number.
 fn kv_warps(problem: &Problem, arch: &Arch) -> u32 {
     let fits = |&&parts: &&u32| {
         let columns = problem.head_dim_v.is_multiple_of(8 * parts as usize);
@@ -300,15 +298,15 @@ const fn roomy(arch: &Arch) -> bool {
     arch.shared_per_sm > 128 * 1024
 }
 
-/// Query rows, keys of a block and warps for a head_dim, where there are rows enough for all multiprocessors.
+/// Query rows, keys of a block and warps for a head_dim, if there are enough rows for all SMs.
 fn tile_shape(dim: usize, mask: Band, arch: &Arch) -> (u32, u32, u32) {
     match (dim, roomy(arch)) {
-        // Of these widths, 128 keys spill a few registers.
+        // At these head dims, 128 keys spill a few registers.
         (33..=56, true) => (128, 96, 4),
-        // So they do where the diagonal takes registers of its own.
+        // At these head dims, 128 keys spill with a causal mask, whose diagonal needs registers.
         (57..=64, true) if mask.is_causal() => (128, 96, 4),
         (..=64, true) => (128, 128, 4),
-        // 64 keys make ptxas save registers down to 80 and spill.
+        // With 64 keys, ptxas limits itself to 80 registers and spills.
         (..=32, false) => (128, 96, 4),
         (..=64, false) => (128, 64, 4),
         (65..=112, true) => (128, 64, 4),
@@ -316,7 +314,7 @@ fn tile_shape(dim: usize, mask: Band, arch: &Arch) -> (u32, u32, u32) {
         (113..=128, true) => (128, 48, 4),
         (65..=128, false) => (128, 32, 4),
         (_, true) => (128, 64, 8),
-        // Of some of these widths, 32 keys make ptxas save registers down to 128 and spill.
+        // At some of these head dims, 32 keys make ptxas limit itself to 128 registers and spill.
         (129..=176, false) => (64, 48, 4),
         (_, false) => (64, 32, 4),
     }

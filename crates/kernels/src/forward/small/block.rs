@@ -1,4 +1,4 @@
-//! A warpgroup's block of keys: its scores and what it adds to O, in pieces that overlap.
+//! A KV block of a warpgroup that is held at once: its scores and its P V, in pieces that overlap.
 
 use std::ops::Range;
 
@@ -15,7 +15,7 @@ use super::plan::{Merge, SmallPlan};
 /// Rows of a warp.
 pub(super) const WARP_ROWS: u32 = 16;
 
-/// Operands, accumulators and the products that are under way.
+/// Operands, accumulators and the products in flight.
 #[derive(Clone)]
 pub(super) struct Block<'a> {
     plan: &'a SmallPlan,
@@ -26,10 +26,10 @@ pub(super) struct Block<'a> {
     keys: SharedMatrix,
     /// S: 64 rows × `block_n` keys.
     scores: AccTile,
-    /// O, in the shares that are computed one after the other, each with its columns of V.
+    /// O in the shares that are computed one after the other, each with its columns of V.
     shares: Vec<(AccTile, SharedMatrix)>,
     score_groups: Vec<Group>,
-    /// Of the last piece of P V, a group for each share.
+    /// The product groups of the last piece of P V, one for each share.
     share_groups: Vec<Group>,
 }
 
@@ -74,17 +74,17 @@ impl<'a> Block<'a> {
         }
     }
 
-    /// The same, of what a path sees.
+    /// The block, restricted to what a path's rows see.
     pub(super) fn seen(&self, seen: Seen) -> Block<'a> {
         Block { seen, ..self.clone() }
     }
 
-    /// Steps of the softmax that see anything.
+    /// Number of softmax steps with any visible key.
     pub(super) fn steps(&self) -> u32 {
         self.seen.keys.div_ceil(self.plan.block_n / self.plan.softmax_steps)
     }
 
-    /// The pieces of P that a step makes.
+    /// The pieces of P that a softmax step produces.
     pub(super) fn pv_pieces_of(&self, step: u32) -> Range<u32> {
         let Range { start, end } = self.plan.pv_pieces_of(step);
         start..end.min(self.pv_pieces())
@@ -99,7 +99,7 @@ impl<'a> Block<'a> {
         start..end.min(self.seen.pieces(self.plan.qk_keys()))
     }
 
-    /// Issues S = Q Kᵀ of a step of the softmax, each piece when its keys have landed.
+    /// Issues S = Q Kᵀ of a softmax step, each piece when its keys have arrived.
     pub(super) fn issue_scores(&mut self, k: &mut Builder, step: u32) {
         let SmallPlan { qk_pieces, key_copies, .. } = *self.plan;
         let (keys, pieces_per_copy) = (self.plan.qk_keys(), qk_pieces / key_copies);
@@ -117,7 +117,7 @@ impl<'a> Block<'a> {
         }
     }
 
-    /// The rows' maxima in a step of the softmax, capped and masked, gathered piece by piece.
+    /// The row maxima of a softmax step, capped and masked, reduced piece by piece.
     pub(super) fn maxima(
         &self,
         k: &mut Builder,
@@ -154,7 +154,7 @@ impl<'a> Block<'a> {
         self.scores.columns(piece * n_tiles, n_tiles)
     }
 
-    /// Multiplies the rows of O once all that was added to it stands.
+    /// Rescales O after all issued products have been added to it.
     pub(super) fn rescale(&self, k: &mut Builder, factors: &[F32]) {
         self.wait_for_output(k);
         for (share, _) in &self.shares {
@@ -171,14 +171,14 @@ impl<'a> Block<'a> {
         }
         let accumulate = if piece == 0 { Accumulate::Set } else { Accumulate::Add };
         let last = piece + 1 == self.pv_pieces();
-        // What a step has added is waited for before the next one rescales it.
+        // The products of a step must be complete before the next step rescales O.
         let ends_step = (piece + 1).is_multiple_of(self.plan.pv_pieces);
         let first_key = piece * self.plan.pv_keys();
         self.products.fence(k);
         self.share_groups.clear();
         for (i, (share, values)) in self.shares.iter().enumerate() {
             self.products.wgmma_pv(k, p, values.from_row(first_key), share, accumulate);
-            // Shares of the last piece end one by one, so that the first can leave.
+            // The shares of the last piece complete one by one, so that the first can be sent early.
             if last || ends_step && i + 1 == self.shares.len() {
                 self.share_groups.push(self.products.commit(k));
             }
@@ -190,7 +190,7 @@ impl<'a> Block<'a> {
         self.products.wait(k, *last);
     }
 
-    /// The share of O that the other CTA joins, complete.
+    /// The share of O that the peer CTA merges, complete.
     pub(super) fn peers_share(&self, k: &mut Builder) -> &AccTile {
         let (share, _) = &self.shares[0];
         match self.share_groups.first() {
@@ -200,13 +200,13 @@ impl<'a> Block<'a> {
         share
     }
 
-    /// The share that the warpgroup joins itself, complete once [`Block::finish`] is done.
+    /// The share that the warpgroup merges itself; complete after [`Block::finish`].
     pub(super) fn own_share(&self) -> AccTile {
         self.shares.last().expect("there is one at least").0.clone()
     }
 
-    /// Waits until all of O stands, and for what was requested and not looked at: nothing lands when a CTA is
-    /// gone.
+    /// Waits for all of O, and for requested tiles that were never read: a copy must not arrive after its CTA
+    /// has exited.
     pub(super) fn finish(&self, k: &mut Builder) {
         match self.share_groups.last() {
             Some(&group) => self.products.wait(k, group),

@@ -1,4 +1,4 @@
-//! Which plan a problem gets where none was tuned.
+//! The default plan of a problem without a tuned plan.
 
 use problem::{Band, Problem};
 use tile::{Packing, Rescale, RowStore, Turns, WARPGROUP_ROWS};
@@ -8,7 +8,7 @@ use crate::Arch;
 use crate::forward::contract::rescale_within;
 use crate::forward::packing::packs_well;
 
-/// How many waves of multiprocessors tiles of 64 query rows are: up to so many.
+/// How much of the GPU the tiles of 64 query rows fill; each variant is an upper bound in waves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Wave {
     Half,
@@ -29,8 +29,8 @@ impl Wave {
         }
     }
 
-    /// Causal rows differ in length. Where two CTAs share a multiprocessor from the first to the last, it is
-    /// for the grid to see that their lengths add up; where others follow, the long ones come first.
+    /// Causal row tiles differ in length. If two CTAs share an SM from start to end, the order pairs lengths
+    /// that add up; if more CTAs follow, the long tiles come first.
     fn order(self, mask: Band, row_tiles: u64) -> RowOrder {
         match (self, mask) {
             (_, Band::FULL) | (Wave::Half | Wave::One, _) => RowOrder::ByHead,
@@ -47,11 +47,11 @@ impl Wave {
 }
 
 impl SmallPlan {
-    /// The structure that keeps every multiprocessor busy in one wave, with the fewest bytes for each: the
-    /// fewer tiles of query rows there are, the more multiprocessors divide the keys of one; the more there
-    /// are, the more of them share what a CTA loads. One block a warpgroup while that suffices, blocks that
-    /// stream by beyond. Of plans that do not fit, the last resort. Heads of a group are packed where that
-    /// fills tiles better: a tile costs the same however many of its rows are there.
+    /// The structure that keeps every SM busy in one wave with the fewest bytes per SM. The fewer tiles of
+    /// query rows there are, the more SMs divide the keys of one tile; the more tiles there are, the more of
+    /// them share the loads of a CTA. A warpgroup holds all its keys in one block while that suffices; beyond
+    /// that, blocks stream. If no plan fits, returns the last resort unchecked. Heads of a group are packed
+    /// if that fills tiles better: a tile costs the same however many of its rows exist.
     pub fn default_for(problem: &Problem, arch: &Arch) -> SmallPlan {
         let base = SmallPlan::BASE.filled(problem);
         let wave = Wave::of(base.tiles(problem), arch);
@@ -89,7 +89,7 @@ impl SmallPlan {
         lse: false,
     };
 
-    /// Variations without a loop that hold all keys, the best first.
+    /// Variants without a loop that hold all keys, best first.
     fn at_once(&self, problem: &Problem, wave: Wave) -> Vec<SmallPlan> {
         let base = self;
         let keys = |parts: usize| problem.seq_kv.div_ceil(parts).next_multiple_of(16) as u32;
@@ -135,13 +135,13 @@ impl SmallPlan {
         }
     }
 
-    /// Variations by whose warpgroups blocks stream, the best first (measured on an H200): while two
-    /// warpgroups a multiprocessor suffice, with many keys a block; beyond, four of them with few, which take
-    /// exponentials while others have the tensor cores.
+    /// Variants whose KV blocks stream, best first (measured on an H200). While two warpgroups per SM
+    /// suffice, their blocks have many keys. Beyond, four warpgroups with fewer keys per block, of which some
+    /// compute exponentials while others use the tensor cores.
     fn streamed(&self, problem: &Problem, wave: Wave) -> impl Iterator<Item = SmallPlan> + use<> {
         let causal = problem.band.is_causal();
         let narrow = problem.head_dim.max(problem.head_dim_v) <= 64;
-        // Row warpgroups, CTAs of a cluster, CTAs of a multiprocessor, and keys of a block.
+        // Row warpgroups, CTAs of a cluster, CTAs per SM, and choices for the keys of a block.
         type Shape = (u32, u32, u32, &'static [u32]);
         let alone: &[Shape] =
             &[(1, 1, 3, &[128]), (1, 1, 2, &[128, 96, 64]), (1, 1, 1, &[128, 96, 64, 48, 32, 16])];
@@ -149,7 +149,7 @@ impl SmallPlan {
         let shared: &[Shape] = match wave {
             Wave::Half => &[(1, 2, 1, &[128, 96, 64])],
             Wave::One => &[(2, 2, 1, &[128, 96, 64]), (1, 1, 1, &[128, 96, 64])],
-            // Short rows leave a multiprocessor to long ones.
+            // Short rows leave an SM to long ones.
             Wave::Two if causal => &[(1, 1, 2, &[128, 64])],
             Wave::Two => &[(2, 1, 1, &[128, 96, 64])],
             Wave::Four if narrow && stay && !causal => &[(4, 1, 1, &[64])],
@@ -170,13 +170,13 @@ impl SmallPlan {
         shared.chain(alone).flat_map(move |&(row_warpgroups, cluster, resident_ctas, blocks)| {
             let turns = if row_warpgroups == 4 { Turns::PingPong } else { Turns::Free };
             let base = SmallPlan { row_warpgroups, cluster, resident_ctas, turns, ..base.clone() };
-            // Of a causal mask, blocks that end where tiles of rows do.
+            // For a causal mask, blocks that end where row tiles end.
             let blocks = blocks.iter().filter(move |&&block_n| !(causal && block_n == 96));
             blocks.map(move |&block_n| SmallPlan { block_n, ..base.clone() })
         })
     }
 
-    /// The plan with as many stages as there are blocks that stream by, or as there is room for.
+    /// The plan with as many stages as streaming blocks, or as many as fit.
     fn staged(mut self, problem: &Problem, arch: &Arch) -> SmallPlan {
         while self.streams() && self.stages < MOST_STAGES && !self.resident(problem) {
             let more = SmallPlan { stages: self.stages + 1, ..self.clone() };
@@ -188,14 +188,14 @@ impl SmallPlan {
         self
     }
 
-    /// The plan with heads of a group in one tile where that fills it better.
+    /// The plan with the heads of a group packed if that fills tiles better.
     pub(crate) fn filled(mut self, problem: &Problem) -> SmallPlan {
         let packs = packs_well(problem, WARPGROUP_ROWS);
         self.packing = if packs { Packing::Packed } else { Packing::Apart };
         self
     }
 
-    /// The plan with the joins, stores and thresholds that it and the problem allow.
+    /// The plan with the merge and store that it and the problem allow.
     pub(crate) fn fitted(mut self, problem: &Problem) -> SmallPlan {
         self.rescale = rescale_within(self.rescale, problem.dtype);
         if self.check_merge(problem).is_err() {

@@ -1,4 +1,4 @@
-//! The generator.
+//! The generator of the `small` family.
 
 use problem::{Problem, Tensor};
 use ptx::{
@@ -61,7 +61,7 @@ impl SmallPlan {
 
 /// The kernel's parameters, in the order of [`args`].
 pub(super) struct Params {
-    /// Of Q, K and V.
+    /// Tensor maps of Q, K and V.
     maps: [TensorMapPtr; 3],
     pub(super) out: Global,
     pub(super) lse: Option<Global>,
@@ -91,7 +91,7 @@ impl Params {
     }
 }
 
-/// What the warpgroup works on, in registers, and what is known of it when the kernel is made.
+/// State of the warpgroup in registers, with the values known at emission.
 pub(super) struct Forward<'a> {
     pub(super) plan: &'a SmallPlan,
     pub(super) problem: &'a Problem,
@@ -104,7 +104,7 @@ pub(super) struct Forward<'a> {
     pub(super) head: R32,
     pub(super) batch: R32,
     pub(super) shared: Shared,
-    /// With the other parts of the keys, where there are any.
+    /// The merge with the other parts of the keys, if there are any.
     pub(super) exchange: Option<Exchange>,
 }
 
@@ -143,7 +143,7 @@ impl<'a> Forward<'a> {
         }
     }
 
-    /// The kernel: attention of 64 rows to one part of their keys, joined with the other parts.
+    /// The kernel: attention of 64 rows over one part of their keys, merged with the other parts.
     fn body(&self, k: &mut Builder) {
         let (softmax, o) = if self.plan.streams() {
             let (softmax, o) = self.stream(k);
@@ -155,8 +155,7 @@ impl<'a> Forward<'a> {
         self.store(k, &softmax, &o);
     }
 
-    /// Attention to a block of keys that is the warpgroup's only one: no loop, and all of it is under way at
-    /// once.
+    /// Attention over the only KV block of the warpgroup: no loop, and everything is in flight at once.
     fn at_once(&self, k: &mut Builder) -> (OnlineSoftmax, AccTile) {
         let plan = self.plan;
         let source = self.source(k);
@@ -183,7 +182,7 @@ impl<'a> Forward<'a> {
         }
     }
 
-    /// The softmax of the scores that a path sees, and what it takes of V.
+    /// Softmax and P V of the scores that a path's rows see.
     fn attend(&self, k: &mut Builder, block: &mut Block, mask: &Masker, softmax: &OnlineSoftmax) {
         let steps = block.steps();
         let ahead = if self.plan.scores == Scores::AllAtOnce { steps } else { steps.min(1) };
@@ -219,7 +218,7 @@ impl<'a> Forward<'a> {
         OnlineSoftmax::new(k, self.half, self.plan.rescale, self.params.factor, WARP_ROWS)
     }
 
-    /// The warpgroup's rows of the CTA's.
+    /// The warpgroup's rows among those of the CTA.
     pub(super) fn own_rows(&self, k: &mut Builder) -> RowRange {
         let first = k.mad(self.place.row_warpgroup, WARPGROUP_ROWS, self.rows.first);
         RowRange { first, rows: WARPGROUP_ROWS, ..self.rows }
@@ -231,7 +230,7 @@ impl<'a> Forward<'a> {
         k.mul(part, self.plan.block_n)
     }
 
-    /// Where the warpgroup's queries, keys and values come from.
+    /// The tensor-map coordinates of the warpgroup's queries, keys and values.
     pub(super) fn source(&self, k: &mut Builder) -> Source {
         let own = self.own_rows(k);
         Source {
@@ -244,8 +243,7 @@ impl<'a> Forward<'a> {
         }
     }
 
-    /// The warpgroup's columns of O, of all keys and divided by the rows' sums; all of them where it has all
-    /// keys.
+    /// The warpgroup's columns of O over all keys, normalised; all columns if the warpgroup has all keys.
     fn join(&self, k: &mut Builder, softmax: OnlineSoftmax, o: AccTile) -> (OnlineSoftmax, AccTile) {
         let Some(exchange) = &self.exchange else {
             softmax.normalize(k, &o);
@@ -256,7 +254,7 @@ impl<'a> Forward<'a> {
         (exchange.receive(k, softmax, &own), own)
     }
 
-    /// Of two CTAs, the other's columns leave before the own ones are complete.
+    /// With two CTAs, sends the peer's columns before the own ones are complete.
     fn send_to_peer(&self, k: &mut Builder, softmax: &OnlineSoftmax, block: &Block) {
         let theirs = block.peers_share(k);
         self.wait_for_cluster(k);
@@ -267,7 +265,7 @@ impl<'a> Forward<'a> {
         self.exchange.as_ref().expect("a plan with a peer has two parts")
     }
 
-    /// Until the other CTAs' mbarriers stand.
+    /// Waits until the mbarriers of the other CTAs are initialised.
     fn wait_for_cluster(&self, k: &mut Builder) {
         if self.plan.cluster > 1 {
             k.cluster_wait();
@@ -275,7 +273,7 @@ impl<'a> Forward<'a> {
     }
 }
 
-/// What a cluster computes: a tile of rows of a head, or of a group of packed ones, of a batch entry.
+/// The work of a cluster: a row tile, a head (or a group of packed heads) and a batch entry.
 struct Work {
     tile: R32,
     head: R32,
@@ -314,7 +312,7 @@ impl Work {
     }
 }
 
-/// The `index`-th of `count` from the end.
+/// The index that is `index` places before the last of `count`.
 fn from_last(k: &mut Builder, index: R32, count: R32) -> R32 {
     let last = k.sub(count, 1);
     k.sub(last, index)

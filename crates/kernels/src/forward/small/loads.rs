@@ -1,5 +1,5 @@
-//! What is requested, by whom and when: each copy by one lane of a warp of its own, straight after its
-//! mbarrier stands.
+//! The TMA requests: which warp issues them and when. One lane of a separate warp issues each copy, directly
+//! after it has initialised the copy's mbarrier.
 
 use problem::{Problem, Tensor};
 use ptx::{Builder, CmpOp, Pred, R32, Shared, Src, TensorMapPtr};
@@ -9,14 +9,14 @@ use super::plan::{Requests, SmallPlan};
 
 /// Warps of a warpgroup.
 const WARPS: usize = 4;
-/// The warp that requests what is late.
+/// The warp that issues the late requests.
 const LATE_WARP: u32 = 2;
-/// The lane that prepares, requests and arrives for its warp. ptxas predicates the init of an mbarrier for
-/// the warp as a whole, which compute-sanitizer takes for the last lane's doing: were it another's, it would
-/// see a race of two lanes where there is one.
+/// The elected lane, which initialises, requests and arrives for its warp. ptxas predicates `mbarrier.init`
+/// for the whole warp, and compute-sanitizer attributes it to the last lane. With any other elected lane,
+/// compute-sanitizer would report a race of two lanes where there is none.
 const SPEAKER: u32 = 31;
 
-/// A copy of one tile, by one thread.
+/// A TMA copy of one tile, issued by one thread.
 #[derive(Clone)]
 struct Copy {
     map: TensorMapPtr,
@@ -25,7 +25,8 @@ struct Copy {
     /// Row, head and batch entry in the tensor.
     at: [R32; 3],
     barrier: Shared,
-    /// Which of the warpgroups that need the tile requests it; `None` where one alone does.
+    /// Whether this warpgroup issues the request, among those that need the tile; `None` if only one needs
+    /// it.
     requester: Option<Pred>,
 }
 
@@ -42,14 +43,14 @@ impl Copy {
     }
 }
 
-/// A warpgroup's tiles in shared memory and the mbarriers that say when they are there.
+/// A warpgroup's tiles in shared memory and their full barriers.
 #[derive(Clone, Copy)]
 pub(super) struct Loads<'a> {
     plan: &'a SmallPlan,
     problem: &'a Problem,
     place: Place,
     lane: R32,
-    /// The warpgroup's first tile of queries, keys and values.
+    /// Address of the warpgroup's first tile of queries; keys and values likewise.
     pub queries: Shared,
     pub keys: Shared,
     pub values: Shared,
@@ -58,20 +59,20 @@ pub(super) struct Loads<'a> {
     value_barrier: Shared,
 }
 
-/// What the copies read: tensor maps, and the first position and key, the head and the batch entry in them.
+/// The coordinates of the copies: tensor maps, first position and key, head and batch entry.
 pub(super) struct Source {
     pub maps: [TensorMapPtr; 3],
-    /// Of the queries' first row.
+    /// Sequence position of the first query row.
     pub position: R32,
     pub first_key: R32,
-    /// Of queries: a head, or a group of packed ones.
+    /// Head of Q, or group of packed heads.
     pub head: R32,
     pub kv_head: R32,
     pub batch: R32,
 }
 
 impl Source {
-    /// Head and batch entry in a tensor's map, in which those that are all the same are one.
+    /// Head and batch entry in a tensor's map, where those with stride 0 are one.
     pub(super) fn head(&self, k: &mut Builder, problem: &Problem, tensor: Tensor) -> [R32; 2] {
         let strides = problem.strides(tensor);
         let head = if tensor == Tensor::Q { self.head } else { self.kv_head };
@@ -111,7 +112,7 @@ impl<'a> Loads<'a> {
         }
     }
 
-    /// Prepares the mbarriers, requests everything, and joins the CTA's threads on the way.
+    /// Initialises the mbarriers, issues all requests, and synchronises the CTA in between.
     pub(super) fn request(&self, k: &mut Builder, from: &Source, exchange: Option<&Exchange>) {
         let (early, late) = self.copies(k, from);
         for warp in 0..WARPS as u32 {
@@ -128,11 +129,13 @@ impl<'a> Loads<'a> {
                 if prepares_late {
                     late.iter().for_each(|copy| copy.prepare(k));
                 }
-                // For what is requested later, a cluster's exchange has a fence that speaks, too.
+                // If all requests come later, the exchange of a cluster has a fence that covers these
+                // mbarriers, too.
                 if !mine.is_empty() || self.plan.cluster == 1 {
                     k.fence_mbarrier_init();
                 }
-                // What is requested late follows a barrier, and so the wait of those who request early.
+                // Late requests follow a CTA barrier, and so the `griddepcontrol.wait` of the warps that
+                // request early.
                 if self.plan.overlapping && !mine.is_empty() {
                     k.griddep_wait();
                 }
@@ -148,7 +151,7 @@ impl<'a> Loads<'a> {
         }
     }
 
-    /// The warpgroup's copies: those requested first, and those that wait for the CTA's barrier.
+    /// The warpgroup's copies: those requested first, and those requested after the CTA's barrier.
     fn copies(&self, k: &mut Builder, from: &Source) -> (Vec<Copy>, Vec<Copy>) {
         let SmallPlan { row_warpgroups, kv_warpgroups, key_copies, .. } = *self.plan;
         let of_rows = (kv_warpgroups > 1).then(|| k.setp_u(CmpOp::Eq, self.place.kv_warpgroup, 0));
@@ -203,7 +206,7 @@ impl<'a> Loads<'a> {
         k.mbarrier_wait_parity(self.query_barrier, 0);
     }
 
-    /// Waits for a copy of keys.
+    /// Waits until a copy of keys has arrived.
     pub(super) fn wait_for_keys(&self, k: &mut Builder, copy: u32) {
         k.mbarrier_wait_parity(self.key_barriers.at(copy), 0);
     }
@@ -213,7 +216,8 @@ impl<'a> Loads<'a> {
     }
 }
 
-/// Prepares what other parts send, and joins the CTA's threads: from here on all of its mbarriers stand.
+/// Initialises the exchange's mbarriers and synchronises the CTA: afterwards all mbarriers of the CTA are
+/// initialised.
 pub(super) fn meet(k: &mut Builder, plan: &SmallPlan, lane: R32, exchange: Option<&Exchange>) {
     if let Some(exchange) = exchange {
         let speaks = k.setp_u(CmpOp::Eq, lane, SPEAKER);
@@ -225,7 +229,7 @@ pub(super) fn meet(k: &mut Builder, plan: &SmallPlan, lane: R32, exchange: Optio
     k.bar_sync();
 }
 
-/// Under `condition`, where there is one.
+/// Emits `body` under `condition`, if there is one.
 fn when(k: &mut Builder, condition: Option<Pred>, body: impl FnOnce(&mut Builder)) {
     match condition {
         Some(condition) => k.if_(condition, body),

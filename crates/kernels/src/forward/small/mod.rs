@@ -1,16 +1,16 @@
-//! The forward family for small grids, latency first, on Hopper (sm_90a).
+//! The forward family for small grids on Hopper (sm_90a), optimised for latency.
 //!
-//! A cluster of CTAs takes 64 query rows (or a few times as many) of one head, or of all query heads of a
-//! group, and each of its warpgroups one part of the keys. Everything a warpgroup needs is requested at once
-//! by TMA, its scores stay in registers, and there is no loop: S = Q Kᵀ is issued as keys land, the softmax
-//! runs over the scores in few steps, P goes to the tensor cores from registers, and the parts are joined
-//! through distributed shared memory.
+//! A cluster of CTAs takes 64 query rows (or a small multiple) of one head, or of all query heads of a group.
+//! Each of its warpgroups takes one part of the keys. A warpgroup requests everything at once by TMA, keeps
+//! its scores in registers, and runs no loop: S = Q Kᵀ is issued as keys arrive, the softmax runs over the
+//! scores in few steps, P V takes P from registers, and the parts are merged through distributed shared
+//! memory. Where the keys do not fit at once, KV blocks stream through a ring instead (`stream.rs`).
 //!
 //! Baked into the code: dtype, head dimensions, mask, group size, row strides, whether the parts are whole
-//! and whether all keys fit the stages (then nothing is refilled), by how much the diagonal is off the tiles,
-//! `heads_q` for an LSE, and the plan. Parameters of the launch: tensor maps of Q, K and V, the output's
-//! pointer and strides, `seq_q`, `seq_kv`, the scale. A kernel serves another problem only if that one's text
-//! is the same: compare modules, not shapes.
+//! and whether all keys fit the stages (then nothing is refilled), the offset of the diagonal from the tiles,
+//! `heads_q` for an LSE, and the plan. Launch parameters: tensor maps of Q, K and V, the output's pointer and
+//! strides, `seq_q`, `seq_kv` and the scale. A kernel serves another problem only if the emitted text is
+//! identical: compare modules, not shapes.
 
 mod block;
 mod default;

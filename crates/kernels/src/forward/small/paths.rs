@@ -1,6 +1,6 @@
-//! A block that holds all of a warpgroup's keys is computed along one of several paths under a causal mask,
-//! by how much of it the rows see: keys that no row sees are no work, and of the others only the last are
-//! masked. Each path is straight code, since its extent is known when the kernel is made.
+//! Paths of a causal block that holds all keys of a warpgroup. The code branches by how much of the block the
+//! rows see: keys that no row sees are not computed, and only the last visible keys are masked. Each path is
+//! straight-line code, since its extent is known at emission.
 
 use problem::Problem;
 use ptx::{Builder, CmpOp, R32};
@@ -10,34 +10,34 @@ use super::emit::Forward;
 use super::plan::SmallPlan;
 use crate::forward::contract::band;
 
-/// What a path's rows see of the block.
+/// The part of the block that a path's rows see.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Seen {
-    /// Keys that some row sees, in whole pieces of both products.
+    /// Number of keys that some row sees, rounded up to whole pieces of both products.
     pub keys: u32,
-    /// Keys from here on are hidden from some row.
+    /// Keys from this one on are hidden from some row.
     pub hidden_from: u32,
 }
 
 impl Seen {
-    /// All of a block.
+    /// The whole block.
     pub const fn whole(block_n: u32) -> Seen {
         Seen { keys: block_n, hidden_from: block_n }
     }
 
-    /// Pieces of so many keys each.
+    /// Number of pieces with `keys` keys each.
     pub const fn pieces(self, keys: u32) -> u32 {
         self.keys / keys
     }
 
-    /// What the rows see of the piece of that number.
+    /// The coverage of piece `piece`, which has `keys` keys.
     pub const fn coverage(self, piece: u32, keys: u32) -> Coverage {
         if (piece + 1) * keys <= self.hidden_from { Coverage::Full } else { Coverage::Partial }
     }
 }
 
 impl SmallPlan {
-    /// Keys by which paths differ: whole pieces of both products.
+    /// Number of keys by which successive paths differ: whole pieces of both products.
     fn path_keys(&self) -> u32 {
         let (small, large) = (self.qk_keys().min(self.pv_keys()), self.qk_keys().max(self.pv_keys()));
         let mut keys = if large.is_multiple_of(small) { large } else { self.block_n };
@@ -47,8 +47,8 @@ impl SmallPlan {
         keys
     }
 
-    /// How many of a path's last steps hide something from a row, where each position sees one key more than
-    /// the one before it.
+    /// Number of a path's last steps in which some row does not see a key. Each position sees one key more
+    /// than the one before it.
     fn hidden_steps(&self, problem: &Problem) -> u32 {
         let (positions, keys) = (WARPGROUP_ROWS / self.packed_heads(problem), self.path_keys());
         let shift = band(problem).shift(problem.seq_q, problem.seq_kv);
@@ -58,7 +58,7 @@ impl SmallPlan {
 }
 
 impl Forward<'_> {
-    /// Emits `body` for each path that the warpgroup may have to take.
+    /// Emits `body` for each path that the warpgroup may take.
     pub(super) fn paths(&self, k: &mut Builder, body: impl Fn(&mut Builder, Seen)) {
         let block_n = self.plan.block_n;
         let whole = Seen::whole(block_n);
@@ -77,7 +77,7 @@ impl Forward<'_> {
     }
 }
 
-/// The path of `steps` steps if there are so many, else shorter ones.
+/// Emits the path of `steps` steps under the condition that there are that many, else shorter ones.
 fn longest_first(
     k: &mut Builder,
     seen: R32,

@@ -12,36 +12,37 @@ use crate::{Arch, PlanError};
 
 const FAMILY: &str = "small";
 
-/// When copies are requested. Each request is an instruction of one thread, and what is needed first goes
-/// first.
+/// When TMA copies are requested. Each request is an instruction of one thread, so the order decides what
+/// arrives first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Requests {
     /// Queries, keys and values at once, each by another warp.
     AtOnce,
-    /// Values once all barriers of the CTA stand.
+    /// Values after the CTA barrier that follows the initialisation of all mbarriers.
     ValuesLate,
-    /// Values, and all copies of keys but the first, once all barriers of the CTA stand.
+    /// Values and all key copies except the first after the CTA barrier that follows the initialisation of
+    /// all mbarriers.
     FirstKeysOnly,
 }
 
-/// When the scores of a later step of the softmax are issued.
+/// When the scores of a later softmax step are issued.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Scores {
-    /// All up front, as their keys land.
+    /// All at the start, as their keys arrive.
     AllAtOnce,
-    /// When the maximum of the step before is known.
+    /// When the maximum of the previous step is known.
     StepByStep,
 }
 
-/// How the parts of a row's keys are joined.
+/// How the parts of a row's keys are merged.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Merge {
-    /// Each warpgroup sends the others their shares of O when all of it stands.
+    /// Each warpgroup sends the others their shares of O when all of O is complete.
     Shares,
-    /// Of two CTAs, each computes the other's columns first: they travel while its own are computed.
+    /// With two CTAs, each computes the peer's columns first and sends them while it computes its own.
     PeerFirst,
 }
 
@@ -49,13 +50,14 @@ pub enum Merge {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum RowOrder {
-    /// Head by head; of a causal head the last rows, which see most, come first.
+    /// Head by head. In a causal head the last rows, which see most keys, come first.
     #[default]
     ByHead,
-    /// All heads' last rows first: what is left for the end is short.
+    /// The last rows of all heads first, so that the tiles at the end are short.
     LongestFirst,
-    /// The same up to the middle, and from there on all heads' first rows first. Of two CTAs that share a
-    /// multiprocessor, the second comes half a grid after the first: a long one and a short one.
+    /// The last rows of all heads first up to the middle of the grid, then the first rows of all heads first.
+    /// The second of two CTAs that share an SM comes half a grid after the first, which pairs a long tile
+    /// with a short one.
     Folded,
 }
 
@@ -64,71 +66,66 @@ pub enum RowOrder {
 pub struct SmallPlan {
     /// Warpgroups of a CTA that take 64 query rows each.
     pub row_warpgroups: u32,
-    /// What these rows are.
+    /// Rows of one query head, or of all query heads of a group (pack-GQA).
     #[serde(default)]
     pub packing: Packing,
     /// CTAs of a cluster that share query rows and divide the keys: 1, 2 or 4.
     pub cluster: u32,
     /// Warpgroups of a CTA that share query rows and divide the CTA's keys: 1, 2 or 4.
     pub kv_warpgroups: u32,
-    /// Keys that a warpgroup holds scores of at once.
+    /// Keys whose scores a warpgroup holds at once.
     pub block_n: u32,
-    /// Blocks that a warpgroup has room for. With one its keys are that block, and all is requested once;
-    /// with more, blocks stream by.
+    /// KV blocks that a warpgroup has stages for. With one stage the block holds all its keys and everything
+    /// is requested once; with more, KV blocks stream.
     pub stages: u32,
-    /// When accumulators are rescaled while blocks stream by.
+    /// When O is rescaled while KV blocks stream.
     pub rescale: Rescale,
-    /// Powers of two above the weight of a maximum that a lane's sum of a block's exponentials must stay
-    /// below (in f16 more than 8 mean 8) for its rows' references to have been good enough: no maximum is
-    /// taken of blocks that stream by and need no mask, and a block that reaches the limit is computed once
-    /// more.
+    /// Optimistic softmax: streaming blocks that need no mask take no row max. A block is recomputed if a
+    /// lane's sum of its exponentials reaches `2^guess`.
     #[serde(default)]
     pub guess: Option<u8>,
-    /// Whether warpgroups of rows take turns at the tensor cores while blocks stream by.
+    /// Ping-pong between row warpgroups while KV blocks stream.
     #[serde(default)]
     pub turns: Turns,
-    /// In which order rows are taken.
+    /// The order in which CTAs take row tiles.
     #[serde(default)]
     pub order: RowOrder,
-    /// Copies that bring a block's keys.
+    /// Number of TMA copies for the keys of a block.
     pub key_copies: u32,
-    /// Products that compute a block's scores.
+    /// Number of products for the scores of a block.
     pub qk_pieces: u32,
-    /// Steps of the online softmax that a block takes; the exponentials of one run under the scores of the
-    /// next.
+    /// Online-softmax steps per block. The exponentials of one step run while the scores of the next are
+    /// computed.
     pub softmax_steps: u32,
-    /// Products that a step's probabilities enter; the exponentials of one run under the product of the one
-    /// before.
+    /// Number of P V products per softmax step. The exponentials of one piece run during the product of the
+    /// piece before it.
     pub pv_pieces: u32,
-    /// Paths, at most, for causal rows that see a part of a block that is their only one: the more there are,
-    /// the less is computed and masked, and the longer is the code.
+    /// Largest number of paths for causal rows that see a part of their only block. More paths compute and
+    /// mask less, but make the code longer.
     #[serde(default = "most_paths")]
     pub paths: u32,
-    /// When copies are requested.
     pub requests: Requests,
-    /// When scores are issued.
     pub scores: Scores,
-    /// How parts are joined.
+    /// How the parts of the keys are merged.
     pub merge: Merge,
     /// How O is stored.
     pub store: RowStore,
-    /// Whether the launch may begin before the one before it has ended (programmatic dependent launch).
+    /// Whether the kernel may start before the previous kernel has ended (programmatic dependent launch).
     pub overlapping: bool,
-    /// CTAs that a multiprocessor is to hold at least, which bounds registers.
+    /// Least number of resident CTAs per SM, which bounds registers.
     pub resident_ctas: u32,
     /// Whether the LSE is returned.
     pub lse: bool,
 }
 
-/// Most paths that see a part of a block.
+/// Largest number of paths that see a part of a block.
 pub(super) const MOST_PATHS: u32 = 4;
-/// Stages of a ring.
+/// Largest number of stages.
 pub(super) const MOST_STAGES: u32 = 8;
-/// Registers beside the accumulators, of plans without a loop and of those with one (measured on ptxas'
-/// figures).
+/// Registers besides the accumulators, for plans without a loop and with one (from ptxas' register counts).
 const OTHER_REGISTERS: [u32; 2] = [57, 40];
 
-/// Where everything lies in a CTA's shared memory, in bytes from its start.
+/// Byte offsets of everything in a CTA's shared memory.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct SharedMap {
     pub queries: u32,
@@ -150,23 +147,23 @@ impl SmallPlan {
         WARPGROUP_ROWS * self.row_warpgroups
     }
 
-    /// Query heads whose rows are packed.
+    /// Number of query heads whose rows are packed.
     pub(super) fn packed_heads(&self, problem: &Problem) -> u32 {
         packed_heads(self.packing, problem)
     }
 
-    /// Heads, or groups of packed heads, of a batch entry.
+    /// Heads, or groups of packed heads, per batch entry.
     pub(super) fn tile_heads(&self, problem: &Problem) -> u64 {
         problem.heads_q as u64 / u64::from(self.packed_heads(problem))
     }
 
-    /// Tiles of query rows of one of them.
+    /// Row tiles per head, or per group of packed heads.
     pub(super) fn row_tiles(&self, problem: &Problem) -> u64 {
         let rows = (problem.seq_q as u64).saturating_mul(self.packed_heads(problem).into());
         rows.div_ceil(self.rows().into())
     }
 
-    /// Tiles of query rows of all heads.
+    /// Row tiles of all heads.
     pub(super) fn tiles(&self, problem: &Problem) -> u64 {
         let heads = self.tile_heads(problem).saturating_mul(problem.batch as u64);
         self.row_tiles(problem).saturating_mul(heads)
@@ -177,22 +174,22 @@ impl SmallPlan {
         self.tiles(problem).saturating_mul(self.cluster.into())
     }
 
-    /// Whether all CTAs are resident at once, as far as the plan provides for it.
+    /// Whether all CTAs are resident at once with the plan's `resident_ctas`.
     pub(crate) fn is_one_wave(&self, problem: &Problem, arch: &Arch) -> bool {
         self.ctas(problem) <= u64::from(self.resident_ctas) * u64::from(arch.multiprocessors)
     }
 
-    /// Keys that a cluster holds scores of at once.
+    /// Keys whose scores a cluster holds at once.
     pub const fn cluster_keys(&self) -> u32 {
         self.division().parts() * self.block_n
     }
 
-    /// Keys of one product of S.
+    /// Keys of one S product.
     pub(super) const fn qk_keys(&self) -> u32 {
         self.block_n / self.qk_pieces
     }
 
-    /// The products of S that a step of the softmax takes.
+    /// The S products of a softmax step.
     pub(super) fn qk_pieces_of(&self, step: u32) -> std::ops::Range<u32> {
         let pieces = self.qk_pieces / self.softmax_steps;
         step * pieces..(step + 1) * pieces
@@ -203,7 +200,7 @@ impl SmallPlan {
         self.block_n / self.softmax_steps / self.pv_pieces
     }
 
-    /// The pieces of P that a step of the softmax makes.
+    /// The pieces of P of a softmax step.
     pub(super) fn pv_pieces_of(&self, step: u32) -> std::ops::Range<u32> {
         step * self.pv_pieces..(step + 1) * self.pv_pieces
     }
@@ -216,18 +213,18 @@ impl SmallPlan {
         }
     }
 
-    /// What one copy brings of the queries: a warpgroup's, or where blocks stream by, the CTA's.
+    /// The tile of one TMA copy of queries: a warpgroup's rows, or with streaming blocks the CTA's rows.
     pub(super) fn query_tile(&self, problem: &Problem) -> SwizzledTile {
         let rows = if self.streams() { self.rows() } else { WARPGROUP_ROWS };
         SwizzledTile::new(rows, problem.head_dim as u32).packed(self.packed_heads(problem))
     }
 
-    /// What one copy brings of a block's keys.
+    /// The tile of one TMA copy of a block's keys.
     pub(super) const fn key_tile(&self, problem: &Problem) -> SwizzledTile {
         SwizzledTile::new(self.block_n / self.key_copies, problem.head_dim as u32)
     }
 
-    /// A block's values.
+    /// The tile of a block's values.
     pub(super) const fn value_tile(&self, problem: &Problem) -> SwizzledTile {
         SwizzledTile::new(self.block_n, problem.head_dim_v as u32)
     }
@@ -244,12 +241,12 @@ impl SmallPlan {
         SharedMap { queries: 0, keys, values, messages, barriers, bytes: barriers + count * Mbarriers::BYTES }
     }
 
-    /// Whether blocks stream by.
+    /// Whether KV blocks stream.
     pub const fn streams(&self) -> bool {
         self.stages > 1
     }
 
-    /// Whether every block that streams by has a stage of its own.
+    /// Whether every streaming block has a stage of its own.
     pub(super) fn resident(&self, problem: &Problem) -> bool {
         problem.seq_kv.div_ceil(self.cluster_keys() as usize) <= self.stages as usize
     }
@@ -268,7 +265,7 @@ impl SmallPlan {
         self.shared_map(problem).bytes.into()
     }
 
-    /// Registers of a thread, about: accumulators of S and O, and where S is ahead, P.
+    /// Estimated registers of a thread: accumulators of S and O, and P if scores are issued ahead.
     pub fn registers(&self, problem: &Problem) -> u32 {
         let p = if self.streams() { self.block_n / 4 } else { 0 };
         let others = OTHER_REGISTERS[usize::from(self.streams())];
@@ -326,8 +323,7 @@ impl SmallPlan {
             let fits = pieces > 0 && u64::from(whole).is_multiple_of(u64::from(pieces) * u64::from(step));
             accept(what, pieces.into(), fits, accepted)
         };
-        // Eight rows are the swizzle's period and the least step of a product's columns, sixteen keys that of
-        // P V.
+        // The swizzle atom and the step of n in `wgmma` are eight rows; the k step of P V is sixteen keys.
         divides("key_copies", self.key_copies, self.block_n, 8, "divisors of block_n / 8")?;
         divides("qk_pieces", self.qk_pieces, self.block_n, 8, "divisors of block_n / 8")?;
         divides("key_copies", self.key_copies, self.qk_pieces, 1, "divisors of qk_pieces")?;
@@ -366,7 +362,7 @@ impl SmallPlan {
         accept("resident_ctas", self.resident_ctas.into(), resident, "1 to 8")
     }
 
-    /// Every part of the keys gets an equal share of O's columns.
+    /// Checks that the parts of the keys get equal shares of O's columns.
     pub(super) fn check_merge(&self, problem: &Problem) -> Result<(), PlanError> {
         let (parts, columns) = (self.division().parts(), problem.head_dim_v as u32);
         let even = (columns / 8).is_multiple_of(parts);
@@ -384,7 +380,7 @@ impl SmallPlan {
         Ok(())
     }
 
-    /// Stores must be aligned, in global memory and to the tiles of a share.
+    /// Checks that stores are aligned, in global memory and to the tiles of a share.
     pub(super) fn check_store(&self, problem: &Problem) -> Result<(), PlanError> {
         let step = self.store.elements();
         let share = problem.head_dim_v as u32 / self.division().parts();
@@ -436,18 +432,18 @@ impl SmallPlan {
         Ok(())
     }
 
-    /// Whether the keys are whole blocks of the cluster.
+    /// Whether the keys fill whole blocks of the cluster.
     pub(super) fn divides(&self, problem: &Problem) -> bool {
         problem.seq_kv.is_multiple_of(self.cluster_keys() as usize)
     }
 
-    /// Whether the last block may hold keys that are not there, or that a row does not see.
+    /// Whether the last block may have keys beyond the end or keys that some row does not see.
     pub(super) fn masks(&self, problem: &Problem) -> bool {
         !band(problem).is_full() || !self.divides(problem)
     }
 }
 
-/// As plans have it that were written before the gene was.
+/// The value for plans that were written before the gene existed.
 const fn most_paths() -> u32 {
     MOST_PATHS
 }

@@ -1,4 +1,4 @@
-//! Where rows of O and of the LSE go.
+//! The epilogue: addresses and stores of O and of the LSE.
 
 use ptx::{Builder, F32, Global, R32};
 use tile::{AccTile, OnlineSoftmax, store_fragments, store_fragments_at, store_lse, store_lse_at};
@@ -27,7 +27,7 @@ impl Forward<'_> {
         }
     }
 
-    /// The same of packed heads: every row has a place of its own.
+    /// Stores packed heads: each row has an address of its own.
     fn store_packed(&self, k: &mut Builder, softmax: &OnlineSoftmax, o: &AccTile) {
         let first = self.first_row(k);
         let limits = (first, k.mul(self.rows.seq_q, self.rows.heads));
@@ -56,7 +56,7 @@ impl Forward<'_> {
         k.mad(self.threads.row_warp, WARP_ROWS, self.rows.first)
     }
 
-    /// The warpgroup's first column of the head's output.
+    /// Address of the warpgroup's first column in the head's output.
     fn output(&self, k: &mut Builder) -> Global {
         let [batch, head] = [self.batch, self.head].map(|n| k.zext(n));
         let [batch_bytes, head_bytes] = self.params.out_strides;
@@ -65,7 +65,7 @@ impl Forward<'_> {
         self.own_columns(k, Global::from(of_head))
     }
 
-    /// The warpgroup's first column of rows that begin there.
+    /// Address of the warpgroup's first column in rows that begin at `rows`.
     fn own_columns(&self, k: &mut Builder, rows: Global) -> Global {
         let columns = self.problem.head_dim_v as u32 / self.plan.division().parts();
         match self.threads.part {

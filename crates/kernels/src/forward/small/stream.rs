@@ -1,5 +1,5 @@
-//! Keys and values that stream by: of the warpgroups that share a part of the keys, one thread requests its
-//! blocks, and the order of issue is that of FlashAttention-3's Algorithm 2.
+//! Streaming KV blocks: one thread of the warpgroups that share a part of the keys requests the blocks of
+//! that part. The issue order is that of FlashAttention-3's Algorithm 2.
 
 use problem::Tensor;
 use ptx::{Builder, CmpOp, Pointer, Pred, R32, Shared, Src};
@@ -17,7 +17,7 @@ use super::loads::meet;
 const WARPS: u32 = 4;
 
 impl Forward<'_> {
-    /// Attention of the warpgroup's rows to its part of the keys.
+    /// Attention of the warpgroup's rows over its part of the keys.
     pub(super) fn stream(&self, k: &mut Builder) -> (OnlineSoftmax, AccTile) {
         let tile = self.bound(k, &self.rows);
         let own_rows = self.own_rows(k);
@@ -46,8 +46,8 @@ impl Forward<'_> {
             products.wgmma_pv(k, p, value, o, Accumulate::Add); //        O += P V
         };
         let steps = BlockSteps { scores, hide, accumulate };
-        // Of each block, S is issued beside what the block before it adds to O (`tile::Visits`); then, by the
-        // rules of `softmax`, m follows max(S·c), O and l are rescaled where it moved, P = exp2(S·c − m),
+        // For each block, S is issued together with the P V of the block before it (`tile::Visits`). Then, by
+        // the rules of `softmax`, m follows max(S·c), O and l are rescaled if m moved, P = exp2(S·c − m),
         // rounded, and l += Σ P.
         visits.for_each_block_once(
             k,
@@ -58,21 +58,21 @@ impl Forward<'_> {
         (softmax, visits.o)
     }
 
-    /// The blocks that rows see. Those that see no key find a block of them masked.
+    /// The KV blocks that the rows see. Rows that see no key visit one fully masked block.
     fn bound(&self, k: &mut Builder, rows: &RowRange) -> Bound {
         let divides = self.plan.divides(self.problem);
         Bound::new(k, &self.params.band, rows, self.plan.cluster_keys(), divides).at_least_one(k)
     }
 
-    /// Whether warpgroups of rows visit different numbers of blocks: those alone that their own rows see. In
-    /// turns they do not: the one that requests would wait for a place that the next one leaves in a turn it
-    /// has not been given.
+    /// Whether row warpgroups visit different numbers of blocks, each only those that its own rows see. With
+    /// ping-pong they do not: the requesting warpgroup would wait for a stage that the next warpgroup
+    /// releases only in a turn it has not yet been given.
     fn ends_differ(&self) -> bool {
         let several = self.plan.row_warpgroups > 1 && self.plan.turns == Turns::Free;
         !self.params.band.is_full() && several
     }
 
-    /// The warpgroup's registers and rings, with the first of its blocks on their way.
+    /// The warpgroup's registers and rings, with the first blocks already requested.
     fn visits(&self, k: &mut Builder, tile: &Bound) -> Visits {
         let plan = self.plan;
         let rings = self.rings(k);
@@ -85,7 +85,7 @@ impl Forward<'_> {
         let values = values.supplied(self.supply(k, Tensor::V, tile, requests));
         k.if_(requests, |k| {
             self.prepare(k, &rings);
-            // What is needed first goes first.
+            // The tiles that are needed first are requested first.
             keys.request_first(k, 0);
             self.request_queries(k, &rings[0]);
             for stage in 1..plan.stages {
@@ -124,15 +124,15 @@ impl Forward<'_> {
         }
     }
 
-    /// The one thread of the warpgroups of a part that requests its blocks.
+    /// Whether the thread requests the blocks: one thread among the warpgroups of a part.
     fn requests(&self, k: &mut Builder) -> Pred {
         let later_rows = k.mul(self.place.row_warpgroup, tile::WARPGROUP_THREADS);
         let thread = k.add(later_rows, self.place.thread);
         k.setp_u(CmpOp::Eq, thread, 0)
     }
 
-    /// Prepares the mbarriers of the part's rings, and with the first part's those of the queries; then waits
-    /// for the launch before, on whose end all that follows depends.
+    /// Initialises the mbarriers of the part's rings; part 0 also those of the queries. Then waits for the
+    /// previous kernel, on whose completion all later accesses depend.
     fn prepare(&self, k: &mut Builder, [queries, keys, values]: &[TileRing; 3]) {
         if self.plan.kv_warpgroups == 1 {
             queries.handover.init_full(k);
@@ -154,7 +154,7 @@ impl Forward<'_> {
         }
     }
 
-    /// The part's blocks of a tile, the last one first.
+    /// The part's blocks of a tile, the last block first.
     fn supply(&self, k: &mut Builder, tensor: Tensor, tile: &Bound, requests: Pred) -> Supply {
         let step = self.plan.cluster_keys();
         let source = self.source(k);
@@ -173,7 +173,7 @@ impl Forward<'_> {
         }
     }
 
-    /// The queries of all warpgroups of rows, with the first part's keys.
+    /// Requests the queries of all row warpgroups; done by part 0.
     fn request_queries(&self, k: &mut Builder, ring: &TileRing) {
         let source = self.source(k);
         let request = |k: &mut Builder| {
@@ -189,7 +189,7 @@ impl Forward<'_> {
         k.if_(first_part, request);
     }
 
-    /// The rings of the queries, which all warpgroups share, and of the part's keys and values.
+    /// The ring of the queries, which all warpgroups share, and the rings of the part's keys and values.
     fn rings(&self, k: &mut Builder) -> [TileRing; 3] {
         let (plan, problem) = (self.plan, self.problem);
         let map = plan.shared_map(problem);

@@ -1,4 +1,4 @@
-//! Which plans fit a problem and an architecture.
+//! Checks whether a plan fits a problem and an architecture.
 
 use problem::{Band, DType, Problem, Tensor};
 use tile::{Handout, RowStore, Sums, Turns};
@@ -142,8 +142,8 @@ impl WgmmaPlan {
         }
     }
 
-    /// Whether the tiles of the last round can be shared: all are as long, and it is known before who takes
-    /// which.
+    /// Whether the tiles of the last round can be shared. This requires tiles of equal length and a static
+    /// schedule.
     fn check_tail(&self, problem: &Problem, arch: &Arch) -> Result<(), PlanError> {
         let Some(round) = self.last_round(problem, arch) else { return Ok(()) };
         if !band(problem).is_full() {

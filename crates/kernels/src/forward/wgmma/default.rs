@@ -1,4 +1,4 @@
-//! The plan of a problem that nothing was measured for.
+//! The default plan of a problem without a tuned plan.
 
 use problem::{DType, Problem};
 use tile::{Chains, Handout, Order, Packing, Sums, Tail, TileOrder, Tiles, Turns};
@@ -8,8 +8,8 @@ use crate::Arch;
 use crate::forward::packing::packs_well;
 
 impl WgmmaPlan {
-    /// The plans that measured best on an H200 (16k tokens, hidden 2048), and FlashAttention-3's tiles where
-    /// none was measured.
+    /// The plans that measured best on an H200 (16k tokens, hidden size 2048); FlashAttention-3's tiles for
+    /// shapes that were not measured.
     pub fn default_for(problem: &Problem, arch: &Arch) -> WgmmaPlan {
         let causal = problem.band.is_causal();
         let dim = problem.head_dim.max(problem.head_dim_v);
@@ -67,7 +67,7 @@ impl WgmmaPlan {
         };
         plan = plan.fitted(problem);
         if plan.check_problem(problem).is_err() {
-            return plan; // what it would take of a multiprocessor may be no number
+            return plan; // its resource use may overflow
         }
         plan = plan.filled(problem);
         if plan.blank_warpgroups(problem) {
@@ -79,7 +79,7 @@ impl WgmmaPlan {
         plan
     }
 
-    /// The nearest that the problem's type and its output's strides allow.
+    /// The nearest plan that the problem's type and its output's strides allow.
     pub(crate) fn fitted(mut self, problem: &Problem) -> WgmmaPlan {
         if problem.dtype != DType::Bf16 {
             self.sums = Sums::Lanes;
@@ -91,7 +91,7 @@ impl WgmmaPlan {
         self
     }
 
-    /// As few rows as possible that no query fills: they are computed for nothing.
+    /// The plan with as few empty rows as possible: they are computed without any use.
     pub(crate) fn filled(mut self, problem: &Problem) -> WgmmaPlan {
         self.packing = if packs_well(problem, self.block_m()) { Packing::Packed } else { Packing::Apart };
         while self.consumers > 1 && self.rows(problem) <= 64 * (u64::from(self.consumers) - 1) {
@@ -101,7 +101,7 @@ impl WgmmaPlan {
         self
     }
 
-    /// Whether a head's last tile has warpgroups without a query.
+    /// Whether the last tile of a head has warpgroups without a query.
     fn blank_warpgroups(&self, problem: &Problem) -> bool {
         let last = self.rows(problem) % u64::from(self.block_m());
         last != 0 && last + 64 <= u64::from(self.block_m())

@@ -1,5 +1,5 @@
-//! The generator: what the producer requests, what a consumer computes. Which rows and blocks these are is in
-//! `rows.rs`, where results go in `store.rs`.
+//! The generator: the producer's requests and the consumers' computation. Rows and blocks are chosen in
+//! `rows.rs`; results are stored in `store.rs`.
 
 use problem::{Problem, Tensor};
 use ptx::{
@@ -25,7 +25,7 @@ impl WgmmaPlan {
     pub(crate) fn emit(&self, problem: &Problem, arch: &Arch) -> Result<Kernel, Violations> {
         let mut k = Builder::kernel(ENTRY);
         k.max_threads(self.threads());
-        // Without a bound, setmaxnreg is ignored.
+        // Without this bound ptxas ignores `setmaxnreg`.
         k.min_ctas_per_sm(self.resident);
         Forward::new(&mut k, problem, self).body(&mut k);
         Ok(Kernel {
@@ -43,7 +43,7 @@ impl WgmmaPlan {
         Roles { consumers: self.consumers, feeds_with, computes_with }
     }
 
-    /// Shared memory of a CTA, in bytes: the rings' tiles, then their barriers.
+    /// Shared memory of a CTA in bytes: the tiles of the rings, then their barriers.
     pub fn shared_bytes(&self, problem: &Problem) -> u32 {
         let [q, key, value] = self.tile_shapes(problem);
         let query_stages = self.query_stages();
@@ -66,27 +66,28 @@ impl WgmmaPlan {
     }
 }
 
-/// What needs no barrier because another one holds it back.
+/// Barriers that another barrier makes redundant.
 impl WgmmaPlan {
-    /// Whether a place of queries is free when the first keys of their tile have a place. Each tile has a
-    /// block at least, so with no more stages than places of queries those keys replace some of the tile
-    /// whose queries are replaced, or of a later one, and keys are left after the last product that reads
-    /// queries with them.
+    /// Whether a stage of Q is empty whenever the first keys of its tile have an empty stage. Each tile has
+    /// at least one block. With no more KV stages than Q stages, the first keys of a tile replace keys of the
+    /// tile whose queries are replaced, or of a later tile; and keys are released after the last product that
+    /// reads the queries with them.
     fn keys_pace_queries(&self) -> bool {
         self.stages <= self.query_stages()
     }
 
-    /// Whether consumers have received the number of the tile before when the producer sends that of the tile
-    /// after. They receive a tile's number while they are at the one before. The producer has requested all
-    /// of a tile, so they have left the queries as many tiles ago as there are places, one; or the last
-    /// values of two tiles ago, after which they received. In a cluster feeding threads receive, too, and
-    /// leave nothing.
+    /// Whether the consumers have received the index of the previous tile when the producer sends the index
+    /// of the next one. Consumers receive a tile's index while they compute the tile before it. The producer
+    /// has then requested all of a tile. With one Q stage, the consumers have therefore released the queries
+    /// of the tile before; with at most two KV stages, they have released the last values of the tile two
+    /// before, after which they received the index. In a cluster the producers receive indices as well and
+    /// release no tile, so this does not hold.
     fn tiles_pace_numbers(&self) -> bool {
         self.cluster == 1 && (self.query_stages() == 1 || self.stages <= 2)
     }
 }
 
-/// The kernel being made: what is known when it is made, and its parameters.
+/// The kernel being emitted: values known at emission, and its parameters.
 pub(super) struct Forward<'a> {
     pub(super) plan: &'a WgmmaPlan,
     pub(super) problem: &'a Problem,
@@ -96,14 +97,14 @@ pub(super) struct Forward<'a> {
     pub(super) keys: TileRing,
     pub(super) values: TileRing,
     pub(super) schedule: Scheduler,
-    /// Where parts of tiles meet that are shared.
+    /// Where the parts of shared tiles are merged.
     pub(super) partials: Option<Partials>,
-    /// Where rows of O are that TMA stores.
+    /// Staging rows of O for TMA stores.
     pub(super) rows_out: Option<(TensorMapPtr, Shared)>,
-    /// Where the first warpgroup's probabilities are, if products take them from shared memory; those of the
-    /// others follow.
+    /// The first warpgroup's P in shared memory, if P V takes it from there; those of the other warpgroups
+    /// follow.
     pub(super) probs: Option<(SwizzledTile, Shared)>,
-    /// Beside values, where products make the rows' sums.
+    /// The ones beside V, if products compute the row sums.
     pub(super) ones: Option<Ones>,
 }
 
@@ -179,7 +180,7 @@ impl<'a> Forward<'a> {
             taken += bytes;
             at
         };
-        // Tiles first: what follows them need not be aligned as they are.
+        // Tiles first: what follows them needs less alignment.
         let places = [(q, plan.query_stages(), None), (key, plan.stages, peers), (value, plan.stages, peers)]
             .map(|(tile, stages, peers)| (tile, stages, peers, take(stages * tile.bytes())));
         let probs = plan.prob_tile().map(|tile| (tile, take(plan.consumers * tile.bytes())));
@@ -230,7 +231,8 @@ impl<'a> Forward<'a> {
         let mailbox = self.schedule.mailbox.map(|mailbox| mailbox.handover);
         if let Some(ones) = self.ones {
             ones.write(k, self.half);
-            // The barrier of a cluster that begins orders its mbarriers alone.
+            // The initial cluster barrier orders only the initialisation of mbarriers, not the other writes
+            // to shared memory.
             if self.schedule.peers.is_some() {
                 k.bar_sync();
             }
@@ -242,7 +244,7 @@ impl<'a> Forward<'a> {
         }
     }
 
-    /// What the producer does: keys one block ahead of values, as the consumers want them.
+    /// The producer: keys one block ahead of values, in the order in which the consumers read them.
     fn feed(&self, k: &mut Builder) {
         let [q_map, key_map, value_map] = self.params.maps;
         for map in self.params.maps {
@@ -265,7 +267,7 @@ impl<'a> Forward<'a> {
                     ring.request(k, at, map, [first.into(), head, batch]);
                 };
             let block = k.sub(end, 1);
-            // Before Q, whose place is free later.
+            // The keys come before Q, whose stage is released later.
             request(k, &self.keys, &key_at, key_map, block, key_part.clone());
             let [head, batch] = q_part;
             self.queries.request(k, &q_at, q_map, [position.into(), head, batch]);
@@ -283,14 +285,14 @@ impl<'a> Forward<'a> {
         });
     }
 
-    /// Where a tensor map has a head and a batch entry: those that are all the same are one.
+    /// Head and batch entry in a tensor map, where those with stride 0 are one.
     fn distinct(&self, tensor: Tensor, [head, batch]: [R32; 2]) -> [Src<R32>; 2] {
         let strides = self.problem.strides(tensor);
         [(head, strides.head), (batch, strides.batch)]
             .map(|(index, stride)| if stride == 0 { 0.into() } else { index.into() })
     }
 
-    /// What a consumer warpgroup does: 64 rows of each tile.
+    /// A consumer warpgroup: 64 rows of each tile.
     fn compute(&self, k: &mut Builder, consumer: &Consumer) {
         let plan = self.plan;
         let visits = self.visits(k, consumer);
@@ -355,7 +357,7 @@ impl<'a> Forward<'a> {
         }
     }
 
-    /// Runs `finish` on the sums of a tile: of one that is shared, in the warps that complete it.
+    /// Runs `finish` on complete results: for a shared tile, only in the warps that complete it.
     fn if_complete(
         &self,
         k: &mut Builder,
@@ -374,7 +376,7 @@ impl<'a> Forward<'a> {
         }
     }
 
-    /// A warpgroup's registers and where it stands in the rings.
+    /// A warpgroup's registers and its positions in the rings.
     fn visits(&self, k: &mut Builder, consumer: &Consumer) -> Visits {
         let plan = self.plan;
         Visits {
@@ -420,7 +422,7 @@ impl<'a> Forward<'a> {
             .with_exponentials_by_fma(self.plan.exps_by_fma);
         match (self.plan.sums, self.plan.softmax) {
             (Sums::Lanes, _) => softmax,
-            // A block is computed once more where a probability reaches 2.
+            // A block is recomputed if a probability reaches 2.
             (Sums::Product, Softmax::Optimistic { limit, .. }) => softmax.summed_by_products(limit),
             (Sums::Product, Softmax::Classic | Softmax::Lazy { .. }) => softmax.summed_by_products(0),
         }

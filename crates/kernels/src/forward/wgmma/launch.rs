@@ -10,7 +10,7 @@ use crate::forward::contract::{
     band_args, head_strides, pointer, softcap_args, tensor_buffers, tensor_rows, unsigned_factor,
 };
 
-/// The tensors that come by tensor map.
+/// The tensors that are loaded through tensor maps.
 pub(super) const LOADED: [Tensor; 3] = [Tensor::Q, Tensor::K, Tensor::V];
 
 impl WgmmaPlan {
@@ -34,7 +34,7 @@ impl WgmmaPlan {
             own("counter", COUNTER_BYTES);
         }
         if self.tail == Tail::Shared {
-            // As much for all lengths, and never nothing: an empty buffer has no address.
+            // The same size for all lengths, and never empty: an empty buffer has no address.
             let (room, warps) = (self.room(arch), self.tile_warps());
             let parts = Partials::bytes(room, warps, problem.head_dim_v as u32).max(16);
             own("scratch", parts as usize);

@@ -1,4 +1,4 @@
-//! The genes, and what follows from them for a problem.
+//! The genes of the family, and quantities derived from them for a problem.
 
 use problem::{DType, Problem, Tensor};
 use serde::{Deserialize, Serialize};
@@ -11,34 +11,33 @@ use crate::Arch;
 use crate::forward::contract::misaligned;
 use crate::forward::packing::packed_heads;
 
-/// How rows keep to their maximum.
+/// How the softmax reference follows the row max.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Softmax {
     /// The reference is the running maximum; O is rescaled at every block.
     Classic,
-    /// The reference moves only when a score of the warp exceeds it by more than `slack` powers of two.
+    /// The reference moves only when a score of the warp exceeds it by more than `slack` powers of two (lazy
+    /// rescaling).
     Lazy {
-        /// Powers of two; in f16 up to [`Rescale::MOST_IN_F16`].
+        /// Powers of two. Probabilities may reach `2^slack`; f16 holds 15.
         slack: u8,
     },
-    /// No maximum is taken of blocks that need no mask, but for the first: exponentials are taken against the
-    /// old reference, and a block of which a lane's sum reaches `2^limit` times the weight of a maximum is
-    /// computed once more, with its maximum. Where products make the sums, a block is where a probability
-    /// reaches 2, as of a score that exceeds the maximum that its reference was taken from by `limit + 1`
-    /// powers.
+    /// Unmasked blocks after the first take no row max (optimistic softmax): exponentials use the old
+    /// reference, and a block in which a lane's sum reaches `2^limit` is recomputed with its row max. Where
+    /// products compute the sums, a block is recomputed if a probability reaches 2. That means a score that
+    /// exceeds the maximum from which its reference was taken by `limit + 1` powers of two.
     Optimistic {
-        /// As of [`Softmax::Lazy`], for the blocks that do take a maximum.
+        /// As in [`Softmax::Lazy`], for the blocks that take a row max.
         slack: u8,
-        /// Powers of two, up to 15 in f16, where 8 and more mean the same: maxima weigh 2^7 there, and f16
-        /// holds 2^15. Where products make the sums, references lie `limit` powers of two above maxima, and
-        /// probabilities as far below one; then, too, it is at most 15.
+        /// Powers of two; f16 holds 15. Where products compute the sums, references lie `limit` powers of two
+        /// above the row max, and probabilities that far below one; `limit` is then at most 15 in bf16, too.
         limit: u8,
     },
 }
 
 impl Softmax {
-    /// The nearest that probabilities of a type allow.
+    /// The nearest variant that the range of the probabilities' type allows.
     pub(crate) fn within(self, dtype: DType, sums: Sums) -> Softmax {
         let most = largest_slack(dtype);
         match self {
@@ -52,8 +51,8 @@ impl Softmax {
     }
 }
 
-/// The largest slack. A bf16 has the range of the f32 that the sums are, and so has O: it overflows, where
-/// the mean of the values would not, from values of about 2^60 on.
+/// The largest slack. For f16, 2^15 is the largest power of two. bf16 has the range of the f32 sums and of O,
+/// so O overflows where the mean of the values would not only for values from about 2^60 on.
 pub(super) const fn largest_slack(dtype: DType) -> u8 {
     match dtype {
         DType::F16 => Rescale::MOST_IN_F16,
@@ -61,8 +60,8 @@ pub(super) const fn largest_slack(dtype: DType) -> u8 {
     }
 }
 
-/// The largest limit. Where products make the sums, probabilities lie `limit` powers of two below one, and
-/// what they add to O, an f32, lies as far below the values: with 15, values down to 2^-118 keep the
+/// The largest limit. Where products compute the sums, probabilities lie `limit` powers of two below one, and
+/// their contributions to O (f32) lie that far below the values. With 15, values down to 2^-118 keep the
 /// precision of bf16.
 pub(super) const fn largest_limit(dtype: DType, sums: Sums) -> u8 {
     match (dtype, sums) {
@@ -72,30 +71,30 @@ pub(super) const fn largest_limit(dtype: DType, sums: Sums) -> u8 {
     }
 }
 
-/// Where the blocks of keys end that a warpgroup visits.
+/// The last KV block that a warpgroup visits.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Ends {
-    /// Where those of the tile do.
+    /// The last block of the tile.
     #[default]
     Common,
-    /// Where those do that its own rows see: it lets the others pass.
+    /// The last block that the warpgroup's own rows see; the warpgroup skips the others.
     Own,
 }
 
-/// How much is computed of the first block that a warpgroup visits, where the mask's diagonal runs.
+/// How much of the first block that a warpgroup visits (where the diagonal runs) is computed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Diagonal {
     /// All of it.
     #[default]
     Whole,
-    /// Probabilities of the first half of its keys, where its rows see no more; where tiles do not overlap,
-    /// scores too.
+    /// If the rows see at most the first half of its keys: the softmax of that half alone. If tiles do not
+    /// overlap, also the scores of that half alone.
     Halved,
 }
 
-/// How O leaves.
+/// How O is stored.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Store {
@@ -106,7 +105,7 @@ pub enum Store {
     Bulk,
 }
 
-/// Where products take probabilities from.
+/// Where P V takes P from.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Probabilities {
@@ -117,73 +116,74 @@ pub enum Probabilities {
     Shared,
 }
 
-/// Genes of the family. Those with a default came later; a plan without them means it.
+/// Genes of the family. Genes with a serde default are newer than the others; a plan without them means the
+/// default.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct WgmmaPlan {
-    /// Warpgroups that compute, of 64 query rows each.
+    /// Consumer warpgroups, of 64 query rows each.
     pub consumers: u32,
-    /// CTAs of a multiprocessor: what one has to wait for, the others hide.
+    /// Resident CTAs per SM. More than one hides latency.
     #[serde(default = "one")]
     pub resident: u32,
-    /// CTAs of a cluster, on neighbouring tiles of a head, that request every block of keys and values
-    /// together: 1 or 2.
+    /// CTAs of a cluster, on neighbouring tiles of a head, that load every KV block by multicast: 1 or 2.
     #[serde(default = "one")]
     pub cluster: u32,
-    /// What the rows of a tile are.
+    /// Rows of one query head, or of all query heads of a group (pack-GQA).
     #[serde(default)]
     pub packing: Packing,
     /// Keys of a block.
     pub block_n: u32,
-    /// Blocks of keys, and of values, in shared memory.
+    /// KV blocks in shared memory: stages of the ring of keys, and of the ring of values.
     pub stages: u32,
-    /// How successive tiles of query rows follow.
+    /// How successive tiles of query rows follow each other.
     pub tiles: Tiles,
-    /// Whether what a block adds to O is in flight while the softmax of the next one runs (`scores_ahead`,
-    /// FlashAttention-3's overlap within a warpgroup), or is waited for.
+    /// Whether the P V of a block is in flight during the softmax of the next block (`scores_ahead`,
+    /// FlashAttention-3's intra-warpgroup overlap) or is waited for first.
     #[serde(default = "scores_ahead")]
     pub products: Order,
-    /// Registers of a producer's thread, where not FlashAttention-3's split; consumers share what it leaves.
+    /// Registers of a producer thread; `None` for FlashAttention-3's split. Consumers get the rest.
     #[serde(default)]
     pub producer_registers: Option<u32>,
-    /// Places of queries beyond those that the order of tiles needs.
+    /// Stages of Q beyond those that the order of tiles needs.
     #[serde(default)]
     pub queries_ahead: u32,
-    /// How O leaves.
+    /// How O is stored.
     #[serde(default)]
     pub store: Store,
-    /// Whether warpgroups take turns at the tensor cores.
+    /// Whether the consumer warpgroups use the tensor cores in turn (ping-pong).
     pub turns: Turns,
-    /// How rows keep to their maximum.
+    /// How the softmax reference follows the row max.
     pub softmax: Softmax,
-    /// Of eight exponentials of a block without a maximum, how many are computed by FMAs, not by the
+    /// How many of eight exponentials of a block without row max run on the FMA pipe instead of the
     /// special-function unit.
     #[serde(default)]
     pub exps_by_fma: u32,
-    /// Where products take probabilities from.
+    /// Where P V takes P from.
     #[serde(default)]
     pub probabilities: Probabilities,
-    /// Chains of a row's maximum and sum.
+    /// Chains of the reductions of a row's maximum and sum.
     pub chains: Chains,
-    /// Who makes the rows' sums. A product needs a head dim of values of 64, and the range of bf16: in f16
-    /// probabilities that lie a limit below one would leave no room for those of keys that are light each and
-    /// heavy together. It returns no LSE, for which it is not exact enough.
+    /// Where the row sums are computed. A product needs head_dim_v 64 and the range of bf16: in f16,
+    /// probabilities that lie `limit` powers of two below one would leave no range for many keys that are
+    /// light each and heavy together. No LSE can be returned, because the sums of rounded probabilities are
+    /// not exact enough.
     #[serde(default)]
     pub sums: Sums,
-    /// Where the blocks end that a warpgroup visits.
+    /// The last KV block that a warpgroup visits.
     #[serde(default)]
     pub ends: Ends,
-    /// How much is computed of the first block that a warpgroup visits.
+    /// How much of the first block that a warpgroup visits is computed.
     #[serde(default)]
     pub diagonal: Diagonal,
-    /// How tiles reach the CTAs.
+    /// How tiles are assigned to CTAs.
     pub handout: Handout,
-    /// Who computes the tiles of the last round.
+    /// How the last, partial wave is assigned.
     #[serde(default)]
     pub tail: Tail,
-    /// In which order.
+    /// The order of tile indices.
     pub order: TileOrder,
-    /// MiB of keys and values whose heads are taken together, where long tiles come first: what L2 should
-    /// hold. Fewer heads hit it more often, more leave less for the last CTA.
+    /// MiB of keys and values whose heads form a section when long tiles come first: the amount that L2
+    /// should hold. Fewer heads have more L2 hits; more heads leave shorter tiles for the end.
     #[serde(default = "section_mib")]
     pub section_mib: u32,
     /// Whether the LSE is returned.
@@ -195,12 +195,12 @@ pub(super) const fn section_mib() -> u32 {
     32
 }
 
-/// Registers of a producer's thread where several CTAs are resident: the fewest that `setmaxnreg` takes.
+/// Registers of a producer thread if several CTAs are resident: the minimum of `setmaxnreg`.
 pub(super) const FEEDING_REGISTERS: u32 = 24;
-/// The most that `setmaxnreg` takes.
+/// The maximum that a consumer can request with `setmaxnreg`.
 const MOST_REGISTERS: u32 = 256;
-/// Registers of a consumer beside its tiles: addresses, rows' references and sums, loop state (measured on
-/// what ptxas can hold without serialising products).
+/// Registers of a consumer besides its tiles: addresses, references and sums of the rows, loop state
+/// (measured as what ptxas can hold without serialising products).
 const OTHER_REGISTERS: u32 = 26;
 
 impl WgmmaPlan {
@@ -209,8 +209,8 @@ impl WgmmaPlan {
         128 * (self.consumers + 1)
     }
 
-    /// The same plan, returning the LSE or not: that is not of rounded probabilities, which products would
-    /// sum.
+    /// The plan with or without the LSE. With it, lanes compute the sums: products would sum rounded
+    /// probabilities.
     #[must_use]
     pub fn with_lse(&self, lse: bool) -> WgmmaPlan {
         WgmmaPlan { lse, sums: if lse { Sums::Lanes } else { self.sums }, ..self.clone() }
@@ -221,8 +221,8 @@ impl WgmmaPlan {
         64 * self.consumers
     }
 
-    /// Registers that a thread of the producer keeps, and what a consumer's takes (FlashAttention-3's split,
-    /// where one CTA is resident and no gene says otherwise).
+    /// Registers of a producer thread and of a consumer thread (FlashAttention-3's split if one CTA is
+    /// resident and no gene says otherwise).
     pub const fn register_split(&self) -> (u32, u32) {
         let producer = match (self.producer_registers, self.consumers, self.resident) {
             (None, 1, 1) => return (56, 256),
@@ -236,7 +236,7 @@ impl WgmmaPlan {
         (producer, if consumer < MOST_REGISTERS { consumer } else { MOST_REGISTERS })
     }
 
-    /// Registers of every thread until the roles part.
+    /// Registers of every thread before `setmaxnreg`.
     pub(super) const fn registers_at_launch(&self) -> u32 {
         Arch::REGISTERS_PER_SM / (self.resident * self.threads()) / 8 * 8
     }
@@ -251,18 +251,18 @@ impl WgmmaPlan {
         ]
     }
 
-    /// A warpgroup's probabilities, where products take them from shared memory.
+    /// The tile of a warpgroup's P, if P V takes it from shared memory.
     pub(super) fn prob_tile(&self) -> Option<SwizzledTile> {
         (self.probabilities == Probabilities::Shared).then(|| SwizzledTile::new(WARPGROUP_ROWS, self.block_n))
     }
 
-    /// Registers of a consumer's thread, about: accumulators of O and S, and P, which is read while S is
+    /// Estimated registers of a consumer thread: accumulators of O and S, and P, which is read while S is
     /// written.
     pub fn registers(&self, problem: &Problem) -> u32 {
         self.columns_out(problem) / 2 + self.block_n / 2 + self.block_n / 4 + OTHER_REGISTERS
     }
 
-    /// Columns of what blocks add up: O, and the sums where products make them.
+    /// Columns of the P V accumulator: O, and the sums if products compute them.
     pub(super) fn columns_out(&self, problem: &Problem) -> u32 {
         let own = (problem.head_dim_v as u32).next_multiple_of(8);
         match self.sums {
@@ -271,22 +271,22 @@ impl WgmmaPlan {
         }
     }
 
-    /// Query heads whose rows are packed.
+    /// Number of query heads whose rows are packed.
     pub(super) fn packed_heads(&self, problem: &Problem) -> u32 {
         packed_heads(self.packing, problem)
     }
 
-    /// Heads, or groups of packed heads, of a batch entry.
+    /// Heads, or groups of packed heads, per batch entry.
     pub(super) fn tile_heads(&self, problem: &Problem) -> u64 {
         problem.heads_q as u64 / u64::from(self.packed_heads(problem))
     }
 
-    /// Rows of one of them.
+    /// Rows of a head, or of a group of packed heads.
     pub(super) fn rows(&self, problem: &Problem) -> u64 {
         problem.seq_q as u64 * u64::from(self.packed_heads(problem))
     }
 
-    /// Tiles of one of them, those of a cluster counted as one.
+    /// Tiles of a head (or group); the tiles of a cluster count as one.
     pub(super) fn row_blocks(&self, problem: &Problem) -> u64 {
         self.rows(problem).div_ceil(u64::from(self.cluster * self.block_m()))
     }
@@ -296,12 +296,12 @@ impl WgmmaPlan {
         self.row_blocks(problem) * problem.batch as u64 * self.tile_heads(problem)
     }
 
-    /// CTAs or clusters that there is room for at a time.
+    /// Number of CTAs or clusters that are resident at a time.
     pub(super) fn room(&self, arch: &Arch) -> u64 {
         u64::from(self.resident * arch.multiprocessors / self.cluster).max(1)
     }
 
-    /// CTAs or clusters that take tiles: as many as there is room for, if each has something to do.
+    /// Number of CTAs or clusters that take tiles: as many as are resident, if each has work.
     pub(super) fn takers(&self, problem: &Problem, arch: &Arch) -> u64 {
         let blocks = match self.tail {
             Tail::Whole => 1,
@@ -314,12 +314,12 @@ impl WgmmaPlan {
         }
     }
 
-    /// Blocks of keys of a tile, without a mask.
+    /// KV blocks of a tile without a mask.
     pub(super) fn blocks(&self, problem: &Problem) -> u64 {
         (problem.seq_kv as u64).div_ceil(self.block_n.into())
     }
 
-    /// The tiles of the last round, if they are shared.
+    /// The last round, if its tiles are shared.
     pub(super) fn last_round(&self, problem: &Problem, arch: &Arch) -> Option<LastRound> {
         let round = LastRound {
             tiles: self.tile_count(problem),
@@ -329,13 +329,13 @@ impl WgmmaPlan {
         (self.tail == Tail::Shared).then_some(round)
     }
 
-    /// Warps that compute a tile, those of all CTAs of a cluster.
+    /// Warps that compute a tile, over all CTAs of a cluster.
     pub(super) const fn tile_warps(&self) -> u32 {
         4 * self.consumers * self.cluster
     }
 
-    /// Heads that are taken together when long tiles come first: a divisor of all of them, whose keys and
-    /// values fit L2. Of [`TileOrder::Strided`], the stride.
+    /// Heads of a section when long tiles come first: a divisor of all heads, whose keys and values fit L2.
+    /// For [`TileOrder::Strided`], the stride.
     pub(super) fn section(&self, problem: &Problem) -> u64 {
         if self.order == TileOrder::Strided {
             return stride(self.tile_count(problem));
@@ -343,18 +343,18 @@ impl WgmmaPlan {
         let heads = problem.batch * self.tile_heads(problem) as usize;
         let bytes = 2 * problem.seq_kv * (problem.head_dim + problem.head_dim_v);
         let group = problem.group_size() / self.packed_heads(problem) as usize;
-        // Heads of a group share theirs.
+        // Query heads of a group share keys and values.
         let fit =
             (((self.section_mib as usize) << 20) / bytes.max(1)).max(1).saturating_mul(group).min(heads);
         (1..=fit).rev().find(|n| heads.is_multiple_of(*n)).unwrap_or(1) as u64
     }
 
-    /// Places of queries in shared memory.
+    /// Number of stages of Q.
     pub(super) const fn query_stages(&self) -> u32 {
         self.tiles.query_stages() + self.queries_ahead
     }
 
-    /// The output's strides decide how wide its stores may be.
+    /// The width of O's stores, which the output's strides limit.
     pub(super) fn row_store(&self, problem: &Problem) -> RowStore {
         match misaligned(problem, Tensor::Out, RowStore::Chunks.elements()) {
             None => RowStore::Chunks,
@@ -371,8 +371,8 @@ const fn scores_ahead() -> Order {
     Order::ScoresAhead
 }
 
-/// The stride that is coprime to so many tiles next below their golden section, as long as a line of so many
-/// strides fits 32 bits.
+/// The largest stride that is coprime to `tiles` and at most their golden section, where `stride · tiles`
+/// fits 32 bits.
 fn stride(tiles: u64) -> u64 {
     const GOLDEN: f64 = 0.618_033_988_749_895;
     let most = u64::from(u32::MAX) / tiles.max(1);
@@ -380,7 +380,7 @@ fn stride(tiles: u64) -> u64 {
     (1..=wanted).rev().find(|&stride| coprime(stride, tiles)).unwrap_or(1)
 }
 
-/// Whether 1 is the greatest common divisor (Euclid).
+/// Whether `a` and `b` are coprime (Euclid).
 const fn coprime(a: u64, b: u64) -> bool {
     if b == 0 { a == 1 } else { coprime(b, a % b) }
 }

@@ -1,4 +1,4 @@
-//! Which rows a CTA and a warpgroup take of a tile, and which blocks of keys these see.
+//! The query rows of a CTA and of a warpgroup, and the KV blocks that these rows see.
 
 use ptx::{Builder, CmpOp, R32, Src};
 use tile::{Blocks, Bound, Consumer, Masked, RowRange, Turn, Visits, WARPGROUP_ROWS, WorkTile};
@@ -16,7 +16,7 @@ impl Forward<'_> {
         self.range(k, row_block, self.plan.block_m())
     }
 
-    /// The range of that number, of ranges of `rows` query rows.
+    /// Range `number` of ranges of `rows` query rows.
     pub(super) fn range(&self, k: &mut Builder, number: R32, rows: u32) -> RowRange {
         RowRange {
             first: k.mul(number, rows),
@@ -27,23 +27,23 @@ impl Forward<'_> {
         }
     }
 
-    /// Whether blocks end where the keys do.
+    /// Whether the last KV block ends where the keys end.
     pub(super) fn divides(&self) -> bool {
         self.problem.seq_kv.is_multiple_of(self.plan.block_n as usize)
     }
 
-    /// One past the last block of a tile, that of all CTAs of a cluster.
+    /// One past the last KV block of a tile, over all CTAs of a cluster.
     pub(super) fn end(&self, k: &mut Builder, tile: &WorkTile) -> R32 {
         self.tile_bound(k, tile).end
     }
 
-    /// The blocks of a tile, those of all CTAs of a cluster.
+    /// The KV blocks of a tile, over all CTAs of a cluster.
     fn tile_bound(&self, k: &mut Builder, tile: &WorkTile) -> Bound {
         let rows = self.range(k, tile.row_block, self.plan.cluster * self.plan.block_m());
         self.bound_of(k, &rows)
     }
 
-    /// The first block of a tile that is to be visited, and one past the last.
+    /// The first KV block of a tile to visit, and one past the last.
     pub(super) fn span(&self, k: &mut Builder, tile: &WorkTile) -> (Src<R32>, R32) {
         match tile.part {
             None => {
@@ -54,8 +54,8 @@ impl Forward<'_> {
         }
     }
 
-    /// The blocks that rows see. They visit one at least, so that roles keep step: rows that see no key find
-    /// it masked.
+    /// The KV blocks that the rows see. At least one block is visited, so that producer and consumers stay in
+    /// step; rows that see no key find that block masked.
     fn bound_of(&self, k: &mut Builder, rows: &RowRange) -> Bound {
         let bound = Bound::new(k, &self.params.band, rows, self.plan.block_n, self.divides());
         if self.params.band.is_full() { bound } else { bound.at_least_one(k) }
@@ -67,7 +67,7 @@ impl Forward<'_> {
         RowRange { first, rows: WARPGROUP_ROWS, ..*tile }
     }
 
-    /// The blocks that a warpgroup visits of a tile.
+    /// The KV blocks of a tile that a warpgroup visits.
     pub(super) fn own_blocks(&self, k: &mut Builder, tile: &WorkTile, own: &RowRange) -> Blocks {
         let (from, end) = match (tile.part, self.params.band.before) {
             (None, None) => (0.into(), self.own_end(k, tile, own)),
@@ -78,7 +78,8 @@ impl Forward<'_> {
         Blocks { from, full_from, end, masked }
     }
 
-    /// One past the last block that a warpgroup visits of a tile: of rows beyond the last query, one.
+    /// One past the last KV block of a tile that a warpgroup visits. A warpgroup without queries visits one
+    /// block.
     pub(super) fn own_end(&self, k: &mut Builder, tile: &WorkTile, own: &RowRange) -> R32 {
         if self.plan.ends == Ends::Common {
             return self.end(k, tile);
@@ -94,7 +95,7 @@ impl Forward<'_> {
         k.selp(end, least, exists)
     }
 
-    /// Lets the warpgroup skip the blocks of a tile from its own end on.
+    /// Sets the blocks of a tile to skip: those from the warpgroup's own end on.
     pub(super) fn skip(&self, k: &mut Builder, visits: &Visits, tile: &WorkTile, own_end: R32) {
         let Some(skips) = &visits.skips else { return };
         let end = self.end(k, tile);
@@ -102,8 +103,7 @@ impl Forward<'_> {
         skips.set(k, blocks);
     }
 
-    /// Notes whether the warpgroup's last row sees no more than the first half of the block that it sees
-    /// last.
+    /// Records whether the warpgroup's last row sees at most the first half of the first block visited.
     pub(super) fn halve(&self, k: &mut Builder, visits: &Visits, own: &RowRange) {
         let Some(halved) = visits.halved else { return };
         let halves = Bound::new(k, &self.params.band, own, self.plan.block_n / 2, false).end;
@@ -111,7 +111,7 @@ impl Forward<'_> {
         k.mov_to(halved, odd);
     }
 
-    /// Lets the warpgroup skip the blocks of the tile at which it stands now.
+    /// Sets the blocks to skip for the tile at the scheduler's current position.
     pub(super) fn look_ahead(&self, k: &mut Builder, consumer: &Consumer, visits: &Visits, turn: &Turn) {
         if visits.skips.is_some() {
             let tile = turn.next(k);
@@ -122,8 +122,8 @@ impl Forward<'_> {
         }
     }
 
-    /// Which blocks the rows of a warpgroup do not see completely: those below the first number, and by their
-    /// last keys.
+    /// Which blocks need a mask for the rows of a warpgroup: those below the first number (lower bound of the
+    /// band), and those at the upper end.
     fn masked(&self, k: &mut Builder, own: &RowRange) -> (Option<R32>, Masked) {
         let band = &self.params.band;
         if band.is_full() {

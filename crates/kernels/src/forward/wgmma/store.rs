@@ -1,4 +1,4 @@
-//! Where rows of O and of the LSE go.
+//! The epilogue: addresses and stores of O and of the LSE.
 
 use ptx::{Builder, F32, Global, R32};
 use tile::{AccTile, BulkStore, Consumer, RowRange, WorkTile, store_fragments_at, store_lse_at};
@@ -28,7 +28,7 @@ impl Forward<'_> {
         store_fragments_at(k, &consumer.threads, self.half, o, limits, place, store);
     }
 
-    /// The same by TMA.
+    /// Stores the warp's rows of O by TMA.
     pub(super) fn store_bulk(
         &self,
         k: &mut Builder,
@@ -42,7 +42,7 @@ impl Forward<'_> {
         bulk.store(k, self.half, o, [first.into(), tile.head.into(), tile.batch.into()]);
     }
 
-    /// Stores the LSE of the warp's rows, where it is wanted.
+    /// Stores the LSE of the warp's rows, if it is returned.
     pub(super) fn store_lse(
         &self,
         k: &mut Builder,
