@@ -190,7 +190,7 @@ fn bad_usage_is_named_and_exits_with_3() {
         (&["check", &illegal, "--launch", &launch], "the PTX is invalid (1 error)"),
         (&["check", &ptx, "--launch", &huge], "fewer than 2^32 warps in all"),
         (&["check", &ptx, "--launch", &beyond], "invalid value '[2147483648]' for launch.grid"),
-        (&["check", &ptx, "--launch", &shared], "accepted: at most 166912 bytes on sm_80"),
+        (&["check", &ptx, "--launch", &shared], "expected at most 166912 bytes on sm_80"),
         (&["check", &ptx, "--launch", &slow], "invalid value '2.0e15 operations' for [problem]"),
         (&["check", &ptx, "--launch", &heads], "expected a multiple of heads_kv = 3"),
         (&["check", "folder.ptx", "--launch", &launch], "cannot read folder.ptx"),

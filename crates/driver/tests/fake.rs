@@ -382,7 +382,11 @@ fn contract() {
     );
     let shared = Launch { dynamic_shared: (48 << 10) + 1, ..k.launch };
     refuse(&shared, &k.args, "49153 bytes of dynamic shared memory; admitted were 49152");
-    refuse(&Launch { block: Dim3(512, 1, 1), ..k.launch }, &k.args, "512 threads per CTA");
+    refuse(
+        &Launch { block: Dim3(512, 1, 1), ..k.launch },
+        &k.args,
+        "invalid value '512' for threads per CTA",
+    );
     assert_eq!(counts().1, 0);
     refuse(&k.launch, &[Arg::TensorMap { index: 0 }, k.args[1]], "names tensor map 0 of 0");
     // Clusters and an overlapping start are accepted.

@@ -382,7 +382,9 @@ fn check_shadow(context: &Context) -> Result<(), EmuError> {
         given: format!(
             "{ctas} CTAs of {threads} threads with {bytes} bytes of shared memory, accessed by {granule} bytes"
         ),
-        accepted: format!("less of one of these: who accessed what must fit {SHADOW_LIMIT} bytes"),
+        accepted: format!(
+            "fewer CTAs, threads or bytes, so that the race detector needs at most {SHADOW_LIMIT} bytes"
+        ),
     })
 }
 
