@@ -7,8 +7,13 @@ use std::process::Command;
 use crate::{XtaskError, run, target};
 
 /// Documents with tables, relative to the root.
-const DOCUMENTS: [&str; 4] =
-    ["README.md", "docs/src/benchmarks.md", "docs/src/how/hopper.md", "docs/src/how/evolution.md"];
+const DOCUMENTS: [&str; 5] = [
+    "README.md",
+    "docs/src/benchmarks.md",
+    "docs/src/how/cpu-kernels.md",
+    "docs/src/how/hopper.md",
+    "docs/src/how/evolution.md",
+];
 
 /// Updates the tables, or with `check` only compares them with their rows.
 ///

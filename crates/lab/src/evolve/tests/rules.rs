@@ -680,7 +680,8 @@ fn races_for_which_there_is_no_time_are_not_run() {
 #[test]
 fn cases_share_what_is_held_out() {
     let page = Page::new("shared");
-    let mut config = config(&Problem::mission(), 40, 8);
+    // With this seed the search finds faster plans, which then race on the held-out problems.
+    let mut config = config(&Problem::mission(), 40, 1);
     let mut other = config.cases[0].clone();
     other.problem = Shape { batch: 2, ..other.problem };
     let shared = config.cases[0].held_out[0].clone();
@@ -690,7 +691,7 @@ fn cases_share_what_is_held_out() {
     let mut evolution = begin(&page, &config, Limits::ALONE);
     let run = evolution.run();
     assert!(evolution.config().cases.iter().all(|case| case.held_out.len() == 1));
-    let mut landscape = Landscape { noise: 0.0, ..Landscape::new(8, &config) };
+    let mut landscape = Landscape { noise: 0.0, ..Landscape::new(1, &config) };
     loop {
         // Interrupted after every outcome of the races.
         let told = drive(&mut evolution, &mut landscape, 0, 1);
@@ -709,6 +710,7 @@ fn cases_share_what_is_held_out() {
     let known = page.open().resume(run).unwrap();
     let references = known.candidates.iter().filter(|c| c.new.operator == "held_out").count();
     let raced = known.outcomes.iter().filter(|o| o.stage == Stage::HeldOut).count();
-    assert_eq!(references, 1);
+    let report = evolution.report();
+    assert_eq!(references, 1, "{report:#}");
     assert!(raced >= 4, "each winner on its own problem and on the other: {raced}");
 }
