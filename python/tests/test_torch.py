@@ -31,7 +31,7 @@ def draw(*shape, dtype=torch.float32, device="cpu", seed=0):
 
 
 def three(device, dtype, rows=96, keys=96, heads=4, heads_k=4, dim=64, batch=2, transposed=False):
-    """q, k and v as (batch, heads, sequence, dim). Memory is dense in that order, or in FlashAttention's if transposed."""
+    """q, k and v as (batch, heads, sequence, dim), dense in that order, or in FlashAttention's if transposed."""
 
     def make(h, s, seed):
         if transposed:
