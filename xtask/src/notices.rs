@@ -9,8 +9,7 @@ use std::process::Command;
 use crate::dependencies::{self, Package};
 use crate::{XtaskError, run};
 
-/// The folder that `license-files` of pyproject.toml names. FlashCore's own licences are symbolic links in
-/// it, and this module writes the rest.
+/// The folder that `license-files` of pyproject.toml names. This module writes all files in it.
 const FOLDER: &str = "python/licenses";
 const CRATES: &str = "third-party.txt";
 const STANDARD_LIBRARY: &str = "rust-standard-library.html";
@@ -27,12 +26,15 @@ which libsqlite3-sys contains, is in the public domain.
 /// When a crate or the standard library comes without a licence text, or a file cannot be read or written.
 pub fn write(root: &Path) -> Result<(), XtaskError> {
     let crates = dependencies::linked(root, "flashcore-python")?;
+    let folder = root.join(FOLDER);
+    std::fs::create_dir_all(&folder).map_err(|source| XtaskError::Io { path: folder.clone(), source })?;
     let ours = read(&root.join("LICENSE-MIT"))?;
-    let (path, text) = (root.join(FOLDER).join(CRATES), notices(&crates, &ours)?);
+    let (path, text) = (folder.join(CRATES), notices(&crates, &ours)?);
     std::fs::write(&path, text).map_err(|source| XtaskError::Io { path, source })?;
-    let from = standard_library(root)?;
-    let to = root.join(FOLDER).join(STANDARD_LIBRARY);
-    std::fs::copy(&from, to).map_err(|source| XtaskError::Io { path: from, source })?;
+    let own = ["LICENSE-MIT", "LICENSE-APACHE"].map(|name| (root.join(name), name));
+    for (from, name) in own.into_iter().chain([(standard_library(root)?, STANDARD_LIBRARY)]) {
+        std::fs::copy(&from, folder.join(name)).map_err(|source| XtaskError::Io { path: from, source })?;
+    }
     Ok(())
 }
 
