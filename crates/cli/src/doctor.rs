@@ -19,7 +19,7 @@ struct Finding {
     present: bool,
     /// A description in words.
     has: String,
-    /// What the user can do with it.
+    /// The use that the finding allows.
     enables: &'static str,
     /// The finding as data.
     details: Value,

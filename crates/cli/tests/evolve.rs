@@ -50,7 +50,7 @@ fn json(output: &Output) -> Value {
 
 const SMALL: &str = "1,2,128,64,f16";
 
-/// The same search twice on one ledger: the second run takes known times from the first, races again, and
+/// Two runs of one search on one ledger: the second run takes known times from the first, races again, and
 /// pays for the time for which it holds the device.
 #[test]
 fn a_second_run_on_a_processor_takes_over_what_the_first_found() {

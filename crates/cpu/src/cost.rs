@@ -47,11 +47,11 @@ pub struct Cost {
     pub task: f64,
     /// Cycles from the call to its return.
     pub cycles: f64,
-    /// What most of the cycles are spent on.
+    /// The work that takes most of the cycles.
     pub bound: Bound,
 }
 
-/// What most cycles of a plan are spent on.
+/// The work that takes most cycles of a plan.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Bound {
     /// The two matrix products.

@@ -62,7 +62,7 @@ trait Arithmetic {
     fn real(x: f32) -> Self::Real;
     /// Rounding of the values that standard attention stores: Q·scale, S, P and O.
     fn store(x: Self::Real) -> Self::Real;
-    /// The same of P, whatever its exponent is.
+    /// Rounds a weight of P to the precision of the type, not to its range of exponents.
     fn store_weight(x: Self::Real) -> Self::Real;
     fn exp(x: Self::Real) -> Self::Real;
     fn ln(x: Self::Real) -> Self::Real;

@@ -51,7 +51,7 @@ pub enum DriverError {
     /// Device or pinned memory is exhausted.
     #[error("out of memory: {what}")]
     OutOfMemory {
-        /// What was requested.
+        /// The requested memory.
         what: String,
     },
     /// A kernel or the hardware failed in a way that makes the GPU unusable for the process (CUDA Driver API,
@@ -98,7 +98,7 @@ pub enum DriverError {
     Contract {
         /// Name of the kernel.
         entry: String,
-        /// What does not match.
+        /// The mismatch in words.
         reason: String,
     },
     /// A copy is longer than its buffer.

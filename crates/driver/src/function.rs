@@ -295,7 +295,7 @@ impl Function {
         // SAFETY: `pointers` has one entry per parameter, each to as many live bytes as the parameter has
         // (`check` compared the values with the parameters of the module that was printed and loaded). The
         // driver copies the bytes before it returns. The function's module is alive, and a graph keeps it.
-        // What the kernel does is beyond this call: see the crate's documentation.
+        // The crate's documentation says what the caller promises of the kernel itself.
         let result = unsafe {
             sys::cuLaunchKernelEx(&config, self.0.raw, pointers.as_mut_ptr(), std::ptr::null_mut())
         };

@@ -82,7 +82,7 @@ pub enum AttentionError {
     /// The library does not support this.
     #[error("{what} cannot be used; accepted: {accepted}")]
     Unsupported {
-        /// What was requested.
+        /// The unsupported request.
         what: String,
         /// What is accepted.
         accepted: String,

@@ -49,7 +49,7 @@ impl Trouble {
         }
     }
 
-    /// What would be accepted instead.
+    /// The requests that the server accepts, for the error page.
     fn accepted(&self) -> &str {
         match self {
             Trouble::Page(_) => {

@@ -109,7 +109,7 @@ pub(crate) struct Tall<'a> {
     pub tiles: usize,
 }
 
-/// What a product of matrices does with C.
+/// Whether a product of matrices overwrites C or adds to it.
 #[derive(Clone, Copy, PartialEq)]
 pub(crate) enum Sums {
     Fresh,
