@@ -7,13 +7,14 @@ mod small_plan;
 #[path = "common/wgmma_plan.rs"]
 mod wgmma_plan;
 
+use attend::{Order, Packing, Sums, Tiles};
 use emu::{Emulator, Options, Schedule};
 use flashcore_kernels::forward::mma::{MmaPlan, QueryHome};
 use flashcore_kernels::forward::small::SmallPlan;
 use flashcore_kernels::forward::wgmma::{Diagonal, Ends, Softmax, WgmmaPlan};
 use flashcore_kernels::{Arch, Family, Plan, emit};
 use problem::{Band, Corner, DType, Layout, Problem};
-use tile::{Handout, Order, Packing, Sums, TileOrder, Tiles, Turns};
+use tile::{Handout, TileOrder, Turns};
 
 const SCHEDULES: [Schedule; 3] = [Schedule::Late, Schedule::Early, Schedule::Random];
 /// A Hopper GPU with so few SMs that a CTA computes several tiles.

@@ -6,6 +6,7 @@ mod tools;
 use std::collections::BTreeMap;
 use std::fmt::Write;
 
+use attend::Rescale;
 use flashcore_kernels::forward::mma::{MmaPlan, QueryHome};
 use flashcore_kernels::forward::small::SmallPlan;
 use flashcore_kernels::forward::wgmma::{Softmax, WgmmaPlan};
@@ -14,7 +15,7 @@ use flashcore_kernels::select::{Device, TunedTable, choose_of};
 use flashcore_kernels::{Arch, Family, Plan, emit};
 use problem::{Band, DType, Layout, Problem, Tensor};
 use ptx::{Item, Kernel, Statement};
-use tile::{CopyMode, Rescale};
+use tile::CopyMode;
 use tools::Assembled;
 
 fn default_plan(problem: &Problem, arch: &Arch) -> MmaPlan {

@@ -5,12 +5,12 @@
 mod cases;
 mod common;
 
+use attend::{Order, Rescale};
 use emu::{Emulator, Options, Schedule};
 use flashcore_kernels::forward::mma::{Grid, MmaPlan, QueryHome};
 use flashcore_kernels::{Arch, Plan, emit};
 use problem::{Band, DType, Layout, Problem};
 use ptx::{Item, Kernel, Op, Statement};
-use tile::{Order, Rescale};
 
 const SCHEDULES: [Schedule; 3] = [Schedule::Late, Schedule::Early, Schedule::Random];
 

@@ -12,6 +12,7 @@ mod each;
 mod small_plan;
 mod tools;
 
+use attend::{Packing, Rescale};
 use each::each;
 use emu::{Emulator, Options, Schedule};
 use flashcore_kernels::forward::small::{Merge, Requests, RowOrder, Scores, SmallPlan};
@@ -19,7 +20,7 @@ use flashcore_kernels::{Arch, Plan, emit};
 use problem::{Band, DType, Layout, Problem, Strides};
 use ptx::{Arg, Dim3, GridDependency, Item, Kernel, Op, Statement};
 use small_plan::plain;
-use tile::{Packing, Rescale, RowStore, Turns};
+use tile::{RowStore, Turns};
 use tools::Assembled;
 
 const ARCH: Arch = Arch::SM_90;

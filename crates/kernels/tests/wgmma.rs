@@ -10,12 +10,13 @@ mod tools;
 
 use std::path::Path;
 
+use attend::{Packing, Sums, Tiles};
 use each::each;
 use flashcore_kernels::forward::wgmma::{Diagonal, Ends, Softmax, WgmmaPlan};
 use flashcore_kernels::{Arch, Plan, emit};
 use problem::{Band, DType, Layout, Problem};
 use ptx::{Arg, Kernel};
-use tile::{Handout, Packing, Sums, Tail, TileOrder, Tiles, Turns};
+use tile::{Handout, Tail, TileOrder, Turns};
 use tools::Assembled;
 
 const ARCH: Arch = Arch::SM_90;

@@ -7,11 +7,12 @@ mod common;
 #[path = "common/wgmma_plan.rs"]
 mod wgmma_plan;
 
+use attend::{Chains, Order, Packing, Sums, Tiles};
 use emu::{Emulator, Options, Schedule};
 use flashcore_kernels::forward::wgmma::{Diagonal, Ends, Probabilities, Softmax, Store, WgmmaPlan};
 use flashcore_kernels::{Arch, Plan};
 use problem::{Band, DType, Layout, Problem};
-use tile::{Chains, Handout, Order, Packing, Sums, Tail, TileOrder, Tiles, Turns};
+use tile::{Handout, Tail, TileOrder, Turns};
 use wgmma_plan::plain;
 
 /// A device with two SMs, so that a CTA computes several tiles.

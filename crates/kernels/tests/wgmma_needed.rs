@@ -6,12 +6,13 @@ mod common;
 #[path = "common/wgmma_plan.rs"]
 mod wgmma_plan;
 
+use attend::{Sums, Tiles};
 use emu::{Emulator, Options, Schedule};
 use flashcore_kernels::forward::wgmma::{Diagonal, Ends, Softmax, Store, WgmmaPlan};
 use flashcore_kernels::{Arch, Plan, emit};
 use problem::{Band, DType, Layout, Problem};
 use ptx::{Item, Kernel, Op, Operand, Statement};
-use tile::{Handout, Ones, Sums, Tail, Tiles, Turns};
+use tile::{Handout, Ones, Tail, Turns};
 
 const DIM: u32 = 64;
 /// Bytes of a row of a tile in shared memory.

@@ -7,12 +7,13 @@ mod common;
 #[path = "common/wgmma_plan.rs"]
 mod wgmma_plan;
 
+use attend::{Packing, Tiles};
 use emu::{Emulator, Options, Schedule};
 use flashcore_kernels::forward::wgmma::{Ends, Softmax, Store, WgmmaPlan};
 use flashcore_kernels::{Arch, Plan, emit};
 use problem::{Band, DType, Layout, Problem};
 use ptx::{Item, Kernel, MemSem, Op, Statement};
-use tile::{Handout, Packing, Tail, TileOrder, Tiles, Turns};
+use tile::{Handout, Tail, TileOrder, Turns};
 
 const OPTIMISTIC: Softmax = Softmax::Optimistic { slack: 8, limit: 15 };
 

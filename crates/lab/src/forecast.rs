@@ -1,13 +1,13 @@
 //! Forecasts of plans and their quality: a fixed set of plans of the fused family, split into calibration and
 //! test, and the figures by which a forecast is judged.
 
+use attend::Order;
 use emu::model::{Gpu, ModelError, Prediction};
 use emu::resources::{Ptxas, Resources, estimate};
 use emu::{EmuError, Report};
 use kernels::forward::mma::{MmaPlan, QueryHome};
 use kernels::{Arch, KernelError, Plan};
 use problem::{Band, DType, Problem};
-use tile::Order;
 
 use crate::gate::bind;
 use crate::launchfile::Bound;

@@ -3,6 +3,7 @@
 
 mod common;
 
+use attend::{Rescale, Sums};
 use common::small_tiles;
 use emu::Schedule;
 use flashcore_lab as lab;
@@ -16,7 +17,7 @@ use lab::gate::{CheckReport, Settings, Verdict, check_family, check_kernel, tort
 use lab::launchfile::Bound;
 use problem::{Band, DType, Layout, Problem};
 use ptx::{Imm, Item, Kernel, Op, Operand, Statement, TernaryOp, Type};
-use tile::{Handout, Rescale, RowStore, Sums, Tail, Turns};
+use tile::{Handout, RowStore, Tail, Turns};
 
 fn fused(problem: &Problem) -> Bound {
     let arch = Arch::SM_80;

@@ -1,12 +1,13 @@
 //! Which plans are tried, and in which order.
 
+use attend::Order;
 use kernels::forward::mma::{MmaPlan, QueryHome};
 use kernels::forward::small::SmallPlan;
 use kernels::forward::wgmma::WgmmaPlan;
 use kernels::select::{self, Source, TunedTable};
 use kernels::{Arch, KernelError, Plan};
 use problem::Problem;
-use tile::{CopyMode, Order};
+use tile::CopyMode;
 
 /// Where a plan came from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

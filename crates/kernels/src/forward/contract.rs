@@ -1,8 +1,9 @@
 //! Parts of the launch contract that all forward families share: buffers, strides and scale.
 
+use attend::{After, KeyBand, Rescale, Softcap};
 use problem::{Band, Corner, DType, Problem, Strides, Tensor};
 use ptx::{Access, Arg, BufferSpec, Builder, Element, Global, Half, R32, R64};
-use tile::{After, KeyBand, Rescale, Softcap, TensorRows};
+use tile::TensorRows;
 
 use crate::PlanError;
 use crate::error::accept;

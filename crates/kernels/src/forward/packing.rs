@@ -1,8 +1,8 @@
 //! Pack-GQA: when the rows of the query heads that share a KV head can be packed into one tile, and when they
 //! should be.
 
+use attend::Packing;
 use problem::Problem;
-use tile::Packing;
 
 use crate::PlanError;
 use crate::error::accept;

@@ -210,9 +210,9 @@ const fn name(kind: Kind) -> &'static str {
 
 #[cfg(test)]
 mod tests {
+    use attend::Rescale;
     use problem::{Band, DType, Layout};
     use serde_json::json;
-    use tile::Rescale;
 
     use super::*;
     use crate::forward::wgmma::{Softmax, WgmmaPlan};
@@ -246,7 +246,7 @@ mod tests {
         let mut row = row(problem);
         if let Plan::Mma(plan) = &mut row.plan {
             (plan.block_n, plan.stages, plan.resident_ctas) = (block_n, 1, None);
-            (plan.block_m, plan.kv_warps, plan.order) = (64, 1, tile::Order::InTurn);
+            (plan.block_m, plan.kv_warps, plan.order) = (64, 1, attend::Order::InTurn);
         }
         row.us = us;
         row

@@ -1,7 +1,8 @@
 //! The base plan of the `small` family for tests.
 
+use attend::{Packing, Rescale};
 use flashcore_kernels::forward::small::{Merge, Requests, RowOrder, Scores, SmallPlan};
-use tile::{Packing, Rescale, RowStore, Turns};
+use tile::{RowStore, Turns};
 
 /// One warpgroup with all keys, and all requests at once.
 pub fn plain() -> SmallPlan {

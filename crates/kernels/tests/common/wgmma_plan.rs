@@ -1,7 +1,8 @@
 //! The base plan of the `wgmma` family for tests.
 
+use attend::{Chains, Order, Packing, Sums, Tiles};
 use flashcore_kernels::forward::wgmma::{Diagonal, Ends, Probabilities, Softmax, Store, WgmmaPlan};
-use tile::{Chains, Handout, Order, Packing, Sums, Tail, TileOrder, Tiles, Turns};
+use tile::{Handout, Tail, TileOrder, Turns};
 
 /// Small tiles, and each gene at its simplest value.
 pub fn plain() -> WgmmaPlan {

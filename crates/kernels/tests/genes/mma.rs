@@ -1,7 +1,8 @@
 //! Genes of the `mma` family.
 
+use attend::{Order, Rescale};
 use flashcore_kernels::forward::mma::{Grid, MmaPlan, QueryHome};
-use tile::{CopyMode, Order, Rescale};
+use tile::CopyMode;
 
 use crate::{Line, causal, full};
 

@@ -1,8 +1,9 @@
 //! Genes of the `small` family.
 
+use attend::{Packing, Rescale};
 use flashcore_kernels::forward::small::{Merge, Requests, RowOrder, Scores, SmallPlan};
 use problem::{Band, DType, Layout, Problem};
-use tile::{Packing, Rescale, RowStore, Turns};
+use tile::{RowStore, Turns};
 
 use crate::{Line, causal, full, rectangle};
 

@@ -1,8 +1,9 @@
 //! Genes of the `wgmma` family.
 
+use attend::{Order, Packing, Sums, Tiles};
 use flashcore_kernels::forward::wgmma::{Diagonal, Ends, Probabilities, Softmax, Store, WgmmaPlan};
 use problem::{DType, Layout, Problem};
-use tile::{Handout, Order, Packing, Sums, Tail, TileOrder, Tiles, Turns};
+use tile::{Handout, Tail, TileOrder, Turns};
 
 use crate::{Line, causal, full};
 

@@ -151,7 +151,7 @@ mod tests {
         let plan = |block_n| {
             let mut plan = kernels::forward::mma::MmaPlan::default_for(&Problem::mission(), &Arch::SM_90);
             (plan.block_m, plan.kv_warps, plan.stages, plan.order, plan.block_n) =
-                (64, 1, 1, tile::Order::InTurn, block_n);
+                (64, 1, 1, attend::Order::InTurn, block_n);
             Candidate::Gpu(Plan::Mma(plan))
         };
         let foreign = |text: &str| {

@@ -6,6 +6,7 @@
 //! instruction orders the same accesses. Kernels of a family with the same sites are therefore taken
 //! together, and one of them must fail.
 
+use attend::{Chains, Order, Packing, Rescale, Sums, Tiles};
 use emu::Schedule;
 use kernels::forward::mma::{MmaPlan, QueryHome};
 use kernels::forward::small::{Merge, Requests, RowOrder, Scores, SmallPlan};
@@ -13,7 +14,7 @@ use kernels::forward::wgmma::{Diagonal, Ends, Probabilities, Softmax, Store, Wgm
 use kernels::{Arch, Family, Plan};
 use problem::{Band, DType, Layout, Problem};
 use rayon::prelude::*;
-use tile::{Chains, Handout, Order, Packing, Rescale, RowStore, Sums, Tail, TileOrder, Tiles, Turns};
+use tile::{Handout, RowStore, Tail, TileOrder, Turns};
 
 use super::{Check, Making, Settings};
 use crate::gate::inputs::Style;

@@ -14,7 +14,7 @@ pub fn small_tiles(problem: &Problem, queries: QueryHome, stages: u32) -> Bound 
         block_n: 64,
         warps: 4,
         kv_warps: 1,
-        order: tile::Order::InTurn,
+        order: attend::Order::InTurn,
         stages,
         resident_ctas: None,
         queries,

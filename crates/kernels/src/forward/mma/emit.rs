@@ -1,13 +1,15 @@
 //! The generator of the `mma` family.
 
+use attend::{
+    Block, Bound, KeyBand, KvPipeline, Masker, OnlineSoftmax, Order, RowRange, Softcap, Steps, Stream,
+    store_lse,
+};
 use problem::{Problem, Tensor};
 use ptx::{
     Arg, Builder, Dim3, F32, Global, Half, Kernel, Launch, Pointer, R32, R64, Shared, SpecialReg, Violations,
 };
 use tile::{
-    AccTile, Block, Bound, KeyBand, KvPipeline, Masker, MatrixReader, OnlineSoftmax, Order, Queries,
-    RowRange, Sign, Softcap, Steps, Stream, Threads, TileCopy, TileLayout, divide, mma_pv, mma_qk, store_lse,
-    store_rows,
+    AccTile, MatrixReader, Queries, Sign, Threads, TileCopy, TileLayout, divide, mma_pv, mma_qk, store_rows,
 };
 
 use super::plan::{Grid, MmaPlan, QueryHome};

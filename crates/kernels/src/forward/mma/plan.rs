@@ -1,6 +1,7 @@
+use attend::{Order, Rescale, merge_bytes};
 use problem::{Band, DType, Problem, Tensor};
 use serde::{Deserialize, Serialize};
-use tile::{CopyMode, Order, Rescale, TileLayout, merge_bytes};
+use tile::{CopyMode, TileLayout};
 
 use crate::error::accept;
 use crate::forward::contract::{check_rescale, misaligned, most_rows};

@@ -2,11 +2,10 @@
 
 use std::ops::Range;
 
+use attend::{LaneMaxima, Masker, Place, Softcap};
 use problem::Problem;
 use ptx::{Builder, F32, R32};
-use tile::{
-    AccTile, Accumulate, Group, LaneMaxima, Masker, Place, ProbTile, Products, SharedMatrix, Softcap,
-};
+use tile::{AccTile, Accumulate, Group, ProbTile, Products, SharedMatrix};
 
 use super::loads::Loads;
 use super::paths::Seen;

@@ -1,7 +1,8 @@
 //! The default plan of a problem without a tuned plan.
 
+use attend::{Packing, Rescale};
 use problem::{Band, Problem};
-use tile::{Packing, Rescale, RowStore, Turns, WARPGROUP_ROWS};
+use tile::{RowStore, Turns, WARPGROUP_ROWS};
 
 use super::plan::{MOST_PATHS, MOST_STAGES, Merge, Requests, RowOrder, Scores, SmallPlan};
 use crate::Arch;

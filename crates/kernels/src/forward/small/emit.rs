@@ -1,14 +1,12 @@
 //! The generator of the `small` family.
 
+use attend::{Exchange, KeyBand, Masker, OnlineSoftmax, Place, RowRange, Softcap};
 use problem::{Problem, Tensor};
 use ptx::{
     Arg, Builder, CmpOp, Dim3, F32, Global, Half, Kernel, Launch, Pointer, R32, R64, Shared, SpecialReg,
     Target, TensorMapPtr, Violations,
 };
-use tile::{
-    AccTile, Exchange, KeyBand, Masker, Mbarriers, OnlineSoftmax, Place, Products, RowRange, Softcap,
-    SwizzledTile, Threads, WARPGROUP_ROWS, divide,
-};
+use tile::{AccTile, Mbarriers, Products, SwizzledTile, Threads, WARPGROUP_ROWS, divide};
 
 use super::block::{Block, WARP_ROWS};
 use super::loads::{Loads, Source};

@@ -1,9 +1,10 @@
 //! The TMA requests: which warp issues them and when. One lane of a separate warp issues each copy, directly
 //! after it has initialised the copy's mbarrier.
 
+use attend::{Exchange, Place};
 use problem::{Problem, Tensor};
 use ptx::{Builder, CmpOp, Pred, R32, Shared, Src, TensorMapPtr};
-use tile::{Exchange, Mbarriers, Place, SwizzledTile};
+use tile::{Mbarriers, SwizzledTile};
 
 use super::plan::{Requests, SmallPlan};
 

@@ -2,9 +2,10 @@
 //! rows see: keys that no row sees are not computed, and only the last visible keys are masked. Each path is
 //! straight-line code, since its extent is known at emission.
 
+use attend::Coverage;
 use problem::Problem;
 use ptx::{Builder, CmpOp, R32};
-use tile::{Coverage, WARPGROUP_ROWS};
+use tile::WARPGROUP_ROWS;
 
 use super::emit::Forward;
 use super::plan::SmallPlan;

@@ -1,9 +1,7 @@
+use attend::{Division, Packing, Rescale};
 use problem::{DType, Problem, Tensor};
 use serde::{Deserialize, Serialize};
-use tile::{
-    Division, Handover, Mbarriers, Packing, Rescale, RowStore, SwizzledTile, Turns, WARPGROUP_ROWS,
-    WARPGROUP_THREADS,
-};
+use tile::{Handover, Mbarriers, RowStore, SwizzledTile, Turns, WARPGROUP_ROWS, WARPGROUP_THREADS};
 
 use crate::error::accept;
 use crate::forward::contract::{band, check_rescale, check_tensor_maps, misaligned, most_rows};

@@ -1,7 +1,8 @@
 //! The epilogue: addresses and stores of O and of the LSE.
 
+use attend::{OnlineSoftmax, store_lse, store_lse_at};
 use ptx::{Builder, F32, Global, R32};
-use tile::{AccTile, OnlineSoftmax, store_fragments, store_fragments_at, store_lse, store_lse_at};
+use tile::{AccTile, store_fragments, store_fragments_at};
 
 use super::block::WARP_ROWS;
 use super::emit::Forward;

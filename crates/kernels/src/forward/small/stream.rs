@@ -1,12 +1,15 @@
 //! Streaming KV blocks: one thread of the warpgroups that share a part of the keys requests the blocks of
 //! that part. The issue order is that of FlashAttention-3's Algorithm 2.
 
+use attend::{
+    BlockSteps, Blocks, Bound, Chains, Coverage, Guess, Masked, Masker, OnlineSoftmax, Order, RowRange,
+    Skips, Tiles, Visits,
+};
 use problem::Tensor;
 use ptx::{Builder, CmpOp, Pointer, Pred, R32, Shared, Src};
 use tile::{
-    AccTile, Accumulate, Agreement, BlockSteps, Blocks, Bound, Chains, Circle, Consumer, Coverage, Guess,
-    Handover, Masked, Masker, OnlineSoftmax, Order, ProbTile, RowRange, SharedMatrix, Skips, Supply,
-    SwizzledTile, TileRing, TileStream, Tiles, Turns, Visits,
+    AccTile, Accumulate, Agreement, Circle, Consumer, Handover, ProbTile, SharedMatrix, Supply, SwizzledTile,
+    TileRing, TileStream, Turns,
 };
 
 use super::block::WARP_ROWS;
@@ -46,7 +49,7 @@ impl Forward<'_> {
             products.wgmma_pv(k, p, value, o, Accumulate::Add); //        O += P V
         };
         let steps = BlockSteps { scores, hide, accumulate };
-        // For each block, S is issued together with the P V of the block before it (`tile::Visits`). Then, by
+        // For each block, S is issued together with the P V of the block before it (`attend::Visits`). Then, by
         // the rules of `softmax`, m follows max(S·c), O and l are rescaled if m moved, P = exp2(S·c − m),
         // rounded, and l += Σ P.
         visits.for_each_block_once(

@@ -1,7 +1,8 @@
 //! Checks whether a plan fits a problem and an architecture.
 
+use attend::Sums;
 use problem::{Band, DType, Problem, Tensor};
-use tile::{Handout, RowStore, Sums, Turns};
+use tile::{Handout, RowStore, Turns};
 
 use super::plan::{
     Diagonal, Ends, FEEDING_REGISTERS, Softmax, Store, WgmmaPlan, largest_limit, largest_slack,

@@ -1,7 +1,8 @@
 //! The default plan of a problem without a tuned plan.
 
+use attend::{Chains, Order, Packing, Sums, Tiles};
 use problem::{DType, Problem};
-use tile::{Chains, Handout, Order, Packing, Sums, Tail, TileOrder, Tiles, Turns};
+use tile::{Handout, Tail, TileOrder, Turns};
 
 use super::plan::{Diagonal, Ends, Probabilities, Softmax, Store, WgmmaPlan, section_mib};
 use crate::Arch;

@@ -1,16 +1,19 @@
 //! The generator: the producer's requests and the consumers' computation. Rows and blocks are chosen in
 //! `rows.rs`; results are stored in `store.rs`.
 
+use attend::{
+    BlockSteps, Coverage, Guess, KeyBand, Masker, OnlineSoftmax, Partials, Rescale, SharedProbs, Skips,
+    Softcap, Sums, Tiles, Visits,
+};
 use problem::{Problem, Tensor};
 use ptx::{
     Builder, CmpOp, F32, Global, Half, Kernel, Pointer, R32, R64, Shared, Src, Target, TensorMapPtr,
     Violations,
 };
 use tile::{
-    AccTile, Accumulate, Agreement, BlockSteps, BulkStore, Circle, Consumer, Coverage, Guess, Handout,
-    Handover, KeyBand, Mailbox, Masker, Ones, OnlineSoftmax, Partials, Peers, ProbTile, Products, Rescale,
-    Roles, Scheduler, SharedMatrix, SharedProbs, Shares, Skips, Softcap, Sums, SwizzledTile, Tail, TileGrid,
-    TileRing, TileStream, Tiles, Turns, Visits, WarpRows, WorkTile,
+    AccTile, Accumulate, Agreement, BulkStore, Circle, Consumer, Handout, Handover, Mailbox, Ones, Peers,
+    ProbTile, Products, Roles, Scheduler, SharedMatrix, Shares, SwizzledTile, Tail, TileGrid, TileRing,
+    TileStream, Turns, WarpRows, WorkTile,
 };
 
 use super::launch::LOADED;
@@ -331,7 +334,7 @@ impl<'a> Forward<'a> {
             };
             let softmax = self.softmax(k);
             let steps = BlockSteps { scores, hide, accumulate };
-            // Of each block, S is issued beside what the block before it adds to O (`tile::Visits`); then, by
+            // Of each block, S is issued beside what the block before it adds to O (`attend::Visits`); then, by
             // the rules of `softmax`, m follows max(S·c), and O and l are rescaled where it moved; P =
             // exp2(S·c − m), rounded, and l += Σ P.
             let more = visits.for_each_block(k, blocks, &softmax, &steps, |k| {

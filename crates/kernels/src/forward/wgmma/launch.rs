@@ -1,8 +1,9 @@
 //! The launch contract of the family.
 
+use attend::Partials;
 use problem::{Problem, Tensor};
 use ptx::{Access, Arg, BufferSpec, Dim3, Launch, TensorMapSpec};
-use tile::{BulkStore, COUNTER_BYTES, Handout, Partials, Tail};
+use tile::{BulkStore, COUNTER_BYTES, Handout, Tail};
 
 use super::plan::{Store, WgmmaPlan};
 use crate::Arch;

@@ -1,11 +1,9 @@
 //! The genes of the family, and quantities derived from them for a problem.
 
+use attend::{Chains, Order, Packing, Rescale, Sums, Tiles};
 use problem::{DType, Problem, Tensor};
 use serde::{Deserialize, Serialize};
-use tile::{
-    Chains, Handout, LastRound, Ones, Order, Packing, Rescale, RowStore, Sums, SwizzledTile, Tail, TileOrder,
-    Tiles, Turns, WARPGROUP_ROWS,
-};
+use tile::{Handout, LastRound, Ones, RowStore, SwizzledTile, Tail, TileOrder, Turns, WARPGROUP_ROWS};
 
 use crate::Arch;
 use crate::forward::contract::misaligned;

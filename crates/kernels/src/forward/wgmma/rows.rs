@@ -1,7 +1,8 @@
 //! The query rows of a CTA and of a warpgroup, and the KV blocks that these rows see.
 
+use attend::{Blocks, Bound, Masked, RowRange, Visits};
 use ptx::{Builder, CmpOp, R32, Src};
-use tile::{Blocks, Bound, Consumer, Masked, RowRange, Turn, Visits, WARPGROUP_ROWS, WorkTile};
+use tile::{Consumer, Turn, WARPGROUP_ROWS, WorkTile};
 
 use super::emit::Forward;
 use super::plan::Ends;

@@ -1,7 +1,8 @@
 //! The epilogue: addresses and stores of O and of the LSE.
 
+use attend::{RowRange, store_lse_at};
 use ptx::{Builder, F32, Global, R32};
-use tile::{AccTile, BulkStore, Consumer, RowRange, WorkTile, store_fragments_at, store_lse_at};
+use tile::{AccTile, BulkStore, Consumer, WorkTile, store_fragments_at};
 
 use super::emit::{Forward, Params};
 use crate::forward::contract::{lse_of_row, row_of_output};

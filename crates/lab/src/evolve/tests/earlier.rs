@@ -103,7 +103,7 @@ fn a_time_without_the_baselines_is_none() {
     };
     let mut slow = plan(&other.cases[0].baseline);
     (slow.block_m, slow.kv_warps, slow.stages, slow.order, slow.block_n) =
-        (64, 1, 1, tile::Order::InTurn, 48);
+        (64, 1, 1, attend::Order::InTurn, 48);
     other.cases[0].baseline = Candidate::Gpu(Plan::Mma(slow));
     landscape.spared = Landscape::identity(&other.cases[0].baseline);
     let was_timed = landscape.seen.contains_key(&(Stage::Microbench, landscape.spared.clone()));

@@ -1,0 +1,74 @@
+//! The KV blocks of which the rows see a key, and those that need a mask.
+
+use ptx::{Builder, R32, Src};
+use tile::divide;
+
+use super::{KeyBand, RowRange};
+
+/// How much of a KV block the rows see.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Coverage {
+    /// Every row of the CTA sees every key: no mask needed.
+    Full,
+    /// Some rows do not see some keys: the mask is applied.
+    Partial,
+}
+
+/// The KV blocks that a CTA visits, from the last to the first: partial blocks down to `full_to`, full blocks
+/// down to `full_from`, partial blocks down to `from`. Each of the three ranges may be empty. If the band is
+/// narrower than a block, no block is full and `full_from` may exceed `full_to`.
+#[derive(Clone, Copy, Debug)]
+pub struct Bound {
+    /// The first block of which any row sees a key, and the first block of which all rows see the first key;
+    /// `None` where both are 0.
+    pub lower: Option<Lower>,
+    /// All rows see the last key of the blocks below this one; `None` if that holds for all blocks.
+    pub full: Option<R32>,
+    /// One past the last block of which any row sees a key.
+    pub end: R32,
+}
+
+/// The lower end of the KV blocks, for a band with a lower bound.
+#[derive(Clone, Copy, Debug)]
+pub struct Lower {
+    /// The first block of which any row sees a key.
+    pub from: R32,
+    /// The first block of which every row sees the first key.
+    pub full_from: R32,
+}
+
+impl Bound {
+    /// The KV blocks of a band. `divides` means that `block_n` divides `seq_kv`.
+    pub fn new(k: &mut Builder, band: &KeyBand, rows: &RowRange, block_n: u32, divides: bool) -> Bound {
+        let [by_all, by_any] = rows.keys_seen(k, band);
+        let every_block = band.after.is_none() && divides;
+        let full = (!every_block).then(|| divide(k, by_all, block_n));
+        let end = blocks_up(k, by_any, block_n);
+        let lower = rows.keys_skipped(k, band).map(|[by_any, by_all]| Lower {
+            from: divide(k, by_any, block_n),
+            full_from: blocks_up(k, by_all, block_n),
+        });
+        Bound { lower, full, end }
+    }
+
+    /// The bound for a loop that visits at least one block. If no row sees any key, that block is fully
+    /// masked.
+    #[must_use]
+    pub fn at_least_one(self, k: &mut Builder) -> Bound {
+        let end = k.max_s(self.end, 1);
+        let last = self.lower.map(|_| k.sub(end, 1));
+        let lower =
+            self.lower.zip(last).map(|(lower, last)| Lower { from: k.min_s(lower.from, last), ..lower });
+        Bound { lower, end, ..self }
+    }
+
+    /// The first block to visit.
+    pub fn from(&self) -> Src<R32> {
+        self.lower.map_or(0.into(), |lower| lower.from.into())
+    }
+}
+
+fn blocks_up(k: &mut Builder, keys: R32, block_n: u32) -> R32 {
+    let up = k.add(keys, block_n - 1);
+    divide(k, up, block_n)
+}

@@ -1,0 +1,57 @@
+//! Which keys a query row sees, and which KV blocks are therefore skipped, full or partial.
+
+mod bound;
+mod mask;
+mod rows;
+
+use problem::Corner;
+use ptx::{Builder, R32};
+
+pub use bound::{Bound, Coverage, Lower};
+pub use mask::Masker;
+pub use rows::RowRange;
+
+/// Which keys a query row sees, as far as the code depends on this: the alignment and which bounds exist
+/// ([`problem::Band`] has the definition). The sizes of the bounds are launch parameters.
+#[derive(Clone, Copy, Debug)]
+pub struct KeyBand {
+    /// The corner of S to which the diagonal is aligned.
+    pub corner: Corner,
+    /// Number of keys before the diagonal that a row sees; `None` for all.
+    pub before: Option<R32>,
+    /// Number of keys after the diagonal that a row sees; `None` for all.
+    pub after: Option<After>,
+}
+
+/// The upper bound of a band.
+#[derive(Clone, Copy, Debug)]
+pub enum After {
+    /// No key after the diagonal: the upper bound of a causal mask. Needs no parameter.
+    Diagonal,
+    /// This number of keys after the diagonal.
+    Keys(R32),
+}
+
+impl KeyBand {
+    /// Whether every row sees every key.
+    pub const fn is_full(&self) -> bool {
+        self.before.is_none() && self.after.is_none()
+    }
+
+    /// Whether the band is a causal mask.
+    pub const fn is_causal(&self) -> bool {
+        self.before.is_none() && matches!(self.after, Some(After::Diagonal))
+    }
+}
+
+fn shifted(k: &mut Builder, position: R32, shift: Option<R32>) -> R32 {
+    shift.map_or(position, |shift| k.add(position, shift))
+}
+
+/// One past the band's last key for a row whose diagonal is at `key`.
+fn further(k: &mut Builder, key: R32, after: After) -> R32 {
+    match after {
+        After::Diagonal => key,
+        After::Keys(keys) => k.add(key, keys),
+    }
+}

@@ -1,0 +1,10 @@
+//! Split-KV: several workers share query rows and divide the keys. Their results are merged through the
+//! shared memory of a CTA, of a cluster, or through global memory.
+
+mod exchange;
+mod merge;
+mod partials;
+
+pub use exchange::{Division, Exchange, Place};
+pub use merge::merge_bytes;
+pub use partials::Partials;

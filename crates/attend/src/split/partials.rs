@@ -1,0 +1,186 @@
+//! Partial tiles: several CTAs compute one tile, each over its own KV blocks. This is split-KV through global
+//! memory with the merge of FlashDecoding (Dao et al. 2023).
+//!
+//! Warps merge independently of each other. Each warp writes its partial result in fragment layout and
+//! increments a counter. The warp that finds all other parts counted reads all parts, its own included, in
+//! the order of the keys, so the result does not depend on which warp is last. No warp waits.
+
+use ptx::{Builder, CmpOp, F32, Global, Pointer, Pred, R32, SpecialReg};
+
+use tile::{AccTile, Consumer, Part, Peers, Shares, add_one};
+
+use crate::OnlineSoftmax;
+use crate::softmax::NO_REFERENCE;
+
+/// Bytes of four registers of every lane of a warp.
+const QUAD_BYTES: u32 = 4 * 4 * 32;
+
+/// Buffers and counters for the merge of partial tiles.
+#[derive(Clone, Copy, Debug)]
+pub struct Partials {
+    /// [`Partials::bytes`] bytes of global memory.
+    pub parts: Global,
+    /// [`Partials::counter_bytes`] bytes of global memory, all zero before and after a launch.
+    pub counters: Global,
+    /// How the tiles are shared.
+    pub shares: Shares,
+    /// Warps that compute a tile, over all CTAs of a cluster.
+    pub warps: u32,
+    /// Present where the CTAs of a cluster take a tile together.
+    pub peers: Option<Peers>,
+}
+
+impl Partials {
+    /// Bytes of the parts for `takers` CTAs or clusters, for any number of remaining tiles: references, sums
+    /// and O (`columns` wide) of the 16 rows of each of a tile's warps. From one part to the next along the
+    /// line, the taker, the tile or both advance by one.
+    pub const fn bytes(takers: u64, warps: u32, columns: u32) -> u64 {
+        2 * (takers - 1) * warps as u64 * warp_bytes(columns / 8) as u64
+    }
+
+    /// Bytes of the counters: one counter for each warp of a tile.
+    pub const fn counter_bytes(takers: u64, warps: u32) -> u64 {
+        (takers - 1) * warps as u64 * 4
+    }
+
+    /// If a warp has only a part of a tile and is the last to finish, replaces `o` and the softmax by those
+    /// of the whole tile. Returns whether `o` is complete; if not, another warp completes it.
+    pub fn join(
+        &self,
+        k: &mut Builder,
+        consumer: &Consumer,
+        part: &Part,
+        softmax: &OnlineSoftmax,
+        o: &AccTile,
+    ) -> Pred {
+        let missing = k.mov(0);
+        let shared = k.setp_u(CmpOp::Ne, part.tile, Part::WHOLE);
+        k.if_(shared, |k| {
+            let of_lane = self.place_in_tile(k, consumer, o);
+            let taker =
+                k.special(if self.peers.is_some() { SpecialReg::ClusteridX } else { SpecialReg::CtaidX });
+            let own = self.place(k, of_lane, part.tile, taker, o);
+            softmax.write(k, o, own);
+            let [first, last] = self.takers(k, part.tile);
+            let others = k.sub(last, first);
+            let counter = self.counter(k, consumer, part.tile);
+            let before = count_in(k, consumer.speaks, counter);
+            k.sub_to(missing, others, before);
+            let complete = k.setp_u(CmpOp::Eq, missing, 0);
+            k.if_(complete, |k| {
+                let zero: R32 = k.mov(0);
+                k.guarded(consumer.speaks, |k| k.st(counter, zero));
+                softmax.begin_parts(k, o);
+                let taker = first;
+                k.do_while(|k| {
+                    let from = self.place(k, of_lane, part.tile, taker, o);
+                    softmax.add_part(k, o, from);
+                    k.add_to(taker, taker, 1);
+                    k.setp_u(CmpOp::Le, taker, last)
+                });
+            });
+        });
+        k.setp_u(CmpOp::Eq, missing, 0)
+    }
+
+    /// The first and the last CTA whose pieces contain blocks of a shared tile.
+    fn takers(&self, k: &mut Builder, tile: R32) -> [R32; 2] {
+        let first = k.mul(tile, self.shares.blocks);
+        let last = k.add(first, self.shares.blocks);
+        let last = k.sub(last, 1);
+        [first, last].map(|block| self.shares.owner(k, block))
+    }
+
+    /// Index of the warp among the warps that compute a tile.
+    fn warp(&self, k: &mut Builder, consumer: &Consumer) -> R32 {
+        match self.peers {
+            None => consumer.threads.row_warp,
+            Some(peers) => k.mad(peers.rank, self.warps / peers.ctas, consumer.threads.row_warp),
+        }
+    }
+
+    fn counter(&self, k: &mut Builder, consumer: &Consumer, tile: R32) -> Global {
+        let warp = self.warp(k, consumer);
+        let index = k.mad(tile, self.warps, warp);
+        k.index(self.counters, index, 4)
+    }
+
+    /// Address of the lane's first vector in part 0.
+    fn place_in_tile(&self, k: &mut Builder, consumer: &Consumer, o: &AccTile) -> Global {
+        let warp = self.warp(k, consumer);
+        let of_warp = k.index(self.parts, warp, warp_bytes(o.n_tiles()));
+        k.index(of_warp, consumer.threads.lane, 16)
+    }
+
+    /// Address of the lane's first vector in the part of `tile` that `taker` has. Along the line, from one
+    /// part to the next, the taker, the tile or both advance by one, so the sum of both indices is unique.
+    fn place(&self, k: &mut Builder, of_lane: Global, tile: R32, taker: R32, o: &AccTile) -> Global {
+        let part = k.add(taker, tile);
+        k.index(of_lane, part, self.warps * warp_bytes(o.n_tiles()))
+    }
+}
+
+/// Bytes of a warp's part.
+const fn warp_bytes(n_tiles: u32) -> u32 {
+    (1 + n_tiles) * QUAD_BYTES
+}
+
+/// Counts a warp in, after all writes of its lanes and before all their later reads. Returns the count
+/// before.
+fn count_in(k: &mut Builder, speaks: Pred, counter: Global) -> R32 {
+    let before: R32 = k.mov(0);
+    k.warp_sync();
+    k.guarded(speaks, |k| add_one(k, before, counter));
+    k.warp_sync();
+    k.uniform(before)
+}
+
+impl OnlineSoftmax {
+    /// Writes a lane's references, sums and registers of O in 16-byte vectors; the lanes of a warp are
+    /// contiguous.
+    fn write(&self, k: &mut Builder, o: &AccTile, to: Global) {
+        k.st_vec(to, self.statistics(0));
+        for n in 0..o.n_tiles() {
+            k.st_vec(to.at(quads(1 + n)), o.tile(0, n));
+        }
+    }
+
+    /// Resets the softmax and `o` to the state before the first part.
+    fn begin_parts(&self, k: &mut Builder, o: &AccTile) {
+        for (&reference, &sum) in self.reference.iter().zip(&self.sum) {
+            k.mov_to(reference, NO_REFERENCE);
+            k.mov_to(sum, 0.0f32);
+        }
+        o.clear(k);
+    }
+
+    /// Adds a part written by [`OnlineSoftmax::write`].
+    fn add_part(&self, k: &mut Builder, o: &AccTile, from: Global) {
+        let part: [F32; 4] = k.ld_vec(from);
+        let mut weights: [Vec<F32>; 2] = Default::default();
+        for (row, (&reference, &sum)) in self.reference.iter().zip(&self.sum).enumerate() {
+            let next = k.max(reference, part[row]);
+            let [old, new] = [reference, part[row]].map(|reference| {
+                let distance = k.sub(reference, next);
+                k.ex2(distance)
+            });
+            k.mov_to(reference, next);
+            let scaled = k.mul(part[2 + row], new);
+            k.mad_to(sum, sum, old, scaled);
+            weights[0].push(old);
+            weights[1].push(new);
+        }
+        let [old, new] = weights;
+        for n in 0..o.n_tiles() {
+            let part: [F32; 4] = k.ld_vec(from.at(quads(1 + n)));
+            for (i, sum) in o.tile(0, n).into_iter().enumerate() {
+                let scaled = k.mul(part[i], new[i / 2]);
+                k.mad_to(sum, sum, old[i / 2], scaled);
+            }
+        }
+    }
+}
+
+fn quads(count: u32) -> i64 {
+    i64::from(count * QUAD_BYTES)
+}

@@ -1,0 +1,25 @@
+//! P through shared memory.
+
+use ptx::Builder;
+
+use tile::{Agreement, ProbTile, SharedMatrix, WarpRows};
+
+/// P in shared memory, as the A operand of P V.
+#[derive(Clone, Copy, Debug)]
+pub struct SharedProbs {
+    /// The warp's rows of P.
+    pub rows: WarpRows,
+    /// The warpgroup's rows of P, as an operand.
+    pub matrix: SharedMatrix,
+    /// Synchronises the warps of the warpgroup, which read each other's rows.
+    pub agreement: Agreement,
+}
+
+impl SharedProbs {
+    /// Writes P for the warpgroup's next product.
+    pub(crate) fn publish(&self, k: &mut Builder, p: &ProbTile) {
+        self.rows.write(k, p);
+        k.fence_proxy_async_shared();
+        self.agreement.meet(k);
+    }
+}

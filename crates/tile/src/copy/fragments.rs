@@ -1,0 +1,110 @@
+//! Epilogue straight from registers, without shared memory: the lanes of a quad exchange columns so that each
+//! lane stores whole 16-byte chunks.
+
+use ptx::{Builder, CmpOp, Global, Half, Pointer, Pred, R32};
+
+use crate::{AccTile, Threads};
+
+/// 8-column tiles that a quad stores at once, one chunk per lane.
+const TILES: u32 = 4;
+
+/// Width of the stores of O.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum RowStore {
+    /// Two columns per store, as the fragment layout holds them.
+    Pairs,
+    /// Eight columns per store after an exchange within the quad. Columns that do not fill four chunks are
+    /// stored in pairs.
+    Chunks,
+}
+
+impl RowStore {
+    /// Elements per store. Rows must be aligned to a multiple of this.
+    pub const fn elements(self) -> u32 {
+        match self {
+            RowStore::Pairs => 2,
+            RowStore::Chunks => 8,
+        }
+    }
+}
+
+/// Rounds each warp's accumulator of 16 rows and stores the rows. The warp's first row is row `first` of
+/// `tensor`, whose row pitch is `row_bytes`; rows at or beyond `limit` are not stored.
+pub fn store_fragments(
+    k: &mut Builder,
+    threads: &Threads,
+    half: Half,
+    o: &AccTile,
+    (tensor, first, limit): (Global, R32, R32),
+    row_bytes: i64,
+    store: RowStore,
+) {
+    let place = |k: &mut Builder, row: R32| {
+        let wide = k.zext(row);
+        Global { base: k.mad(wide, row_bytes, tensor.base), offset: tensor.offset }
+    };
+    store_fragments_at(k, threads, half, o, (first, limit), place, store);
+}
+
+/// Like [`store_fragments`], but `place` gives the address of each row.
+pub fn store_fragments_at(
+    k: &mut Builder,
+    threads: &Threads,
+    half: Half,
+    o: &AccTile,
+    (first, limit): (R32, R32),
+    place: impl Fn(&mut Builder, R32) -> Global,
+    store: RowStore,
+) {
+    let whole_tiles = match store {
+        RowStore::Pairs => 0,
+        RowStore::Chunks => o.n_tiles() / TILES * TILES,
+    };
+    let odd = bit(k, threads, 2);
+    let upper = bit(k, threads, 4);
+    let row = k.add(first, threads.quad);
+    for (i, below) in [(0, 0), (1, 8)] {
+        let row = if below == 0 { row } else { k.add(row, below) };
+        let exists = k.setp_u(CmpOp::Lt, row, limit);
+        let to = place(k, row);
+        // `threads.column` is twice the lane's index in the quad, and a chunk has 16 bytes: hence the factor
+        // 8.
+        let chunk = Global::from(k.mad_wide_u(threads.column, 8, to.base));
+        let pair = Global::from(k.mad_wide_u(threads.column, 2, to.base));
+        let words: Vec<R32> = (0..o.n_tiles())
+            .map(|n| {
+                let tile = o.tile(0, n);
+                k.pack(half, tile[2 * i], tile[2 * i + 1])
+            })
+            .collect();
+        let (whole, rest) = words.split_at(whole_tiles as usize);
+        for (group, words) in (0..).zip(whole.chunks_exact(TILES as usize)) {
+            let words = transpose(k, [words[0], words[1], words[2], words[3]], odd, upper);
+            k.guarded(exists, |k| k.st_vec(chunk.at(to.offset + i64::from(64 * group)), words));
+        }
+        for (n, &word) in (whole_tiles..).zip(rest) {
+            k.guarded(exists, |k| k.st(pair.at(to.offset + i64::from(16 * n)), word));
+        }
+    }
+}
+
+/// Whether the bit `mask` of the lane's column is set.
+fn bit(k: &mut Builder, threads: &Threads, mask: u32) -> Pred {
+    let bit = k.and(threads.column, mask);
+    k.setp_u(CmpOp::Ne, bit, 0)
+}
+
+/// Transposes 4×4 words within a quad; each lane holds one column. Single words are exchanged with the
+/// neighbouring lane, then pairs of words with the lane two further on.
+fn transpose(k: &mut Builder, mut words: [R32; 4], odd: Pred, upper: Pred) -> [R32; 4] {
+    for (swaps, lane, pairs) in [(odd, 1, [(0, 1), (2, 3)]), (upper, 2, [(0, 2), (1, 3)])] {
+        for (a, b) in pairs {
+            let sent = k.selp(words[a], words[b], swaps);
+            let got = k.shfl_xor(sent, lane);
+            words[a] = k.selp(got, words[a], swaps);
+            words[b] = k.selp(words[b], got, swaps);
+        }
+    }
+    words
+}

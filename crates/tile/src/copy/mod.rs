@@ -1,0 +1,15 @@
+//! Copies of tiles between global memory, shared memory and registers.
+
+mod async_copy;
+mod bulk;
+mod fragments;
+mod rows;
+mod tma;
+mod warp_rows;
+
+pub use async_copy::{CopyMode, TileCopy};
+pub use bulk::BulkStore;
+pub use fragments::{RowStore, store_fragments, store_fragments_at};
+pub use rows::store_rows;
+pub use tma::TensorRows;
+pub use warp_rows::WarpRows;

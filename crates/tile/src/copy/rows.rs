@@ -1,0 +1,95 @@
+//! The epilogue: accumulators to global memory.
+
+use ptx::{Builder, Global, Half, Pointer, R32, Shared};
+
+use crate::TileLayout;
+use crate::layout::CHUNK_BYTES;
+use crate::{AccTile, CopyMode, Threads, TileCopy};
+
+/// Rounds each warp's accumulator and stores its rows through shared memory, so that every global store is a
+/// whole 16-byte chunk. `tile` has room for all rows of the CTA. If no other warp shares its rows, a warp
+/// stores them alone. Warps that share rows hold a part of the columns each, and all threads of the CTA store
+/// the rows after a barrier. `(tensor, first, limit)` are row 0 of the head, the CTA's first row, and one
+/// past the last row to store; the tensor's row pitch is `row_bytes`.
+#[allow(clippy::too_many_arguments, reason = "what, through where, to where")]
+pub fn store_rows(
+    k: &mut Builder,
+    threads: &Threads,
+    half: Half,
+    o: &AccTile,
+    tile: Shared,
+    (tensor, first, limit): (Global, R32, R32),
+    row_bytes: i64,
+    mode: CopyMode,
+) {
+    let layout = TileLayout::new(16 * o.m_tiles(), 8 * o.n_tiles() * threads.kv_warps);
+    let own = k.shared_index(tile, threads.row_warp, layout.bytes());
+    write_fragments(k, threads, half, o, layout, own);
+    let (copy, from, first) = if threads.kv_warps == 1 {
+        k.warp_sync();
+        let first = k.mad(threads.row_warp, layout.rows, first);
+        (TileCopy::by_warp(k, threads, layout, row_bytes, mode), own, first)
+    } else {
+        k.bar_sync();
+        let layout = TileLayout { rows: layout.rows * threads.row_warps(), ..layout };
+        (TileCopy::new(k, threads, layout, row_bytes, mode), tile, first)
+    };
+    let to = copy.start(k, tensor, first);
+    let left = k.sub(limit, first);
+    copy.store(k, from, to, Some(left));
+}
+
+/// Writes the lanes' pairs of neighbouring columns to a tile. The eight rows of one store fall into eight
+/// groups of banks.
+fn write_fragments(
+    k: &mut Builder,
+    threads: &Threads,
+    half: Half,
+    o: &AccTile,
+    layout: TileLayout,
+    tile: Shared,
+) {
+    let places = chunk_places(k, threads, o.n_tiles(), layout, tile);
+    for m in 0..o.m_tiles() {
+        for (n, place) in (0..).zip(&places) {
+            let [a, b, c, d] = o.tile(m, n);
+            for (row, [low, high]) in [(16 * m, [a, b]), (16 * m + 8, [c, d])] {
+                let pair = k.pack(half, low, high);
+                k.st(place.at(i64::from(row * layout.pitch())), pair);
+            }
+        }
+    }
+}
+
+/// The address of the lane's first row in each 8-column tile that the warp holds.
+fn chunk_places(
+    k: &mut Builder,
+    threads: &Threads,
+    n_tiles: u32,
+    layout: TileLayout,
+    tile: Shared,
+) -> Vec<Shared> {
+    let start = k.shared_index(tile, threads.column, 2);
+    let Some(part) = threads.part else {
+        let zero = k.mov(0);
+        let row = layout.emit_offset(k, threads.quad, zero);
+        let first = k.shared_advance(start, row);
+        let group = layout.group();
+        let of_group: Vec<R32> = (0..group)
+            .map(|c| if c == 0 { first.base } else { k.xor(first.base, c * CHUNK_BYTES) })
+            .collect();
+        let place = |n: u32| {
+            let offset = i64::from(n / group * group * CHUNK_BYTES);
+            Shared { base: of_group[(n % group) as usize], offset: first.offset }.at(offset)
+        };
+        return (0..n_tiles).map(place).collect();
+    };
+    let first = k.mul(part, n_tiles);
+    (0..n_tiles)
+        .map(|n| {
+            let chunk = k.add(first, n);
+            let offset = layout.emit_offset(k, threads.quad, chunk);
+            k.shared_advance(start, offset)
+        })
+        .collect()
+}

@@ -1,0 +1,161 @@
+//! TMA copies of [`SwizzledTile`]s between global and shared memory, and the tensor maps that describe them.
+
+use crate::{Peers, SwizzledTile};
+use ptx::{
+    Builder, BulkOptions, Element, L2Promotion, Pointer, R32, Shared, Src, Swizzle, TensorMapPtr,
+    TensorMapSpec,
+};
+
+/// A tensor `[batch, head, row, column]` of 16-bit elements in global memory whose columns are contiguous.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TensorRows {
+    /// Index of the tensor's buffer in the launch contract.
+    pub buffer: usize,
+    /// Bytes from the buffer's start to element 0.
+    pub offset: u64,
+    /// Type of the elements.
+    pub element: Element,
+    /// Batch entries, heads, rows and columns.
+    pub extents: [u64; 4],
+    /// Bytes between neighbouring batch entries, heads and rows. The stride of an extent of 1 is arbitrary.
+    pub strides: [u64; 3],
+}
+
+impl SwizzledTile {
+    /// The tensor map with which [`SwizzledTile::load`] copies tiles of `tensor`.
+    pub fn map(self, tensor: &TensorRows) -> TensorMapSpec {
+        let [batch, heads, rows, columns] = tensor.extents;
+        let [of_batch, of_head, of_row] = tensor.strides;
+        let panel = u64::from(SwizzledTile::PANEL);
+        let row_bytes = u64::from(SwizzledTile::ROW_BYTES);
+        let heads_together = u64::from(self.heads);
+        let (extents, strides, box_extents) = if self.heads > 1 {
+            (
+                vec![columns, heads_together, rows, heads / heads_together, batch],
+                vec![of_head, of_row, of_head * heads_together, of_batch],
+                vec![SwizzledTile::PANEL, self.heads, self.rows / self.heads, 1, 1],
+            )
+        } else if self.whole() {
+            (
+                vec![panel, rows, columns / panel, heads, batch],
+                vec![of_row, row_bytes, of_head, of_batch],
+                vec![SwizzledTile::PANEL, self.rows, self.panels(), 1, 1],
+            )
+        } else {
+            (
+                vec![columns, rows, heads, batch],
+                vec![of_row, of_head, of_batch],
+                vec![SwizzledTile::PANEL, self.rows / self.parts, 1, 1],
+            )
+        };
+        TensorMapSpec {
+            buffer: tensor.buffer,
+            offset: tensor.offset,
+            element: tensor.element,
+            extents,
+            strides,
+            box_extents,
+            swizzle: Swizzle::Bytes128,
+            l2_promotion: L2Promotion::default(),
+        }
+    }
+
+    /// Loads the tile that begins at `row` of a head asynchronously. With packed heads, `head` is the index
+    /// of the group. `barrier` counts [`SwizzledTile::bytes`]. Run by one thread.
+    pub fn load(
+        self,
+        k: &mut Builder,
+        to: Shared,
+        map: TensorMapPtr,
+        [row, head, batch]: [Src<R32>; 3],
+        barrier: Shared,
+    ) {
+        let options = BulkOptions::default();
+        if self.whole() {
+            k.tma_load(to, map, &[0.into(), row, 0.into(), head, batch], barrier, options);
+            return;
+        }
+        for panel in 0..self.panels() {
+            let to = to.at(i64::from(panel * self.panel_bytes()));
+            let column = Src::from(panel * SwizzledTile::PANEL);
+            let (row, head, batch) = (row.clone(), head.clone(), batch.clone());
+            if self.heads > 1 {
+                k.tma_load(to, map, &[column, 0.into(), row, head, batch], barrier, options);
+            } else {
+                k.tma_load(to, map, &[column, row, head, batch], barrier, options);
+            }
+        }
+    }
+
+    /// Stores a whole tile at `row` of a head asynchronously, in the thread's current bulk group. Run by one
+    /// thread.
+    pub fn store(self, k: &mut Builder, from: Shared, map: TensorMapPtr, [row, head, batch]: [Src<R32>; 3]) {
+        debug_assert!(self.whole(), "a box of all panels");
+        k.tma_store(map, &[0.into(), row, 0.into(), head, batch], from);
+    }
+
+    /// Loads this CTA's part of the tile that begins at `row` to the same address in all peers by multicast.
+    /// In each peer, `barrier` counts the part; all parts together count [`SwizzledTile::bytes`]. Run by one
+    /// thread of each CTA.
+    pub fn load_part(
+        self,
+        k: &mut Builder,
+        to: Shared,
+        map: TensorMapPtr,
+        [row, head, batch]: [Src<R32>; 3],
+        barrier: Shared,
+        peers: &Peers,
+    ) {
+        let rows = self.rows / self.parts;
+        let options = BulkOptions { multicast: Some(peers.mask()), policy: None };
+        let to = k.shared_index(to, peers.rank, rows * SwizzledTile::ROW_BYTES);
+        let before = k.mul(peers.rank, rows);
+        let row = Src::from(k.add(before, row));
+        for panel in 0..self.panels() {
+            let to = to.at(i64::from(panel * self.panel_bytes()));
+            let at = [(panel * SwizzledTile::PANEL).into(), row.clone(), head.clone(), batch.clone()];
+            k.tma_load(to, map, &at, barrier, options);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn packed_heads_are_neighbouring_rows() {
+        let tensor = TensorRows {
+            buffer: 0,
+            offset: 0,
+            element: Element::F16,
+            extents: [2, 8, 100, 128],
+            strides: [1 << 20, 256, 2048],
+        };
+        let tile = SwizzledTile::new(64, 128).packed(4);
+        let map = tile.map(&tensor);
+        assert_eq!((map.check(), 2 * map.box_bytes()), (Ok(()), tile.bytes()));
+        assert_eq!((map.extents, map.strides), (vec![128, 4, 100, 2, 2], vec![256, 2048, 1024, 1 << 20]));
+        assert_eq!(map.box_extents, [64, 4, 16, 1, 1]);
+    }
+
+    #[test]
+    fn maps_follow_strides_and_are_accepted() {
+        let tensor = |columns| TensorRows {
+            buffer: 1,
+            offset: 32,
+            element: Element::Bf16,
+            extents: [2, 3, 100, columns],
+            strides: [1 << 20, 512, 1536],
+        };
+        let whole = SwizzledTile::new(64, 128).map(&tensor(128));
+        assert_eq!((whole.check(), whole.box_bytes()), (Ok(()), SwizzledTile::new(64, 128).bytes()));
+        assert_eq!(whole.extents, [64, 100, 2, 3, 2]);
+        assert_eq!(whole.strides, [1536, 128, 512, 1 << 20]);
+        // With 96 columns the second panel must not read into the next row: each panel is a copy, cut off at
+        // column 96.
+        let panels = SwizzledTile::new(64, 96).map(&tensor(96));
+        assert_eq!((panels.check(), 2 * panels.box_bytes()), (Ok(()), SwizzledTile::new(64, 96).bytes()));
+        assert_eq!(panels.extents, [96, 100, 3, 2]);
+    }
+}

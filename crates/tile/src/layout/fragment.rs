@@ -1,0 +1,182 @@
+//! Accumulators and operands of tensor-core products in registers.
+
+use ptx::{Builder, CmpOp, F32, Half, Pred, R32};
+
+/// A warp's accumulator of `16 · m_tiles` rows × `8 · n_tiles` columns in f32 registers (PTX ISA, "Matrix
+/// Fragments for mma.m16n8k16"). In a 16×8 tile, lane `l` holds columns `2 (l mod 4) + {0, 1}` of rows `l /
+/// 4` (registers 0 and 1) and `l / 4 + 8` (registers 2 and 3).
+#[derive(Clone, Debug)]
+pub struct AccTile {
+    n_tiles: u32,
+    tiles: Vec<[F32; 4]>,
+}
+
+impl AccTile {
+    /// An accumulator set to zero.
+    pub fn zero(k: &mut Builder, rows: u32, columns: u32) -> AccTile {
+        let (m_tiles, n_tiles) = (rows / 16, columns / 8);
+        let tiles = (0..m_tiles * n_tiles).map(|_| std::array::from_fn(|_| k.mov(0.0f32))).collect();
+        AccTile { n_tiles, tiles }
+    }
+
+    /// Uninitialised registers, for a product that overwrites its accumulator.
+    pub fn unset(k: &mut Builder, rows: u32, columns: u32) -> AccTile {
+        let n_tiles = columns / 8;
+        AccTile { n_tiles, tiles: (0..rows / 16 * n_tiles).map(|_| k.regs()).collect() }
+    }
+
+    /// A view of `n_tiles` 8-column tiles from tile `first` on: the returned tile names the registers of
+    /// `self`. Requires an accumulator of 16 rows.
+    #[must_use]
+    pub fn columns(&self, first: u32, n_tiles: u32) -> AccTile {
+        debug_assert_eq!(self.m_tiles(), 1, "the tiles of one row are neighbours");
+        let tiles = self.tiles[first as usize..(first + n_tiles) as usize].to_vec();
+        AccTile { n_tiles, tiles }
+    }
+
+    /// The lane's registers, tile by tile.
+    pub fn registers(&self) -> Vec<F32> {
+        self.tiles.concat()
+    }
+
+    /// Tiles of 16 rows.
+    pub fn m_tiles(&self) -> u32 {
+        self.tiles.len() as u32 / self.n_tiles
+    }
+
+    /// Tiles of 8 columns.
+    pub fn n_tiles(&self) -> u32 {
+        self.n_tiles
+    }
+
+    /// The lane's four registers of a 16×8 tile.
+    pub fn tile(&self, m: u32, n: u32) -> [F32; 4] {
+        self.tiles[(m * self.n_tiles + n) as usize]
+    }
+
+    /// Number of rows of which the lane holds elements. Lane row `i` is row `16 (i / 2) + 8 (i mod 2) + lane
+    /// / 4` of the tile.
+    pub fn lane_rows(&self) -> u32 {
+        2 * self.m_tiles()
+    }
+
+    /// The lane's elements of its row `i`, in column order.
+    pub fn row(&self, i: u32) -> impl Iterator<Item = F32> + '_ {
+        let (m, half) = (i / 2, 2 * (i % 2) as usize);
+        (0..self.n_tiles).flat_map(move |n| {
+            let tile = self.tile(m, n);
+            [tile[half], tile[half + 1]]
+        })
+    }
+
+    /// Copies the elements of another tile.
+    pub fn copy_from(&self, k: &mut Builder, other: &AccTile) {
+        for (to, from) in self.tiles.iter().zip(&other.tiles) {
+            for (&to, &from) in to.iter().zip(from) {
+                k.mov_to(to, from);
+            }
+        }
+    }
+
+    /// Multiplies the lane's row `i` by `factor`.
+    pub fn scale_row(&self, k: &mut Builder, i: u32, factor: F32) {
+        for element in self.row(i) {
+            k.mul_to(element, element, factor);
+        }
+    }
+
+    /// Rounds the tile to 16 bits as the A operand of the next product. The accumulators of two neighbouring
+    /// 16×8 tiles hold exactly the elements of one 16×16 A fragment in every lane, so no data moves between
+    /// lanes.
+    pub fn round(&self, k: &mut Builder, half: Half) -> ProbTile {
+        let pair = |k: &mut Builder, t: [F32; 4]| [k.pack(half, t[0], t[1]), k.pack(half, t[2], t[3])];
+        let k_tiles = self.n_tiles / 2;
+        let fragments = (0..self.m_tiles() * k_tiles)
+            .map(|i| {
+                let (m, j) = (i / k_tiles, i % k_tiles);
+                let [low, high] = [pair(k, self.tile(m, 2 * j)), pair(k, self.tile(m, 2 * j + 1))];
+                [low[0], low[1], high[0], high[1]]
+            })
+            .collect();
+        ProbTile { k_tiles, fragments }
+    }
+}
+
+impl AccTile {
+    /// Sets the existing registers to zero.
+    pub fn clear(&self, k: &mut Builder) {
+        for &element in self.tiles.iter().flatten() {
+            k.mov_to(element, 0.0);
+        }
+    }
+
+    /// Like [`AccTile::round`], but writes to the registers of `p`.
+    pub fn round_to(&self, k: &mut Builder, half: Half, p: &ProbTile) {
+        let rounded = self.round(k, half);
+        for (to, from) in p.fragments.iter().flatten().zip(rounded.fragments.iter().flatten()) {
+            k.mov_to(*to, *from);
+        }
+    }
+}
+
+/// An A operand of `16 · m` rows × `16 · k_tiles` columns in registers: the probabilities P.
+#[derive(Clone, Debug)]
+pub struct ProbTile {
+    k_tiles: u32,
+    fragments: Vec<[R32; 4]>,
+}
+
+impl ProbTile {
+    /// Uninitialised registers.
+    pub fn unset(k: &mut Builder, rows: u32, columns: u32) -> ProbTile {
+        let k_tiles = columns / 16;
+        ProbTile { k_tiles, fragments: (0..rows / 16 * k_tiles).map(|_| k.regs()).collect() }
+    }
+
+    /// A view of the first `k_tiles` 16-column tiles: the returned tile names the registers of `self`.
+    /// Requires a tile of 16 rows.
+    #[must_use]
+    pub fn first_tiles(&self, k_tiles: u32) -> ProbTile {
+        ProbTile { k_tiles, fragments: self.fragments[..k_tiles as usize].to_vec() }
+    }
+
+    /// Sets the 16-column tiles from `first` on to zero, in a tile of 16 rows.
+    pub fn clear_from(&self, k: &mut Builder, first: u32) {
+        for &register in self.fragments[first as usize..].iter().flatten() {
+            k.mov_to(register, 0);
+        }
+    }
+
+    /// Whether all probabilities are below 2. In f16 and in bf16, 2 is the smallest number whose highest
+    /// exponent bit is set; infinities and NaN have that bit too. Costs one instruction per register, which
+    /// holds two probabilities, plus the reduction of four chains.
+    pub fn below_two(&self, k: &mut Builder) -> Pred {
+        const HIGHEST: u32 = 0x4000_4000;
+        let (first, others) = self.fragments.split_first().expect("a tile has fragments");
+        let chains = others
+            .iter()
+            .fold(*first, |chains, fragment| std::array::from_fn(|i| k.or(chains[i], fragment[i])));
+        let all = chains.into_iter().reduce(|a, b| k.or(a, b)).expect("four chains");
+        let reached = k.and(all, HIGHEST);
+        k.setp_u(CmpOp::Eq, reached, 0)
+    }
+
+    /// Tiles of 16 columns.
+    pub fn k_tiles(&self) -> u32 {
+        self.k_tiles
+    }
+
+    /// The fragment of one 16×16 tile.
+    pub fn fragment(&self, m: u32, j: u32) -> [R32; 4] {
+        self.fragments[(m * self.k_tiles + j) as usize]
+    }
+}
+
+/// The A operand of one step along k.
+#[derive(Clone, Copy, Debug)]
+pub enum Fragment {
+    /// 16 columns.
+    K16([R32; 4]),
+    /// 8 columns: the last step of a head_dim that is not a multiple of 16.
+    K8([R32; 2]),
+}

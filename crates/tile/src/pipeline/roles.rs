@@ -1,0 +1,103 @@
+//! Warp specialisation: warpgroup 0 is the producer, the others are consumers.
+
+use ptx::{Builder, CmpOp, Pred, R32, SpecialReg};
+
+use crate::{Handover, Threads, WARPGROUP_THREADS};
+
+/// One producer warpgroup and `consumers` consumer warpgroups, with the register split that `setmaxnreg`
+/// makes.
+#[derive(Clone, Copy, Debug)]
+pub struct Roles {
+    /// Number of consumer warpgroups.
+    pub consumers: u32,
+    /// Registers of a producer thread.
+    pub feeds_with: u32,
+    /// Registers of a consumer thread.
+    pub computes_with: u32,
+}
+
+/// A thread's position among the consumers.
+#[derive(Clone, Copy, Debug)]
+pub struct Consumer {
+    /// Index of the consumer warpgroup, from 0; ptxas knows that it is warp-uniform.
+    pub group: R32,
+    /// The thread's position. Its rows are those of `row_warp`, counted over all consumers.
+    pub threads: Threads,
+    /// The elected lane of each warp, which arrives on mbarriers for the warp.
+    pub speaks: Pred,
+}
+
+impl Roles {
+    /// Threads of the CTA.
+    pub const fn threads(&self) -> u32 {
+        WARPGROUP_THREADS * (1 + self.consumers)
+    }
+
+    /// Number of consumer warps.
+    pub const fn consumer_warps(&self) -> u32 {
+        4 * self.consumers
+    }
+
+    /// Initialises the barriers of rings that the producer thread fills and the consumer warps release, and
+    /// makes them visible to the CTA and to bulk copies.
+    pub fn prepare(&self, k: &mut Builder, handovers: impl IntoIterator<Item = Handover>) {
+        let index = k.special(SpecialReg::TidX);
+        let first = k.setp_u(CmpOp::Eq, index, 0);
+        let mut peers = None;
+        k.if_(first, |k| {
+            for handover in handovers {
+                handover.init(k, self.consumer_warps());
+                peers = peers.or(handover.peers());
+            }
+            k.fence_mbarrier_init();
+        });
+        match peers {
+            None => k.bar_sync(),
+            Some(peers) => peers.begin(k),
+        }
+    }
+
+    /// Runs `feed` in one producer thread and `compute` in all consumer threads, after `setmaxnreg` has moved
+    /// registers from the producer to the consumers.
+    pub fn split(
+        &self,
+        k: &mut Builder,
+        feed: impl FnOnce(&mut Builder),
+        compute: impl FnOnce(&mut Builder, &Consumer),
+    ) {
+        let index = k.special(SpecialReg::TidX);
+        let warp = k.warp_index_uniform();
+        let warpgroup = k.shr_u(warp, 2);
+        let feeds = k.setp_u(CmpOp::Eq, warpgroup, 0);
+        k.if_else(
+            feeds,
+            |k| {
+                k.setmaxnreg_dec(self.feeds_with);
+                let first = k.setp_u(CmpOp::Eq, index, 0);
+                k.if_(first, feed);
+            },
+            |k| {
+                k.setmaxnreg_inc(self.computes_with);
+                let consumer = self.consumer(k, index, warp, warpgroup);
+                compute(k, &consumer);
+            },
+        );
+    }
+
+    fn consumer(&self, k: &mut Builder, index: R32, warp: R32, warpgroup: R32) -> Consumer {
+        let lane = k.and(index, 31);
+        let in_quad = k.and(lane, 3);
+        let threads = Threads {
+            count: WARPGROUP_THREADS * self.consumers,
+            index,
+            lane,
+            warp,
+            quad: k.shr_u(lane, 2),
+            column: k.shl(in_quad, 1),
+            row_warp: k.sub(warp, 4),
+            kv_warps: 1,
+            part: None,
+        };
+        Consumer { group: k.sub(warpgroup, 1), threads, speaks: k.setp_u(CmpOp::Eq, lane, 0) }
+    }
+}

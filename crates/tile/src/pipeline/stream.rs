@@ -1,0 +1,166 @@
+//! A ring of tiles as its consumers see it: operands to wait for, read and release. Stages are refilled by
+//! the producer warpgroup, by one of the consumers, or never.
+
+use ptx::{Builder, CmpOp, Pred, R32, Src, TensorMapPtr};
+
+use crate::{Consumer, Ones, Ring, SharedMatrix, TileRing, WARPGROUP_ROWS};
+
+/// A consumer's position in the ring of queries, keys or values.
+#[derive(Clone, Copy, Debug)]
+pub struct TileStream {
+    ring: TileRing,
+    at: Ring,
+    /// The tile of stage 0.
+    first: SharedMatrix,
+    speaks: Pred,
+    refill: Refill,
+}
+
+/// How a released stage is refilled.
+#[derive(Clone, Copy, Debug)]
+enum Refill {
+    /// By the producer warpgroup.
+    Feeder,
+    /// By one of the consumers.
+    Reader(Supply),
+    /// Never: every tile has its own stage.
+    Never,
+}
+
+/// The source of a stream whose tiles one of its consumers requests: rows of a tensor, from the last to the
+/// first.
+#[derive(Clone, Copy, Debug)]
+pub struct Supply {
+    pub map: TensorMapPtr,
+    /// First row of the next tile to request, after the tiles of all stages; below `last` if there is none.
+    /// Moves down.
+    pub next: R32,
+    /// First row of the last tile; `None` for 0.
+    pub last: Option<R32>,
+    /// Rows from one tile to the next.
+    pub step: u32,
+    /// Head and batch entry.
+    pub head: [R32; 2],
+    /// Whether the thread is the one that issues the requests.
+    pub requests: Pred,
+    /// Whether its warp issues the requests; uniform in the warp.
+    pub warp: Pred,
+    /// Number of warpgroups that read the tiles. With one warpgroup, the wait for its products already shows
+    /// that a stage is free, so no empty barrier is needed.
+    pub readers: u32,
+}
+
+impl Supply {
+    /// Requests the next tile, if there is one, into the stage `at`, after `free` has waited for that stage.
+    /// The branch is warp-uniform and the instructions of the one lane are predicated. With a branch of the
+    /// single lane, ptxas would treat the ring state, and so the descriptors, as divergent.
+    fn fill(&self, k: &mut Builder, ring: &TileRing, at: &Ring, free: impl FnOnce(&mut Builder)) {
+        let more = k.setp_s_and(CmpOp::Ge, self.next, self.last(), self.warp);
+        k.if_(more, |k| {
+            free(k);
+            k.guarded(self.requests, |k| self.request(k, ring, at, self.next));
+        });
+        k.sub_to(self.next, self.next, self.step);
+    }
+
+    fn last(&self) -> Src<R32> {
+        self.last.map_or(0.into(), Src::from)
+    }
+
+    fn request(&self, k: &mut Builder, ring: &TileRing, at: &Ring, row: R32) {
+        let [head, batch] = self.head;
+        ring.fill(k, at, self.map, [row, head, batch].map(Src::from));
+    }
+}
+
+impl TileStream {
+    /// Tiles whose columns are the k dimension of the product: keys.
+    pub fn over_columns(k: &mut Builder, ring: TileRing, consumer: &Consumer) -> TileStream {
+        let first = SharedMatrix::over_columns(k, ring.tile, ring.first);
+        TileStream::new(k, ring, first, consumer)
+    }
+
+    /// Tiles of which each warpgroup reads its own 64 rows: queries.
+    pub fn own_rows(k: &mut Builder, ring: TileRing, consumer: &Consumer) -> TileStream {
+        let whole = TileStream::over_columns(k, ring, consumer);
+        TileStream { first: whole.first.row_part(k, consumer.group, WARPGROUP_ROWS), ..whole }
+    }
+
+    /// Tiles whose rows are the k dimension of the product: values.
+    pub fn over_rows(k: &mut Builder, ring: TileRing, consumer: &Consumer) -> TileStream {
+        let first = SharedMatrix::over_rows(k, ring.tile, ring.first);
+        TileStream::new(k, ring, first, consumer)
+    }
+
+    /// Values with columns of ones after the tile's own columns.
+    pub fn over_rows_beside(k: &mut Builder, ring: TileRing, ones: Ones, consumer: &Consumer) -> TileStream {
+        let first = SharedMatrix::over_rows_beside(k, ring.tile, ring.first, ones);
+        TileStream::new(k, ring, first, consumer)
+    }
+
+    fn new(k: &mut Builder, ring: TileRing, first: SharedMatrix, consumer: &Consumer) -> TileStream {
+        let speaks = ring.handover.speakers(k, consumer);
+        TileStream { ring, at: ring.handover.reader(k), first, speaks, refill: Refill::Feeder }
+    }
+
+    /// The stream, with requests by one of its consumers: the first stages on demand, later ones when a stage
+    /// is released.
+    #[must_use]
+    pub fn supplied(self, supply: Supply) -> TileStream {
+        TileStream { refill: Refill::Reader(supply), ..self }
+    }
+
+    /// The stream, with every tile already requested and in a stage of its own.
+    #[must_use]
+    pub fn resident(self) -> TileStream {
+        TileStream { refill: Refill::Never, ..self }
+    }
+
+    /// Requests the first tile of a stage, if there is one, in a stream that one of its consumers supplies.
+    /// Run by the thread that requests.
+    pub fn request_first(&self, k: &mut Builder, stage: u32) {
+        if let Refill::Reader(supply) = &self.refill {
+            let at = self.at.at_stage(k, stage);
+            let ahead = (self.at.stages() - stage) * supply.step;
+            let row = k.add(supply.next, ahead);
+            let exists = k.setp_s(CmpOp::Ge, row, supply.last());
+            k.if_(exists, |k| supply.request(k, &self.ring, &at, row));
+        }
+    }
+
+    /// Number of stages.
+    pub fn stages(&self) -> u32 {
+        self.at.stages()
+    }
+
+    /// Whether CTAs of a cluster share the tiles by multicast.
+    pub fn has_peers(&self) -> bool {
+        self.ring.handover.peers().is_some()
+    }
+
+    /// Waits for the full barrier of the current stage.
+    pub fn wait(&self, k: &mut Builder) {
+        self.ring.handover.wait_full(k, &self.at);
+    }
+
+    /// The current tile as an operand; the tile must have arrived.
+    pub fn matrix(&self, k: &mut Builder) -> SharedMatrix {
+        if self.at.stages() == 1 { self.first } else { self.first.stage(k, self.at.stage) }
+    }
+
+    /// Releases the stage for a warp whose products with the tile are complete, and advances to the next
+    /// stage.
+    pub fn release(&self, k: &mut Builder) {
+        let handover = &self.ring.handover;
+        match &self.refill {
+            Refill::Feeder => handover.release(k, &self.at, self.speaks),
+            Refill::Reader(supply) if supply.readers == 1 => supply.fill(k, &self.ring, &self.at, |_| {}),
+            Refill::Reader(supply) => {
+                handover.release(k, &self.at, self.speaks);
+                supply.fill(k, &self.ring, &self.at, |k| handover.wait_free(k, &self.at));
+            }
+            Refill::Never => {}
+        }
+        self.at.advance(k);
+    }
+}

@@ -1,0 +1,39 @@
+//! Synchronisation of a warpgroup, and a vote of its threads.
+
+use ptx::{BarKind, Builder, Op, Operand, Pred, R32, Src, Value};
+
+use crate::WARPGROUP_THREADS;
+
+/// Warpgroup-wide synchronisation and vote on a named barrier.
+#[derive(Clone, Copy, Debug)]
+pub struct Agreement(R32);
+
+impl Agreement {
+    /// Named barriers 8 to 15 belong to the warpgroups, one each; 0 is the CTA's, 1 to 7 are those of
+    /// [`Circle`].
+    const FIRST: u32 = 8;
+
+    /// For warpgroup `warpgroup` of its CTA, below 8.
+    pub fn new(k: &mut Builder, warpgroup: R32) -> Agreement {
+        Agreement(k.add(warpgroup, Agreement::FIRST))
+    }
+
+    /// Waits until all threads of the warpgroup have arrived.
+    pub fn meet(&self, k: &mut Builder) {
+        k.named_barrier_sync(self.0, WARPGROUP_THREADS);
+    }
+
+    /// Whether the predicate holds in all threads of the warpgroup (`bar.red.and`). The `vote` that follows
+    /// does not change the value but tells ptxas that it is uniform. Without the vote, ptxas treats a branch
+    /// on the barrier's result as divergent and moves the matrix descriptors out of uniform registers.
+    pub fn all(&self, k: &mut Builder, holds: Pred) -> Pred {
+        let all: Pred = k.reg();
+        let barrier =
+            [Operand::Reg(all.reg()), Operand::Reg(self.0.reg()), Src::<R32>::from(WARPGROUP_THREADS).into()];
+        k.op(
+            Op::Bar { kind: BarKind::RedAnd, aligned: true },
+            barrier.into_iter().chain([Operand::Reg(holds.reg())]),
+        );
+        k.vote_all(all)
+    }
+}

@@ -1,0 +1,11 @@
+//! Products on the tensor cores, of a warp (`mma`) and of a warpgroup (`wgmma`).
+
+mod mma;
+mod ones;
+mod reader;
+mod wgmma;
+
+pub use mma::{KeyTile, Queries, Sign, mma_pv, mma_qk};
+pub use ones::Ones;
+pub use reader::{MatrixReader, OpenTile};
+pub use wgmma::{Accumulate, Group, Products, SharedMatrix, WARPGROUP_ROWS, WARPGROUP_THREADS};

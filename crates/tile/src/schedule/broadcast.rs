@@ -1,0 +1,162 @@
+//! Dynamic tile scheduler: a counter in global memory, and the broadcast of its values to all roles of a CTA.
+
+use ptx::{
+    Atomic, AtomicOp, Builder, CmpOp, Global, MemSem, Op, Operand, Pointer, Pred, R32, Scope, Shared, Src,
+    Type, Value,
+};
+
+use crate::{Handover, Peers, Ring, TileGrid, WorkTile};
+
+/// Bytes of the counter in global memory: the next tile, and the number of CTAs that have finished. Both are
+/// zero before and after a launch.
+pub const COUNTER_BYTES: usize = 8;
+
+/// The tile index (an index ≥ the tile count means stop) with its decoded coordinates. The producer decodes
+/// once, so the divisions are off the consumers' critical path.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Letter {
+    pub(crate) index: R32,
+    pub(crate) tile: WorkTile,
+}
+
+impl Letter {
+    /// Bytes of a [`Letter`].
+    const BYTES: u32 = 16;
+
+    pub(crate) fn new(k: &mut Builder, grid: &TileGrid, index: R32) -> Letter {
+        Letter { index: k.mov(index), tile: grid.tile(k, index) }
+    }
+
+    fn words(&self) -> [R32; 4] {
+        [self.index, self.tile.row_block, self.tile.head, self.tile.batch]
+    }
+
+    /// Copies the words of another letter.
+    pub(crate) fn copy_from(&self, k: &mut Builder, other: &Letter) {
+        for (to, from) in self.words().into_iter().zip(other.words()) {
+            k.mov_to(to, from);
+        }
+    }
+}
+
+/// The ring through which the producer broadcasts dynamically scheduled tiles to the consumers.
+#[derive(Clone, Copy, Debug)]
+pub struct Mailbox {
+    pub handover: Handover,
+    /// One [`Letter`] per stage.
+    slots: Shared,
+    /// [`COUNTER_BYTES`] in global memory.
+    counter: Global,
+}
+
+impl Mailbox {
+    /// Number of tiles that can be announced ahead.
+    const STAGES: u32 = 2;
+    /// Bytes of shared memory: barriers and slots.
+    pub const SHARED_BYTES: u32 = Handover::bytes(Mailbox::STAGES) + Letter::BYTES * Mailbox::STAGES;
+
+    /// Barriers and slots lie at `place`, a multiple of 16 bytes. In a cluster CTA 0 sends to all CTAs and
+    /// waits for the readers of all of them; the producers receive the tile like the consumers.
+    pub fn new(place: Shared, counter: Global, peers: Option<Peers>) -> Mailbox {
+        let slots = place.at(i64::from(Handover::bytes(Mailbox::STAGES)));
+        let handover = Handover::new(place, Mailbox::STAGES);
+        let handover = if peers.is_some() { handover.among(peers).read_by_feeder() } else { handover };
+        Mailbox { handover, slots, counter }
+    }
+
+    fn slot(&self, k: &mut Builder, at: &Ring) -> Shared {
+        k.shared_index(self.slots, at.stage, Letter::BYTES)
+    }
+
+    /// Increments the counter. The next tile is the counter's old value plus the number of CTAs, because the
+    /// first tile of each CTA is its own index. The caller can do other work during the latency of the
+    /// atomic.
+    pub(crate) fn take(&self, k: &mut Builder) -> R32 {
+        k.atom(AtomicOp::Add, self.counter, 1)
+    }
+
+    pub(crate) fn send(&self, k: &mut Builder, at: &Ring, letter: &Letter) {
+        self.handover.wait_free(k, at);
+        let slot = self.slot(k, at);
+        match self.handover.peers() {
+            None => {
+                k.st_vec(slot, letter.words());
+                self.handover.publish(k, at);
+            }
+            Some(peers) => {
+                let full = self.handover.full(k, at);
+                for rank in 0..peers.ctas {
+                    let [slot, full] = [slot, full].map(|place| k.mapa(place, rank));
+                    k.mbarrier_arrive_expect_tx(full, Letter::BYTES);
+                    k.st_async_vec(slot, letter.words(), full);
+                }
+            }
+        }
+        at.advance(k);
+    }
+
+    pub(crate) fn receive(&self, k: &mut Builder, at: &Ring, speaks: Pred, letter: &Letter) {
+        self.handover.wait_full(k, at);
+        let slot = self.slot(k, at);
+        // One lane reads the slot and the same lane releases it.
+        k.guarded(speaks, |k| k.ld_vec_to(letter.words(), slot));
+        for word in letter.words() {
+            let sent = k.uniform(word);
+            k.mov_to(word, sent);
+        }
+        self.release(k, at, speaks);
+        at.advance(k);
+    }
+
+    /// Like [`Mailbox::receive`], but for the single producer thread.
+    pub(crate) fn receive_alone(&self, k: &mut Builder, at: &Ring, letter: &Letter) {
+        self.handover.wait_full(k, at);
+        let slot = self.slot(k, at);
+        k.ld_vec_to(letter.words(), slot);
+        let always = k.setp_u(CmpOp::Eq, at.stage, at.stage);
+        self.release(k, at, always);
+        at.advance(k);
+    }
+
+    /// Releases the slot of a letter that has been read.
+    fn release(&self, k: &mut Builder, at: &Ring, speaks: Pred) {
+        match self.handover.peers() {
+            None => self.handover.release(k, at, speaks),
+            Some(_) => {
+                let free = self.handover.free(k, at);
+                let sender = k.mapa(free, 0);
+                k.guarded(speaks, |k| k.mbarrier_arrive(sender));
+            }
+        }
+    }
+
+    /// The CTA that finishes last resets the counter to zero. The other CTAs have taken their last tiles
+    /// before they count themselves as finished: their atomics release and the last one acquires.
+    pub(crate) fn reset(&self, k: &mut Builder, takers: R32) {
+        let done: R32 = k.reg();
+        add_one(k, done, self.counter.at(4));
+        let after = k.add(done, 1);
+        let last = k.setp_u(CmpOp::Eq, after, takers);
+        k.if_(last, |k| {
+            let zero: R32 = k.mov(0);
+            k.st_vec(self.counter, [zero, zero]);
+        });
+    }
+}
+
+/// Adds one to a counter shared by CTAs; `before` receives the old value. The atomic releases what this
+/// thread did before it, and acquires what other threads released before.
+pub fn add_one(k: &mut Builder, before: R32, counter: Global) {
+    let atomic = Atomic {
+        op: AtomicOp::Add,
+        space: Global::SPACE,
+        ty: Type::U32,
+        vector: 1,
+        sem: MemSem::AcqRel,
+        scope: Some(Scope::Gpu),
+        noftz: false,
+        cache_hint: false,
+    };
+    let one: Src<R32> = 1.into();
+    k.op(Op::Atom(atomic), [Operand::Reg(before.reg()), Operand::Address(counter.address()), one.into()]);
+}
