@@ -4,8 +4,8 @@
 //! The crate states attention with the tiles, products and pipelines of `tile`. [`Bound`] gives the KV blocks
 //! that a CTA visits and [`Masker`] hides the keys that a row does not see. [`OnlineSoftmax`] holds the row
 //! max and the row sums. [`KvPipeline`] visits the blocks on every GPU, with a ring of `cp.async` stages, and
-//! [`Visits`] on sm_90a, in a consumer warpgroup with keys and values from TMA. [`Exchange`], [`Partials`]
-//! and [`OnlineSoftmax::merge`] merge results over different keys.
+//! [`Visits`] on sm_90a, in a consumer warpgroup with keys and values from TMA. [`Exchange`],
+//! [`StreamKMerge`] and [`OnlineSoftmax::merge`] merge results over different keys.
 
 mod band;
 mod lse;
@@ -19,9 +19,9 @@ pub use band::{After, Bound, Coverage, KeyBand, Lower, Masker, RowRange};
 pub use lse::{store_lse, store_lse_at};
 pub use packing::Packing;
 pub use score::Softcap;
-pub use softmax::{Chains, Due, Finished, LaneMaxima, OnlineSoftmax, Rescale, Sums};
-pub use split::{Division, Exchange, Partials, Place, merge_bytes};
+pub use softmax::{Chains, DeferredRescale, Finished, LaneMaxima, OnlineSoftmax, Rescale, Sums};
+pub use split::{Division, Exchange, Place, StreamKMerge, merge_bytes};
 pub use walk::{
-    Block, BlockSteps, Blocks, Guess, KvPipeline, Masked, Order, SharedProbs, Skips, Steps, Stream, Tiles,
-    Visits,
+    Block, BlockSteps, Blocks, KvPipeline, Masked, Order, SharedProbs, Skips, SpeculativeMax, Steps, Stream,
+    Tiles, Visits,
 };

@@ -7,7 +7,7 @@ use tile::Threads;
 /// only one of them does. `to` points at the warp's first row.
 pub fn store_lse(k: &mut Builder, threads: &Threads, lse: &[F32], to: Global, limit: R32) {
     let to = k.index(to, threads.quad, 4);
-    let first_lane = threads.speaks_for_row(k);
+    let first_lane = threads.elected_for_row(k);
     for (i, &value) in lse.iter().enumerate() {
         let row = (i / 2 * 16 + i % 2 * 8) as u32;
         let left = k.sub(limit, threads.quad);
@@ -26,7 +26,7 @@ pub fn store_lse_at(
     (first, limit): (R32, R32),
     place: impl Fn(&mut Builder, R32) -> Global,
 ) {
-    let first_lane = threads.speaks_for_row(k);
+    let first_lane = threads.elected_for_row(k);
     let row = k.add(first, threads.quad);
     for (below, &value) in [0, 8].into_iter().zip(lse) {
         let row = k.add(row, below);

@@ -7,33 +7,33 @@ use crate::Consumer;
 
 /// The CTAs of a cluster, along x, that share tiles by multicast.
 #[derive(Clone, Copy, Debug)]
-pub struct Peers {
+pub struct Cluster {
     /// Number of CTAs: a power of two.
     pub ctas: u32,
     /// Rank of this CTA.
     pub rank: R32,
     /// The CTA on whose mbarriers the lane arrives: each of the first `ctas` lanes of a warp arrives at one
     /// CTA.
-    to: R32,
+    arrives_at: R32,
     /// Multicast mask: one bit per CTA.
     mask: R16,
 }
 
-impl Peers {
-    /// The peers of a cluster of `ctas` CTAs; `None` for a single CTA.
-    pub fn new(k: &mut Builder, ctas: u32) -> Option<Peers> {
+impl Cluster {
+    /// A cluster of `ctas` CTAs; `None` for a single CTA.
+    pub fn new(k: &mut Builder, ctas: u32) -> Option<Cluster> {
         if ctas == 1 {
             return None;
         }
         let rank = k.special(SpecialReg::ClusterCtarank);
         let thread = k.special(SpecialReg::TidX);
         let mask = (1i32 << ctas) - 1;
-        Some(Peers { ctas, rank, to: k.and(thread, ctas - 1), mask: k.mov(mask) })
+        Some(Cluster { ctas, rank, arrives_at: k.and(thread, ctas - 1), mask: k.mov(mask) })
     }
 
     /// The CTA on whose mbarriers the lane arrives.
-    pub(crate) const fn to(&self) -> R32 {
-        self.to
+    pub(crate) const fn arrives_at(&self) -> R32 {
+        self.arrives_at
     }
 
     /// Multicast mask: one bit per CTA.
@@ -41,21 +41,21 @@ impl Peers {
         self.mask
     }
 
-    /// The lanes that arrive for a consumer warp, one for each CTA.
-    pub(crate) fn speakers(&self, k: &mut Builder, consumer: &Consumer) -> Pred {
+    /// The elected lanes of a consumer warp, which arrive on mbarriers for the warp: one for each CTA.
+    pub(crate) fn elected(&self, k: &mut Builder, consumer: &Consumer) -> Pred {
         k.setp_u(CmpOp::Lt, consumer.threads.lane, self.ctas)
     }
 
     /// Cluster barrier of all threads at the start: afterwards the mbarriers of every CTA are initialised,
     /// which a fence has made visible.
-    pub fn begin(&self, k: &mut Builder) {
+    pub fn sync_at_start(&self, k: &mut Builder) {
         k.cluster_arrive_relaxed();
         k.cluster_wait();
     }
 
-    /// Cluster barrier of all threads at the end: afterwards no peer accesses this CTA's shared memory, so
-    /// the CTA may exit.
-    pub fn end(&self, k: &mut Builder) {
+    /// Cluster barrier of all threads at the end: afterwards no other CTA accesses this CTA's shared memory,
+    /// so the CTA may exit.
+    pub fn sync_at_end(&self, k: &mut Builder) {
         k.warp_sync();
         k.cluster_arrive();
         k.cluster_wait();

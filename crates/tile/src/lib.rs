@@ -7,7 +7,7 @@
 //!
 //! On sm_90a, [`SwizzledTile`] is the shared-memory layout that TMA writes and `wgmma` reads, [`Roles`]
 //! splits a CTA into a producer warpgroup and consumer warpgroups, [`TileRing`] is a ring of stages with the
-//! full and empty mbarriers of its [`Handover`], and [`Scheduler`] assigns tiles to persistent CTAs.
+//! full and empty mbarriers of its [`Pipeline`], and [`TileScheduler`] assigns tiles to persistent CTAs.
 
 mod cluster;
 mod copy;
@@ -17,7 +17,7 @@ mod pipeline;
 mod product;
 mod schedule;
 
-pub use cluster::Peers;
+pub use cluster::Cluster;
 pub use copy::{
     BulkStore, CopyMode, RowStore, TensorRows, TileCopy, WarpRows, store_fragments, store_fragments_at,
     store_rows,
@@ -25,13 +25,14 @@ pub use copy::{
 pub use divide::divide;
 pub use layout::{AccTile, Fragment, ProbTile, SwizzledTile, Threads, TileLayout};
 pub use pipeline::{
-    Agreement, Circle, Consumer, Handover, Mbarriers, Ring, Roles, Supply, TileRing, TileStream, Turns,
+    Consumer, Mbarriers, PingPong, Pipeline, PipelineState, Roles, Supply, TileRing, TileStream, Turns,
+    WarpgroupVote,
 };
 pub use product::{
     Accumulate, Group, KeyTile, MatrixReader, Ones, OpenTile, Products, Queries, SharedMatrix, Sign,
     WARPGROUP_ROWS, WARPGROUP_THREADS, mma_pv, mma_qk,
 };
 pub use schedule::{
-    COUNTER_BYTES, Handout, LastRound, Mailbox, Part, Scheduler, Shares, Tail, TileGrid, TileOrder, Turn,
-    WorkTile, add_one,
+    COUNTER_BYTES, Handout, LastWave, StreamK, Tail, TileBroadcast, TileCursor, TileGrid, TileOrder,
+    TilePart, TileScheduler, WorkTile, add_one,
 };

@@ -20,16 +20,16 @@ pub struct Chains {
 
 /// A deferred rescale of O.
 #[derive(Clone, Debug)]
-pub struct Due {
-    /// Whether any reference of the warp moved; `None` if O is rescaled at every block.
+pub struct DeferredRescale {
+    /// Whether any row_max of the warp moved; `None` if O is rescaled at every block.
     moved: Option<Pred>,
     /// The rescale factor α of each row.
     factors: Vec<F32>,
 }
 
-impl Due {
+impl DeferredRescale {
     /// Rescales the rows of `o`.
-    pub fn pay(&self, k: &mut Builder, o: &AccTile) {
+    pub fn apply(&self, k: &mut Builder, o: &AccTile) {
         let scale = |k: &mut Builder| {
             for (row, &factor) in (0..).zip(&self.factors) {
                 o.scale_row(k, row, factor);
@@ -57,33 +57,33 @@ impl LaneMaxima {
 }
 
 impl OnlineSoftmax {
-    /// Moves the references for the scores of a block, as [`Rescale`] says, and rescales the running sums.
-    pub fn move_references(&self, k: &mut Builder, s: &AccTile, chains: Chains) -> Due {
+    /// Raises the row maxima to those of a block, as [`Rescale`] says, and rescales the running sums.
+    pub fn update_row_max(&self, k: &mut Builder, s: &AccTile, chains: Chains) -> DeferredRescale {
         let maxima = LaneMaxima::in_chains(k, s, chains.max);
         match self.when {
-            Rescale::Always => Due { moved: None, factors: self.follow_maxima(k, &maxima) },
+            Rescale::Always => DeferredRescale { moved: None, factors: self.raise_to(k, &maxima) },
             Rescale::Beyond(threshold) => {
-                let exceeds = self.lane_exceeds(k, &maxima, self.above_reference(threshold));
+                let exceeds = self.lane_exceeds(k, &maxima, self.above_row_max(threshold));
                 let moved = k.vote_any(exceeds);
                 let mut factors = Vec::new();
-                k.if_(moved, |k| factors = self.follow_maxima(k, &maxima));
-                Due { moved: Some(moved), factors }
+                k.if_(moved, |k| factors = self.raise_to(k, &maxima));
+                DeferredRescale { moved: Some(moved), factors }
             }
         }
     }
 
-    /// Raises the references to the maxima of a block without a threshold.
-    pub fn raise_references(&self, k: &mut Builder, s: &AccTile, chains: Chains) -> Due {
+    /// Raises the row maxima to those of a block, without a threshold.
+    pub fn raise_row_max(&self, k: &mut Builder, s: &AccTile, chains: Chains) -> DeferredRescale {
         let maxima = LaneMaxima::in_chains(k, s, chains.max);
-        Due { moved: None, factors: self.follow_maxima(k, &maxima) }
+        DeferredRescale { moved: None, factors: self.raise_to(k, &maxima) }
     }
 
-    /// Whether one of the lane's own scores exceeds its row's reference by more than `threshold`. A warp vote
+    /// Whether one of the lane's own scores exceeds its row's row_max by more than `threshold`. A warp vote
     /// over this needs no shuffles for the row max. NaN does not exceed.
     fn lane_exceeds(&self, k: &mut Builder, maxima: &LaneMaxima, threshold: f32) -> Pred {
         let mut exceeds: Option<Pred> = None;
-        for (&reference, &maximum) in self.reference.iter().zip(&maxima.0) {
-            let minus = k.neg(reference);
+        for (&row_max, &maximum) in self.row_max.iter().zip(&maxima.0) {
+            let minus = k.neg(row_max);
             let growth = k.mad(maximum, self.factor, minus);
             exceeds = Some(match exceeds {
                 None => k.setp_f(CmpOp::Gt, growth, threshold),
@@ -100,13 +100,13 @@ impl OnlineSoftmax {
     }
 
     /// Like [`OnlineSoftmax::exponentials`], for a speculative block whose result is checked afterwards.
-    pub fn guessed_exponentials(&self, k: &mut Builder, s: &AccTile, chains: Chains) -> Vec<F32> {
+    pub fn speculative_exponentials(&self, k: &mut Builder, s: &AccTile, chains: Chains) -> Vec<F32> {
         self.exponentials_by(k, s, chains, self.by_fma)
     }
 
     /// Like [`OnlineSoftmax::exponentials`], with the first `by_fma` of every eight columns on the FMA pipe.
     fn exponentials_by(&self, k: &mut Builder, s: &AccTile, chains: Chains, by_fma: u32) -> Vec<F32> {
-        let minus: Vec<F32> = self.reference.iter().map(|&reference| k.neg(reference)).collect();
+        let minus: Vec<F32> = self.row_max.iter().map(|&row_max| k.neg(row_max)).collect();
         let exponential = |k: &mut Builder, (row, column): (usize, usize), score: F32| {
             k.mad_to(score, score, self.factor, minus[row]);
             if (column as u32 % 8) < by_fma {

@@ -5,7 +5,7 @@ mod exp2;
 mod online;
 mod sums;
 
-pub use deferred::{Chains, Due};
+pub use deferred::{Chains, DeferredRescale};
 pub use online::{Finished, LaneMaxima, OnlineSoftmax, Rescale};
-pub(crate) use online::{NO_REFERENCE, largest_sum};
+pub(crate) use online::{NO_MAX, largest_sum};
 pub use sums::Sums;

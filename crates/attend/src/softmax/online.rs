@@ -8,13 +8,13 @@ use tile::{AccTile, ProbTile};
 
 use super::Sums;
 
-/// When the reference follows the row max and O is rescaled.
+/// When the row_max follows the row max and O is rescaled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Rescale {
     /// At every block.
     Always,
-    /// When a row of the warp exceeds its reference by more than this many powers of two (lazy rescaling).
+    /// When a row of the warp exceeds its row_max by more than this many powers of two (lazy rescaling).
     /// Until then probabilities may reach `2^threshold`, which f16 holds up to 15; numerator and denominator
     /// share the factor.
     Beyond(u8),
@@ -26,14 +26,14 @@ impl Rescale {
     pub const MOST_IN_F16: u8 = F16_LARGEST_POWER - F16_BELOW_MAXIMA;
 }
 
-/// Powers of two by which references lie below maxima where probabilities are f16, whose smallest number is
-/// 2^-24: what weighs less than 2^-25 of a reference is lost to P V, while its row's sum counts it. So that
-/// is 2^-32 of the maximum. A bf16 has the exponents of an f32.
+/// Powers of two by which stored maxima lie below the row max where probabilities are f16, whose smallest
+/// number is 2^-24: what weighs less than 2^-25 of a row_max is lost to P V, while its row's sum counts it.
+/// So that is 2^-32 of the maximum. A bf16 has the exponents of an f32.
 const F16_BELOW_MAXIMA: u8 = 7;
 /// The last power of two in f16.
 const F16_LARGEST_POWER: u8 = 15;
 
-/// Powers of two by which references lie above maxima, where nothing else asks for more.
+/// Powers of two by which stored maxima lie above the row max, where nothing else asks for more.
 const fn usual_headroom(half: Half) -> f32 {
     match half {
         Half::F16 => -(F16_BELOW_MAXIMA as f32),
@@ -51,10 +51,10 @@ pub(crate) fn largest_sum(half: Half, limit: u8) -> f32 {
     })
 }
 
-/// The reference of a row that has seen only −∞, from the mask or from the inputs. It is finite, so −∞ minus
-/// the reference is −∞ and the weight is 0, as in the oracle; −∞ − (−∞) would be NaN. No finite score lies
+/// The row_max of a row that has seen only −∞, from the mask or from the inputs. It is finite, so −∞ minus
+/// the row_max is −∞ and the weight is 0, as in the oracle; −∞ − (−∞) would be NaN. No finite score lies
 /// below it.
-pub(crate) const NO_REFERENCE: f32 = f32::MIN;
+pub(crate) const NO_MAX: f32 = f32::MIN;
 
 /// Running maximum and sum of the rows a lane holds.
 #[derive(Clone, Debug)]
@@ -62,13 +62,13 @@ pub struct OnlineSoftmax {
     pub(crate) half: Half,
     pub(crate) when: Rescale,
     pub(crate) factor: F32,
-    /// The value m that is subtracted in the exponent, scaled, one per row; [`NO_REFERENCE`] until a score
+    /// The value m that is subtracted in the exponent, scaled, one per row; [`NO_MAX`] until a score
     /// above −∞ was seen.
-    pub(crate) reference: Vec<F32>,
+    pub(crate) row_max: Vec<F32>,
     /// The lane's own part of each row's sum. The parts of the quad are added at the end.
     pub(crate) sum: Vec<F32>,
     pub(crate) sums: Sums,
-    /// Powers of two by which a new reference lies above the row max.
+    /// Powers of two by which a new row_max lies above the row max.
     pub(crate) headroom: f32,
     /// How many of eight exponentials of a speculative block run on the FMA pipe.
     pub(crate) by_fma: u32,
@@ -85,14 +85,14 @@ impl OnlineSoftmax {
     /// The softmax of `rows` rows of a warp. `factor` is `scale · log2 e`, positive.
     pub fn new(k: &mut Builder, half: Half, rescale: Rescale, factor: F32, rows: u32) -> OnlineSoftmax {
         let lane_rows = rows / 8;
-        let reference = (0..lane_rows).map(|_| k.mov(NO_REFERENCE)).collect();
+        let row_max = (0..lane_rows).map(|_| k.mov(NO_MAX)).collect();
         let sum = (0..lane_rows).map(|_| k.mov(0.0f32)).collect();
         let (sums, headroom) = (Sums::Lanes, usual_headroom(half));
-        OnlineSoftmax { half, when: rescale, factor, reference, sum, sums, headroom, by_fma: 0 }
+        OnlineSoftmax { half, when: rescale, factor, row_max, sum, sums, headroom, by_fma: 0 }
     }
 
-    /// The row sums come from a product ([`OnlineSoftmax::take_sums`]), and references lie `headroom` powers
-    /// of two above the row max. Rescale thresholds still count from the row max.
+    /// The row sums come from a product ([`OnlineSoftmax::take_sums`]), and stored maxima lie `headroom`
+    /// powers of two above the row max. Rescale thresholds still count from the row max.
     #[must_use]
     pub fn summed_by_products(self, headroom: u8) -> OnlineSoftmax {
         OnlineSoftmax { sums: Sums::Product, headroom: headroom.into(), ..self }
@@ -105,8 +105,8 @@ impl OnlineSoftmax {
         OnlineSoftmax { by_fma: of_eight, ..self }
     }
 
-    /// Updates the references with the scores of a block, and rescales `o` and the running sums.
-    pub fn follow(&self, k: &mut Builder, s: &AccTile, o: &AccTile) {
+    /// Updates the row maxima with the scores of a block, and rescales `o` and the running sums.
+    pub fn update(&self, k: &mut Builder, s: &AccTile, o: &AccTile) {
         let own = LaneMaxima::of(k, s);
         let maxima = self.scaled(k, &own);
         match self.when {
@@ -119,18 +119,18 @@ impl OnlineSoftmax {
         }
     }
 
-    /// Sets the references from the maxima of the first block, when nothing has to be rescaled.
+    /// Sets the row maxima from the first block, when nothing has to be rescaled.
     pub fn begin(&self, k: &mut Builder, maxima: &LaneMaxima) {
-        for (&reference, maximum) in self.reference.iter().zip(self.scaled(k, maxima)) {
-            k.max_to(reference, reference, maximum);
+        for (&row_max, maximum) in self.row_max.iter().zip(self.scaled(k, maxima)) {
+            k.max_to(row_max, row_max, maximum);
         }
     }
 
-    /// Raises the references to larger maxima and rescales the running sums. Returns each row's rescale
+    /// Raises the row maxima and rescales the running sums. Returns each row's rescale
     /// factor for O.
-    pub fn follow_maxima(&self, k: &mut Builder, maxima: &LaneMaxima) -> Vec<F32> {
+    pub fn raise_to(&self, k: &mut Builder, maxima: &LaneMaxima) -> Vec<F32> {
         let maxima = self.scaled(k, maxima);
-        (0..).zip(maxima).map(|(i, maximum)| self.follow_row(k, i, maximum)).collect()
+        (0..).zip(maxima).map(|(i, maximum)| self.raise_row(k, i, maximum)).collect()
     }
 
     /// Turns the scores of a block into probabilities, rounded to the input type, and adds them to the
@@ -142,7 +142,7 @@ impl OnlineSoftmax {
         s.round(k, self.half)
     }
 
-    /// The references that these maxima give.
+    /// The scaled row maxima, with the headroom, from the maxima of the lanes.
     fn scaled(&self, k: &mut Builder, maxima: &LaneMaxima) -> Vec<F32> {
         let of_row = |&own: &F32| {
             let row = quad_reduce(k, own, |k, a, b| k.max(a, b));
@@ -155,43 +155,43 @@ impl OnlineSoftmax {
         maxima.0.iter().map(of_row).collect()
     }
 
-    /// Converts a threshold relative to the row max into one relative to the stored reference.
-    pub(crate) fn above_reference(&self, threshold: u8) -> f32 {
+    /// Converts a threshold relative to the row max into one relative to the stored row_max.
+    pub(crate) fn above_row_max(&self, threshold: u8) -> f32 {
         f32::from(threshold) - self.headroom
     }
 
-    /// Whether a row's maximum exceeds its reference by more than `threshold`. NaN does not.
+    /// Whether a row's maximum exceeds its row_max by more than `threshold`. NaN does not.
     fn exceeds(&self, k: &mut Builder, maxima: &[F32], threshold: f32) -> Pred {
         let growth = k.mov(f32::NEG_INFINITY);
-        for (&reference, &maximum) in self.reference.iter().zip(maxima) {
-            let of_row = k.sub(maximum, reference);
+        for (&row_max, &maximum) in self.row_max.iter().zip(maxima) {
+            let of_row = k.sub(maximum, row_max);
             k.max_to(growth, growth, of_row);
         }
         k.setp_f(CmpOp::Gt, growth, threshold)
     }
 
-    /// Moves the references to the new maxima and rescales `o` and the sums.
+    /// Raises the row maxima and rescales `o` and the sums.
     fn rescale(&self, k: &mut Builder, maxima: &[F32], o: &AccTile) {
         for (i, &maximum) in maxima.iter().enumerate() {
-            let alpha = self.follow_row(k, i, maximum);
+            let alpha = self.raise_row(k, i, maximum);
             o.scale_row(k, i as u32, alpha);
         }
     }
 
-    /// Moves a row's reference and rescales its sum; returns the factor for O.
-    fn follow_row(&self, k: &mut Builder, i: usize, maximum: F32) -> F32 {
-        let reference = self.reference[i];
-        let next = k.max(reference, maximum);
-        let distance = k.sub(reference, next);
+    /// Moves a row's row_max and rescales its sum; returns the factor for O.
+    fn raise_row(&self, k: &mut Builder, i: usize, maximum: F32) -> F32 {
+        let row_max = self.row_max[i];
+        let next = k.max(row_max, maximum);
+        let distance = k.sub(row_max, next);
         let alpha = k.ex2(distance);
-        k.mov_to(reference, next);
+        k.mov_to(row_max, next);
         k.mul_to(self.sum[i], self.sum[i], alpha);
         alpha
     }
 
     /// `s = exp2(s · c − m)` in place, added to the row's sum.
     fn exponentiate(&self, k: &mut Builder, s: &AccTile, i: u32) {
-        let minus = k.neg(self.reference[i as usize]);
+        let minus = k.neg(self.row_max[i as usize]);
         for score in s.row(i) {
             k.mad_to(score, score, self.factor, minus);
             k.ex2_to(score, score);
@@ -237,13 +237,13 @@ impl OnlineSoftmax {
 
     /// `ln Σ exp(scale · s)` from complete sums.
     pub fn lse(&self, k: &mut Builder) -> Vec<F32> {
-        let of_row = |(&sum, &reference): (&F32, &F32)| {
+        let of_row = |(&sum, &row_max): (&F32, &F32)| {
             // A sum of 0 gives −∞.
             let log = k.lg2(sum);
-            let log = k.add(log, reference);
+            let log = k.add(log, row_max);
             k.mul(log, std::f32::consts::LN_2)
         };
-        self.sum.iter().zip(&self.reference).map(of_row).collect()
+        self.sum.iter().zip(&self.row_max).map(of_row).collect()
     }
 }
 

@@ -204,7 +204,7 @@ impl Exchange {
     }
 
     /// The thread's address within a message in the receiver's CTA, and the receiving warp's mbarrier.
-    fn mailbox(&self, k: &mut Builder, (warpgroup, slot): (R32, R32)) -> (Shared, Shared) {
+    fn message_place(&self, k: &mut Builder, (warpgroup, slot): (R32, R32)) -> (Shared, Shared) {
         let message = self.division.message_bytes(self.columns);
         let index = k.mad(warpgroup, self.division.parts() - 1, slot);
         let of_thread = k.shared_index(self.room, self.place.thread, 16);
@@ -223,7 +223,7 @@ impl Exchange {
         rank: R32,
         to: (R32, R32),
     ) {
-        let (to, barrier) = self.mailbox(k, to);
+        let (to, barrier) = self.message_place(k, to);
         let (to, barrier) = (k.mapa(to, rank), k.mapa(barrier, rank));
         for (i, vector) in message(softmax, share) {
             k.st_async_vec(at_vector(to, i), vector, barrier);
@@ -231,7 +231,7 @@ impl Exchange {
     }
 
     fn send_inside(&self, k: &mut Builder, softmax: &OnlineSoftmax, share: &AccTile, to: (R32, R32)) {
-        let (to, barrier) = self.mailbox(k, to);
+        let (to, barrier) = self.message_place(k, to);
         for (i, vector) in message(softmax, share) {
             k.st_vec(at_vector(to, i), vector);
         }
@@ -248,13 +248,13 @@ impl Exchange {
         k.mbarrier_wait_parity_cluster(barrier, 0);
         let warpgroup = k.shr_u(self.place.warp, 2);
         let first = k.mov(0);
-        let (messages, _) = self.mailbox(k, (warpgroup, first));
+        let (messages, _) = self.message_place(k, (warpgroup, first));
         let slots = self.division.parts() - 1;
         let vectors = self.division.message_bytes(self.columns) / VECTOR_BYTES;
 
         let mut parts: Vec<[F32; 4]> = vec![softmax.statistics(0)];
         parts.extend((0..slots).map(|slot| k.ld_vec(at_vector(messages, slot * vectors))));
-        let mut joined = OnlineSoftmax { reference: Vec::new(), sum: Vec::new(), ..softmax };
+        let mut joined = OnlineSoftmax { row_max: Vec::new(), sum: Vec::new(), ..softmax };
         let weights = joined.join(k, &parts);
         let inverses = joined.inverses(k);
         let weights: Vec<Vec<F32>> = weights

@@ -50,7 +50,7 @@ impl OnlineSoftmax {
         let tiles = k.shared_index(tiles, threads.row_warp, QUAD_BYTES * m_tiles * n_tiles);
         let tiles = k.shared_index(tiles, part, QUAD_BYTES * columns);
         let joined = AccTile::zero(k, 16 * m_tiles, 8 * columns);
-        let mut merged = OnlineSoftmax { reference: Vec::new(), sum: Vec::new(), ..self };
+        let mut merged = OnlineSoftmax { row_max: Vec::new(), sum: Vec::new(), ..self };
         for m in 0..m_tiles {
             let of_part = |p: u32, quad: u32, each: u32| quads(p * threads.row_warps() * each + quad);
             let parts: Vec<[F32; 4]> =
@@ -69,10 +69,10 @@ impl OnlineSoftmax {
         (merged, joined)
     }
 
-    /// Reference (row max) and sum of the lane's two rows of a 16-row tile.
+    /// Row max and sum of the lane's two rows of a 16-row tile.
     pub(crate) fn statistics(&self, m: u32) -> [F32; 4] {
         let [a, b] = [2 * m as usize, 2 * m as usize + 1];
-        [self.reference[a], self.reference[b], self.sum[a], self.sum[b]]
+        [self.row_max[a], self.row_max[b], self.sum[a], self.sum[b]]
     }
 
     /// Appends two rows merged from the statistics of their parts; returns each part's weights for the two
@@ -80,14 +80,14 @@ impl OnlineSoftmax {
     pub(crate) fn join(&mut self, k: &mut Builder, parts: &[[F32; 4]]) -> Vec<[F32; 2]> {
         let mut weights = vec![[parts[0][0]; 2]; parts.len()];
         for row in 0..2 {
-            let reference = parts[1..].iter().fold(parts[0][row], |a, part| k.max(a, part[row]));
+            let row_max = parts[1..].iter().fold(parts[0][row], |a, part| k.max(a, part[row]));
             let sum = k.mov(0.0f32);
             for (part, weights) in parts.iter().zip(&mut weights) {
-                let distance = k.sub(part[row], reference);
+                let distance = k.sub(part[row], row_max);
                 weights[row] = k.ex2(distance);
                 k.mad_to(sum, part[2 + row], weights[row], sum);
             }
-            self.reference.push(reference);
+            self.row_max.push(row_max);
             self.sum.push(sum);
         }
         weights

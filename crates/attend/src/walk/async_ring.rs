@@ -1,7 +1,7 @@
 //! Main loop over the KV blocks with a ring of `cp.async` stages, from the last block to the first: masked
 //! blocks at the upper end come first, and only the first block visited can be ragged.
 //!
-//! A visit has three steps: the scores of a block, the update of the softmax references, and the product that
+//! A visit has three steps: the scores of a block, the update of the softmax, and the product that
 //! adds to O. [`Order`] says how the steps of successive blocks interleave.
 
 use ptx::{Builder, CmpOp, Global, Pointer, R32, Shared, Src};
@@ -80,7 +80,7 @@ pub struct Steps<S, F, C> {
     /// Computes the masked scores of a block.
     pub scores: S,
     /// Updates the softmax and rescales O for the scores of a block.
-    pub follow: F,
+    pub update: F,
     /// Adds the block's probabilities times its values.
     pub accumulate: C,
 }
@@ -180,7 +180,7 @@ impl KvPipeline {
             Order::InTurn => {
                 let visit = |k: &mut Builder, block: &Block| {
                     let s = (steps.scores)(k, block);
-                    (steps.follow)(k, &s);
+                    (steps.update)(k, &s);
                     (steps.accumulate)(k, &s, block);
                 };
                 let Limits { full_to, full_from, from } = self.limits(k);
@@ -223,7 +223,7 @@ impl KvPipeline {
         k.if_(some, |k| {
             let first = self.block(k, 0, cautious, Some(self.stage));
             let s = (steps.scores)(k, &first);
-            (steps.follow)(k, &s);
+            (steps.update)(k, &s);
             let round = |k: &mut Builder, coverage: Coverage| {
                 self.begin_round(k);
                 let key_stage = self.stage_after(k);
@@ -231,7 +231,7 @@ impl KvPipeline {
                 let current = self.block(k, 0, cautious, None);
                 let ahead = (steps.scores)(k, &next);
                 (steps.accumulate)(k, &s, &current);
-                (steps.follow)(k, &ahead);
+                (steps.update)(k, &ahead);
                 s.copy_from(k, &ahead);
                 self.next_stage(k);
                 k.sub_to(self.current, self.current, 1);

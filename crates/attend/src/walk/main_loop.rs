@@ -8,7 +8,7 @@
 
 use ptx::{Builder, CmpOp, F32, Half, Pred, R32, Src};
 
-use tile::{AccTile, Agreement, Circle, ProbTile, SharedMatrix, TileStream};
+use tile::{AccTile, PingPong, ProbTile, SharedMatrix, TileStream, WarpgroupVote};
 
 use super::{Order, SharedProbs, Skips, Tiles};
 use crate::softmax::largest_sum;
@@ -51,19 +51,19 @@ pub struct BlockSteps<S, M, A> {
 /// The optimistic softmax: a block's scores are assumed not to exceed the references by much, and the
 /// assumption is checked afterwards.
 #[derive(Clone, Copy, Debug)]
-pub struct Guess {
+pub struct SpeculativeMax {
     /// What a lane's sum of a block's probabilities must stay below; where a product makes the sums, each
     /// must stay below 2.
     limit: f32,
-    /// How the warpgroup agrees, since products are its common business.
-    agreement: Agreement,
+    /// The vote of the warpgroup, which issues products together.
+    vote: WarpgroupVote,
 }
 
-impl Guess {
+impl SpeculativeMax {
     /// That a lane's sum of a block's probabilities stays below `2^limit` times that of a maximum, and in f16
     /// within its range.
-    pub fn new(half: Half, limit: u8, agreement: Agreement) -> Guess {
-        Guess { limit: largest_sum(half, limit), agreement }
+    pub fn new(half: Half, limit: u8, vote: WarpgroupVote) -> SpeculativeMax {
+        SpeculativeMax { limit: largest_sum(half, limit), vote }
     }
 }
 
@@ -85,9 +85,9 @@ pub struct Visits {
     /// The ring of V.
     pub values: TileStream,
     /// The ping-pong barriers, if the warpgroups take turns.
-    pub circle: Option<Circle>,
+    pub ping_pong: Option<PingPong>,
     /// Present if unmasked blocks take no row max (optimistic softmax).
-    pub guess: Option<Guess>,
+    pub speculative: Option<SpeculativeMax>,
     /// Chains of the reductions of maximum and sum.
     pub chains: Chains,
     /// Non-zero if the warpgroup's rows see at most the first half of the first block visited; `None` if that
@@ -307,7 +307,7 @@ impl Visits {
         self.cap(k, s);
         self.hide(k, s, block, coverage, steps);
         // O is zero, so the rescale is not needed.
-        softmax.move_references(k, s, self.chains);
+        softmax.update_row_max(k, s, self.chains);
         let sums = softmax.exponentials(k, s, self.chains);
         softmax.add_sums(k, &sums);
         s.round_to(k, self.half, p);
@@ -348,7 +348,7 @@ impl Visits {
                             // were requested after another warpgroup of the CTA had released the first keys,
                             // and that warpgroup had then waited for the queries. In a cluster, that may have
                             // been another CTA's warpgroup.
-                            if self.keys.has_peers() {
+                            if self.keys.is_multicast() {
                                 self.queries.wait(k);
                             }
                             self.skip_in_step(k);
@@ -372,15 +372,15 @@ impl Visits {
         A: Fn(&mut Builder, &ProbTile, SharedMatrix, &AccTile),
     {
         self.keys.wait(k);
-        if let Some(circle) = &self.circle {
-            circle.take(k);
+        if let Some(ping_pong) = &self.ping_pong {
+            ping_pong.wait(k);
         }
         self.issue(k, |k| self.scores(k, &self.s, &steps.scores));
         self.values.wait(k);
         self.accumulate(k, steps);
         k.wgmma_commit();
-        if let Some(circle) = &self.circle {
-            circle.pass(k);
+        if let Some(ping_pong) = &self.ping_pong {
+            ping_pong.arrive(k);
         }
     }
 
@@ -403,8 +403,8 @@ impl Visits {
             Order::InTurn => k.wgmma_wait(0),
         }
         self.cap(k, &self.s);
-        match (&self.guess, coverage) {
-            (Some(guess), Coverage::Full) => self.follow_guessing(k, guess, softmax, steps),
+        match (&self.speculative, coverage) {
+            (Some(speculative), Coverage::Full) => self.softmax_speculative(k, speculative, softmax, steps),
             _ => {
                 self.keys.release(k);
                 self.hide(k, &self.s, block, coverage, steps);
@@ -423,39 +423,39 @@ impl Visits {
 
     /// The softmax of a block with its row max.
     fn follow(&self, k: &mut Builder, softmax: &OnlineSoftmax) {
-        let due = softmax.move_references(k, &self.s, self.chains);
+        let rescale = softmax.update_row_max(k, &self.s, self.chains);
         let sums = softmax.exponentials(k, &self.s, self.chains);
         softmax.add_sums(k, &sums);
         self.settle_values(k);
         self.s.round_to(k, self.half, &self.p);
-        due.pay(k, &self.o);
+        rescale.apply(k, &self.o);
     }
 
     /// The softmax of a block without its row max, against the current references. If a row of the warpgroup
     /// exceeds the limit (infinities and NaN included), the block is recomputed: its keys are still in their
     /// stage, and neither O nor the running sums include the block yet.
-    fn follow_guessing<S, M, A>(
+    fn softmax_speculative<S, M, A>(
         &self,
         k: &mut Builder,
-        guess: &Guess,
+        speculative: &SpeculativeMax,
         softmax: &OnlineSoftmax,
         steps: &BlockSteps<S, M, A>,
     ) where
         S: Fn(&mut Builder, SharedMatrix, SharedMatrix, &AccTile),
     {
-        let sums = softmax.guessed_exponentials(k, &self.s, self.chains);
+        let sums = softmax.speculative_exponentials(k, &self.s, self.chains);
         self.settle_values(k);
         self.s.round_to(k, self.half, &self.p);
         let good = match softmax.sums {
-            Sums::Lanes => all_below(k, &sums, guess.limit),
+            Sums::Lanes => all_below(k, &sums, speculative.limit),
             Sums::Product => self.p.below_two(k),
         };
-        let good = guess.agreement.all(k, good);
+        let good = speculative.vote.all(k, good);
         k.if_(!good, |k| {
             self.issue(k, |k| self.scores(k, &self.s, &steps.scores));
             k.wgmma_wait(0);
             self.cap(k, &self.s);
-            softmax.raise_references(k, &self.s, self.chains).pay(k, &self.o);
+            softmax.raise_row_max(k, &self.s, self.chains).apply(k, &self.o);
             let exact = softmax.exponentials(k, &self.s, self.chains);
             for (&sum, &exact) in sums.iter().zip(&exact) {
                 k.mov_to(sum, exact);

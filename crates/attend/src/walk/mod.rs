@@ -6,7 +6,7 @@ mod shared_probs;
 mod skips;
 
 pub use async_ring::{Block, KvPipeline, Steps, Stream};
-pub use main_loop::{BlockSteps, Blocks, Guess, Masked, Visits};
+pub use main_loop::{BlockSteps, Blocks, Masked, SpeculativeMax, Visits};
 pub use shared_probs::SharedProbs;
 pub use skips::Skips;
 

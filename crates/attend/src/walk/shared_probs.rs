@@ -2,7 +2,7 @@
 
 use ptx::Builder;
 
-use tile::{Agreement, ProbTile, SharedMatrix, WarpRows};
+use tile::{ProbTile, SharedMatrix, WarpRows, WarpgroupVote};
 
 /// P in shared memory, as the A operand of P V.
 #[derive(Clone, Copy, Debug)]
@@ -12,7 +12,7 @@ pub struct SharedProbs {
     /// The warpgroup's rows of P, as an operand.
     pub matrix: SharedMatrix,
     /// Synchronises the warps of the warpgroup, which read each other's rows.
-    pub agreement: Agreement,
+    pub warpgroup: WarpgroupVote,
 }
 
 impl SharedProbs {
@@ -20,6 +20,6 @@ impl SharedProbs {
     pub(crate) fn publish(&self, k: &mut Builder, p: &ProbTile) {
         self.rows.write(k, p);
         k.fence_proxy_async_shared();
-        self.agreement.meet(k);
+        self.warpgroup.sync(k);
     }
 }

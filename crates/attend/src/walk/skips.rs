@@ -83,7 +83,7 @@ impl Visits {
     /// Waits as for keys, unless ping-pong keeps the warpgroups in step: when a warpgroup has its turn, all
     /// others have released the values before the last.
     pub(crate) fn skip_values(&self, k: &mut Builder) {
-        let together = self.circle.is_some() && !self.values.has_peers();
+        let together = self.ping_pong.is_some() && !self.values.is_multicast();
         if !together || self.values.stages() == 1 {
             self.values.wait(k);
         }
@@ -93,9 +93,9 @@ impl Visits {
 
     /// Waits for the warpgroup's turn and passes it on.
     pub(crate) fn skip_turn(&self, k: &mut Builder) {
-        if let Some(circle) = &self.circle {
-            circle.take(k);
-            circle.pass(k);
+        if let Some(ping_pong) = &self.ping_pong {
+            ping_pong.wait(k);
+            ping_pong.arrive(k);
         }
     }
 

@@ -13,7 +13,7 @@ pub struct BulkStore {
     place: Shared,
     rows: WarpRows,
     map: TensorMapPtr,
-    speaks: Pred,
+    elected: Pred,
 }
 
 impl BulkStore {
@@ -34,19 +34,19 @@ impl BulkStore {
         let tile = BulkStore::tile(columns);
         let place = k.shared_index(first, consumer.threads.row_warp, tile.bytes());
         let rows = WarpRows::new(k, tile, place, &consumer.threads);
-        BulkStore { tile, place, rows, map, speaks: consumer.speaks }
+        BulkStore { tile, place, rows, map, elected: consumer.elected }
     }
 
     /// Rounds the warp's rows and stores them at a row, head and batch entry. TMA drops rows beyond the
     /// tensor's end.
     pub fn store(&self, k: &mut Builder, half: Half, o: &AccTile, to: [Src<ptx::R32>; 3]) {
-        k.guarded(self.speaks, |k| k.bulk_wait_read(0));
+        k.guarded(self.elected, |k| k.bulk_wait_read(0));
         k.warp_sync();
         let rounded = o.round(k, half);
         self.rows.write(k, &rounded);
         k.fence_proxy_async_shared();
         k.warp_sync();
-        k.guarded(self.speaks, |k| {
+        k.guarded(self.elected, |k| {
             self.tile.store(k, self.place, self.map, to);
             k.bulk_commit();
         });
@@ -54,6 +54,6 @@ impl BulkStore {
 
     /// Waits until the bulk stores have read shared memory. Required before the CTA exits.
     pub fn finish(&self, k: &mut Builder) {
-        k.guarded(self.speaks, |k| k.bulk_wait_read(0));
+        k.guarded(self.elected, |k| k.bulk_wait_read(0));
     }
 }

@@ -1,6 +1,6 @@
 //! TMA copies of [`SwizzledTile`]s between global and shared memory, and the tensor maps that describe them.
 
-use crate::{Peers, SwizzledTile};
+use crate::{Cluster, SwizzledTile};
 use ptx::{
     Builder, BulkOptions, Element, L2Promotion, Pointer, R32, Shared, Src, Swizzle, TensorMapPtr,
     TensorMapSpec,
@@ -94,9 +94,9 @@ impl SwizzledTile {
         k.tma_store(map, &[0.into(), row, 0.into(), head, batch], from);
     }
 
-    /// Loads this CTA's part of the tile that begins at `row` to the same address in all peers by multicast.
-    /// In each peer, `barrier` counts the part; all parts together count [`SwizzledTile::bytes`]. Run by one
-    /// thread of each CTA.
+    /// Loads this CTA's part of the tile that begins at `row` to the same address in all CTAs of the cluster
+    /// by multicast. In each CTA, `barrier` counts the part; all parts together count
+    /// [`SwizzledTile::bytes`]. Run by one thread of each CTA.
     pub fn load_part(
         self,
         k: &mut Builder,
@@ -104,12 +104,12 @@ impl SwizzledTile {
         map: TensorMapPtr,
         [row, head, batch]: [Src<R32>; 3],
         barrier: Shared,
-        peers: &Peers,
+        cluster: &Cluster,
     ) {
         let rows = self.rows / self.parts;
-        let options = BulkOptions { multicast: Some(peers.mask()), policy: None };
-        let to = k.shared_index(to, peers.rank, rows * SwizzledTile::ROW_BYTES);
-        let before = k.mul(peers.rank, rows);
+        let options = BulkOptions { multicast: Some(cluster.mask()), policy: None };
+        let to = k.shared_index(to, cluster.rank, rows * SwizzledTile::ROW_BYTES);
+        let before = k.mul(cluster.rank, rows);
         let row = Src::from(k.add(before, row));
         for panel in 0..self.panels() {
             let to = to.at(i64::from(panel * self.panel_bytes()));

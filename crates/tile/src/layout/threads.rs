@@ -50,7 +50,7 @@ impl Threads {
 
     /// Whether the thread stores the per-row values: the first lane of each quad, in one of the warps that
     /// share the rows.
-    pub fn speaks_for_row(&self, k: &mut Builder) -> Pred {
+    pub fn elected_for_row(&self, k: &mut Builder) -> Pred {
         match self.part {
             None => k.setp_u(CmpOp::Eq, self.column, 0),
             Some(part) => {

@@ -43,11 +43,11 @@ impl Mbarriers {
 /// Pipeline state over a ring of `stages` stages: the stage index and the phase parity. Each stage has an
 /// mbarrier that completes one phase per round.
 ///
-/// A consumer starts with [`Ring::consumer`]: parity 0, the barrier's first phase. A producer that waits for
-/// empty stages starts with [`Ring::producer`]: the phase before the first counts as complete (PTX ISA,
-/// "mbarrier.test_wait"), so the first round finds every stage empty.
+/// A consumer starts with [`PipelineState::consumer`]: parity 0, the barrier's first phase. A producer that
+/// waits for empty stages starts with [`PipelineState::producer`]: the phase before the first counts as
+/// complete (PTX ISA, "mbarrier.test_wait"), so the first round finds every stage empty.
 #[derive(Clone, Copy, Debug)]
-pub struct Ring {
+pub struct PipelineState {
     stages: u32,
     /// The current stage.
     pub stage: R32,
@@ -55,15 +55,15 @@ pub struct Ring {
     pub parity: R32,
 }
 
-impl Ring {
+impl PipelineState {
     /// State of a thread that waits on full barriers.
-    pub fn consumer(k: &mut Builder, stages: u32) -> Ring {
-        Ring { stages, stage: k.mov(0), parity: k.mov(0) }
+    pub fn consumer(k: &mut Builder, stages: u32) -> PipelineState {
+        PipelineState { stages, stage: k.mov(0), parity: k.mov(0) }
     }
 
     /// State of a thread that waits on empty barriers.
-    pub fn producer(k: &mut Builder, stages: u32) -> Ring {
-        Ring { stages, stage: k.mov(0), parity: k.mov(1) }
+    pub fn producer(k: &mut Builder, stages: u32) -> PipelineState {
+        PipelineState { stages, stage: k.mov(0), parity: k.mov(1) }
     }
 
     /// Number of stages.
@@ -73,8 +73,8 @@ impl Ring {
 
     /// The state with the parity kept and another stage.
     #[must_use]
-    pub fn at_stage(self, k: &mut Builder, stage: u32) -> Ring {
-        Ring { stage: k.mov(stage), ..self }
+    pub fn at_stage(self, k: &mut Builder, stage: u32) -> PipelineState {
+        PipelineState { stage: k.mov(stage), ..self }
     }
 
     /// The address of the current stage, for tiles of `bytes` bytes each from `first` on.

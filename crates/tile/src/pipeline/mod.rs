@@ -1,15 +1,15 @@
 //! Warp specialisation: rings of stages between a producer and consumers, and the order of the consumers.
 
+mod barriers;
 mod mbarrier;
 mod ping_pong;
-mod ring;
 mod roles;
 mod stream;
 mod vote;
 
-pub use mbarrier::{Mbarriers, Ring};
-pub use ping_pong::{Circle, Turns};
-pub use ring::{Handover, TileRing};
+pub use barriers::{Pipeline, TileRing};
+pub use mbarrier::{Mbarriers, PipelineState};
+pub use ping_pong::{PingPong, Turns};
 pub use roles::{Consumer, Roles};
 pub use stream::{Supply, TileStream};
-pub use vote::Agreement;
+pub use vote::WarpgroupVote;

@@ -19,29 +19,29 @@ pub enum Turns {
 /// The warp scheduler barriers of ping-pong scheduling. Named barrier `1 + group` is the warpgroup's turn:
 /// the warpgroup syncs on it, and the warpgroup before it arrives.
 #[derive(Clone, Copy, Debug)]
-pub struct Circle {
+pub struct PingPong {
     own: R32,
     next: R32,
 }
 
-impl Circle {
+impl PingPong {
     /// Warpgroup 0 has the first turn, so it arrives on its own barrier.
-    pub fn new(k: &mut Builder, consumer: &Consumer, consumers: u32) -> Circle {
-        let circle = Circle { own: k.add(consumer.group, 1), next: k.add(consumer.group, 2) };
+    pub fn new(k: &mut Builder, consumer: &Consumer, consumers: u32) -> PingPong {
+        let ping_pong = PingPong { own: k.add(consumer.group, 1), next: k.add(consumer.group, 2) };
         let last = k.setp_u(CmpOp::Eq, consumer.group, consumers - 1);
-        k.guarded(last, |k| k.mov_to(circle.next, 1));
+        k.guarded(last, |k| k.mov_to(ping_pong.next, 1));
         let first = k.setp_u(CmpOp::Eq, consumer.group, 0);
-        k.if_(first, |k| k.named_barrier_arrive(circle.own, 2 * WARPGROUP_THREADS));
-        circle
+        k.if_(first, |k| k.named_barrier_arrive(ping_pong.own, 2 * WARPGROUP_THREADS));
+        ping_pong
     }
 
-    /// Waits for the warpgroup's turn.
-    pub fn take(&self, k: &mut Builder) {
+    /// Waits until the tensor cores are the warpgroup's.
+    pub fn wait(&self, k: &mut Builder) {
         k.named_barrier_sync(self.own, 2 * WARPGROUP_THREADS);
     }
 
-    /// Passes the turn to the next warpgroup.
-    pub fn pass(&self, k: &mut Builder) {
+    /// Leaves the tensor cores to the next warpgroup.
+    pub fn arrive(&self, k: &mut Builder) {
         k.named_barrier_arrive(self.next, 2 * WARPGROUP_THREADS);
     }
 }

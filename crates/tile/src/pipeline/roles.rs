@@ -2,7 +2,7 @@
 
 use ptx::{Builder, CmpOp, Pred, R32, SpecialReg};
 
-use crate::{Handover, Threads, WARPGROUP_THREADS};
+use crate::{Pipeline, Threads, WARPGROUP_THREADS};
 
 /// One producer warpgroup and `consumers` consumer warpgroups, with the register split that `setmaxnreg`
 /// makes.
@@ -11,9 +11,9 @@ pub struct Roles {
     /// Number of consumer warpgroups.
     pub consumers: u32,
     /// Registers of a producer thread.
-    pub feeds_with: u32,
+    pub producer_registers: u32,
     /// Registers of a consumer thread.
-    pub computes_with: u32,
+    pub consumer_registers: u32,
 }
 
 /// A thread's position among the consumers.
@@ -24,7 +24,7 @@ pub struct Consumer {
     /// The thread's position. Its rows are those of `row_warp`, counted over all consumers.
     pub threads: Threads,
     /// The elected lane of each warp, which arrives on mbarriers for the warp.
-    pub speaks: Pred,
+    pub elected: Pred,
 }
 
 impl Roles {
@@ -40,46 +40,46 @@ impl Roles {
 
     /// Initialises the barriers of rings that the producer thread fills and the consumer warps release, and
     /// makes them visible to the CTA and to bulk copies.
-    pub fn prepare(&self, k: &mut Builder, handovers: impl IntoIterator<Item = Handover>) {
+    pub fn prepare(&self, k: &mut Builder, pipelines: impl IntoIterator<Item = Pipeline>) {
         let index = k.special(SpecialReg::TidX);
         let first = k.setp_u(CmpOp::Eq, index, 0);
-        let mut peers = None;
+        let mut cluster = None;
         k.if_(first, |k| {
-            for handover in handovers {
-                handover.init(k, self.consumer_warps());
-                peers = peers.or(handover.peers());
+            for pipeline in pipelines {
+                pipeline.init(k, self.consumer_warps());
+                cluster = cluster.or(pipeline.cluster());
             }
             k.fence_mbarrier_init();
         });
-        match peers {
+        match cluster {
             None => k.bar_sync(),
-            Some(peers) => peers.begin(k),
+            Some(cluster) => cluster.sync_at_start(k),
         }
     }
 
-    /// Runs `feed` in one producer thread and `compute` in all consumer threads, after `setmaxnreg` has moved
-    /// registers from the producer to the consumers.
+    /// Runs `produce` in one producer thread and `consume` in all consumer threads, after `setmaxnreg` has
+    /// moved registers from the producer to the consumers.
     pub fn split(
         &self,
         k: &mut Builder,
-        feed: impl FnOnce(&mut Builder),
-        compute: impl FnOnce(&mut Builder, &Consumer),
+        produce: impl FnOnce(&mut Builder),
+        consume: impl FnOnce(&mut Builder, &Consumer),
     ) {
         let index = k.special(SpecialReg::TidX);
         let warp = k.warp_index_uniform();
         let warpgroup = k.shr_u(warp, 2);
-        let feeds = k.setp_u(CmpOp::Eq, warpgroup, 0);
+        let produces = k.setp_u(CmpOp::Eq, warpgroup, 0);
         k.if_else(
-            feeds,
+            produces,
             |k| {
-                k.setmaxnreg_dec(self.feeds_with);
+                k.setmaxnreg_dec(self.producer_registers);
                 let first = k.setp_u(CmpOp::Eq, index, 0);
-                k.if_(first, feed);
+                k.if_(first, produce);
             },
             |k| {
-                k.setmaxnreg_inc(self.computes_with);
+                k.setmaxnreg_inc(self.consumer_registers);
                 let consumer = self.consumer(k, index, warp, warpgroup);
-                compute(k, &consumer);
+                consume(k, &consumer);
             },
         );
     }
@@ -98,6 +98,6 @@ impl Roles {
             kv_warps: 1,
             part: None,
         };
-        Consumer { group: k.sub(warpgroup, 1), threads, speaks: k.setp_u(CmpOp::Eq, lane, 0) }
+        Consumer { group: k.sub(warpgroup, 1), threads, elected: k.setp_u(CmpOp::Eq, lane, 0) }
     }
 }

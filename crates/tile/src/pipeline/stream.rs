@@ -3,16 +3,16 @@
 
 use ptx::{Builder, CmpOp, Pred, R32, Src, TensorMapPtr};
 
-use crate::{Consumer, Ones, Ring, SharedMatrix, TileRing, WARPGROUP_ROWS};
+use crate::{Consumer, Ones, PipelineState, SharedMatrix, TileRing, WARPGROUP_ROWS};
 
 /// A consumer's position in the ring of queries, keys or values.
 #[derive(Clone, Copy, Debug)]
 pub struct TileStream {
     ring: TileRing,
-    at: Ring,
+    at: PipelineState,
     /// The tile of stage 0.
     first: SharedMatrix,
-    speaks: Pred,
+    elected: Pred,
     refill: Refill,
 }
 
@@ -20,9 +20,9 @@ pub struct TileStream {
 #[derive(Clone, Copy, Debug)]
 enum Refill {
     /// By the producer warpgroup.
-    Feeder,
+    Producer,
     /// By one of the consumers.
-    Reader(Supply),
+    Consumer(Supply),
     /// Never: every tile has its own stage.
     Never,
 }
@@ -54,7 +54,7 @@ impl Supply {
     /// Requests the next tile, if there is one, into the stage `at`, after `free` has waited for that stage.
     /// The branch is warp-uniform and the instructions of the one lane are predicated. With a branch of the
     /// single lane, ptxas would treat the ring state, and so the descriptors, as divergent.
-    fn fill(&self, k: &mut Builder, ring: &TileRing, at: &Ring, free: impl FnOnce(&mut Builder)) {
+    fn fill(&self, k: &mut Builder, ring: &TileRing, at: &PipelineState, free: impl FnOnce(&mut Builder)) {
         let more = k.setp_s_and(CmpOp::Ge, self.next, self.last(), self.warp);
         k.if_(more, |k| {
             free(k);
@@ -67,7 +67,7 @@ impl Supply {
         self.last.map_or(0.into(), Src::from)
     }
 
-    fn request(&self, k: &mut Builder, ring: &TileRing, at: &Ring, row: R32) {
+    fn request(&self, k: &mut Builder, ring: &TileRing, at: &PipelineState, row: R32) {
         let [head, batch] = self.head;
         ring.fill(k, at, self.map, [row, head, batch].map(Src::from));
     }
@@ -99,15 +99,15 @@ impl TileStream {
     }
 
     fn new(k: &mut Builder, ring: TileRing, first: SharedMatrix, consumer: &Consumer) -> TileStream {
-        let speaks = ring.handover.speakers(k, consumer);
-        TileStream { ring, at: ring.handover.reader(k), first, speaks, refill: Refill::Feeder }
+        let elected = ring.pipeline.elected(k, consumer);
+        TileStream { ring, at: ring.pipeline.consumer_state(k), first, elected, refill: Refill::Producer }
     }
 
     /// The stream, with requests by one of its consumers: the first stages on demand, later ones when a stage
     /// is released.
     #[must_use]
     pub fn supplied(self, supply: Supply) -> TileStream {
-        TileStream { refill: Refill::Reader(supply), ..self }
+        TileStream { refill: Refill::Consumer(supply), ..self }
     }
 
     /// The stream, with every tile already requested and in a stage of its own.
@@ -119,7 +119,7 @@ impl TileStream {
     /// Requests the first tile of a stage, if there is one, in a stream that one of its consumers supplies.
     /// Run by the thread that requests.
     pub fn request_first(&self, k: &mut Builder, stage: u32) {
-        if let Refill::Reader(supply) = &self.refill {
+        if let Refill::Consumer(supply) = &self.refill {
             let at = self.at.at_stage(k, stage);
             let ahead = (self.at.stages() - stage) * supply.step;
             let row = k.add(supply.next, ahead);
@@ -134,13 +134,13 @@ impl TileStream {
     }
 
     /// Whether CTAs of a cluster share the tiles by multicast.
-    pub fn has_peers(&self) -> bool {
-        self.ring.handover.peers().is_some()
+    pub fn is_multicast(&self) -> bool {
+        self.ring.pipeline.cluster().is_some()
     }
 
     /// Waits for the full barrier of the current stage.
     pub fn wait(&self, k: &mut Builder) {
-        self.ring.handover.wait_full(k, &self.at);
+        self.ring.pipeline.consumer_wait(k, &self.at);
     }
 
     /// The current tile as an operand; the tile must have arrived.
@@ -151,13 +151,13 @@ impl TileStream {
     /// Releases the stage for a warp whose products with the tile are complete, and advances to the next
     /// stage.
     pub fn release(&self, k: &mut Builder) {
-        let handover = &self.ring.handover;
+        let pipeline = &self.ring.pipeline;
         match &self.refill {
-            Refill::Feeder => handover.release(k, &self.at, self.speaks),
-            Refill::Reader(supply) if supply.readers == 1 => supply.fill(k, &self.ring, &self.at, |_| {}),
-            Refill::Reader(supply) => {
-                handover.release(k, &self.at, self.speaks);
-                supply.fill(k, &self.ring, &self.at, |k| handover.wait_free(k, &self.at));
+            Refill::Producer => pipeline.consumer_release(k, &self.at, self.elected),
+            Refill::Consumer(supply) if supply.readers == 1 => supply.fill(k, &self.ring, &self.at, |_| {}),
+            Refill::Consumer(supply) => {
+                pipeline.consumer_release(k, &self.at, self.elected);
+                supply.fill(k, &self.ring, &self.at, |k| pipeline.producer_acquire(k, &self.at));
             }
             Refill::Never => {}
         }

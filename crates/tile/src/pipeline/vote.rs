@@ -6,20 +6,20 @@ use crate::WARPGROUP_THREADS;
 
 /// Warpgroup-wide synchronisation and vote on a named barrier.
 #[derive(Clone, Copy, Debug)]
-pub struct Agreement(R32);
+pub struct WarpgroupVote(R32);
 
-impl Agreement {
+impl WarpgroupVote {
     /// Named barriers 8 to 15 belong to the warpgroups, one each; 0 is the CTA's, 1 to 7 are those of
-    /// [`Circle`].
+    /// [`PingPong`].
     const FIRST: u32 = 8;
 
     /// For warpgroup `warpgroup` of its CTA, below 8.
-    pub fn new(k: &mut Builder, warpgroup: R32) -> Agreement {
-        Agreement(k.add(warpgroup, Agreement::FIRST))
+    pub fn new(k: &mut Builder, warpgroup: R32) -> WarpgroupVote {
+        WarpgroupVote(k.add(warpgroup, WarpgroupVote::FIRST))
     }
 
     /// Waits until all threads of the warpgroup have arrived.
-    pub fn meet(&self, k: &mut Builder) {
+    pub fn sync(&self, k: &mut Builder) {
         k.named_barrier_sync(self.0, WARPGROUP_THREADS);
     }
 

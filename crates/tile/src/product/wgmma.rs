@@ -78,14 +78,14 @@ impl SharedMatrix {
         SharedMatrix { offset: self.offset + number * self.tile.bytes(), ..self }
     }
 
-    /// Part `part` (in a register) of `width` columns. Its columns lie within one panel or begin a panel.
+    /// TilePart `part` (in a register) of `width` columns. Its columns lie within one panel or begin a panel.
     #[must_use]
     pub fn column_part(self, k: &mut Builder, part: R32, width: u32) -> SharedMatrix {
         let bytes = self.column_offset(width);
         self.moved(k, part, bytes)
     }
 
-    /// Part `part` (in a register) of `rows` rows, a multiple of 8.
+    /// TilePart `part` (in a register) of `rows` rows, a multiple of 8.
     #[must_use]
     pub fn row_part(self, k: &mut Builder, part: R32, rows: u32) -> SharedMatrix {
         self.moved(k, part, rows * SwizzledTile::ROW_BYTES)

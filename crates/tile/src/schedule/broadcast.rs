@@ -5,7 +5,7 @@ use ptx::{
     Type, Value,
 };
 
-use crate::{Handover, Peers, Ring, TileGrid, WorkTile};
+use crate::{Cluster, Pipeline, PipelineState, TileGrid, WorkTile};
 
 /// Bytes of the counter in global memory: the next tile, and the number of CTAs that have finished. Both are
 /// zero before and after a launch.
@@ -14,25 +14,25 @@ pub const COUNTER_BYTES: usize = 8;
 /// The tile index (an index ≥ the tile count means stop) with its decoded coordinates. The producer decodes
 /// once, so the divisions are off the consumers' critical path.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Letter {
+pub(crate) struct IndexedTile {
     pub(crate) index: R32,
     pub(crate) tile: WorkTile,
 }
 
-impl Letter {
-    /// Bytes of a [`Letter`].
+impl IndexedTile {
+    /// Bytes of a [`IndexedTile`].
     const BYTES: u32 = 16;
 
-    pub(crate) fn new(k: &mut Builder, grid: &TileGrid, index: R32) -> Letter {
-        Letter { index: k.mov(index), tile: grid.tile(k, index) }
+    pub(crate) fn new(k: &mut Builder, grid: &TileGrid, index: R32) -> IndexedTile {
+        IndexedTile { index: k.mov(index), tile: grid.tile(k, index) }
     }
 
     fn words(&self) -> [R32; 4] {
         [self.index, self.tile.row_block, self.tile.head, self.tile.batch]
     }
 
-    /// Copies the words of another letter.
-    pub(crate) fn copy_from(&self, k: &mut Builder, other: &Letter) {
+    /// Copies the registers of another tile.
+    pub(crate) fn copy_from(&self, k: &mut Builder, other: &IndexedTile) {
         for (to, from) in self.words().into_iter().zip(other.words()) {
             k.mov_to(to, from);
         }
@@ -41,31 +41,33 @@ impl Letter {
 
 /// The ring through which the producer broadcasts dynamically scheduled tiles to the consumers.
 #[derive(Clone, Copy, Debug)]
-pub struct Mailbox {
-    pub handover: Handover,
-    /// One [`Letter`] per stage.
+pub struct TileBroadcast {
+    pub pipeline: Pipeline,
+    /// One [`IndexedTile`] per stage.
     slots: Shared,
     /// [`COUNTER_BYTES`] in global memory.
     counter: Global,
 }
 
-impl Mailbox {
+impl TileBroadcast {
     /// Number of tiles that can be announced ahead.
     const STAGES: u32 = 2;
     /// Bytes of shared memory: barriers and slots.
-    pub const SHARED_BYTES: u32 = Handover::bytes(Mailbox::STAGES) + Letter::BYTES * Mailbox::STAGES;
+    pub const SHARED_BYTES: u32 =
+        Pipeline::bytes(TileBroadcast::STAGES) + IndexedTile::BYTES * TileBroadcast::STAGES;
 
     /// Barriers and slots lie at `place`, a multiple of 16 bytes. In a cluster CTA 0 sends to all CTAs and
     /// waits for the readers of all of them; the producers receive the tile like the consumers.
-    pub fn new(place: Shared, counter: Global, peers: Option<Peers>) -> Mailbox {
-        let slots = place.at(i64::from(Handover::bytes(Mailbox::STAGES)));
-        let handover = Handover::new(place, Mailbox::STAGES);
-        let handover = if peers.is_some() { handover.among(peers).read_by_feeder() } else { handover };
-        Mailbox { handover, slots, counter }
+    pub fn new(place: Shared, counter: Global, cluster: Option<Cluster>) -> TileBroadcast {
+        let slots = place.at(i64::from(Pipeline::bytes(TileBroadcast::STAGES)));
+        let pipeline = Pipeline::new(place, TileBroadcast::STAGES);
+        let pipeline =
+            if cluster.is_some() { pipeline.in_cluster(cluster).read_by_producer() } else { pipeline };
+        TileBroadcast { pipeline, slots, counter }
     }
 
-    fn slot(&self, k: &mut Builder, at: &Ring) -> Shared {
-        k.shared_index(self.slots, at.stage, Letter::BYTES)
+    fn slot(&self, k: &mut Builder, at: &PipelineState) -> Shared {
+        k.shared_index(self.slots, at.stage, IndexedTile::BYTES)
     }
 
     /// Increments the counter. The next tile is the counter's old value plus the number of CTAs, because the
@@ -75,57 +77,57 @@ impl Mailbox {
         k.atom(AtomicOp::Add, self.counter, 1)
     }
 
-    pub(crate) fn send(&self, k: &mut Builder, at: &Ring, letter: &Letter) {
-        self.handover.wait_free(k, at);
+    pub(crate) fn send(&self, k: &mut Builder, at: &PipelineState, tile: &IndexedTile) {
+        self.pipeline.producer_acquire(k, at);
         let slot = self.slot(k, at);
-        match self.handover.peers() {
+        match self.pipeline.cluster() {
             None => {
-                k.st_vec(slot, letter.words());
-                self.handover.publish(k, at);
+                k.st_vec(slot, tile.words());
+                self.pipeline.producer_commit(k, at);
             }
-            Some(peers) => {
-                let full = self.handover.full(k, at);
-                for rank in 0..peers.ctas {
+            Some(cluster) => {
+                let full = self.pipeline.full_barrier(k, at);
+                for rank in 0..cluster.ctas {
                     let [slot, full] = [slot, full].map(|place| k.mapa(place, rank));
-                    k.mbarrier_arrive_expect_tx(full, Letter::BYTES);
-                    k.st_async_vec(slot, letter.words(), full);
+                    k.mbarrier_arrive_expect_tx(full, IndexedTile::BYTES);
+                    k.st_async_vec(slot, tile.words(), full);
                 }
             }
         }
         at.advance(k);
     }
 
-    pub(crate) fn receive(&self, k: &mut Builder, at: &Ring, speaks: Pred, letter: &Letter) {
-        self.handover.wait_full(k, at);
+    pub(crate) fn receive(&self, k: &mut Builder, at: &PipelineState, elected: Pred, tile: &IndexedTile) {
+        self.pipeline.consumer_wait(k, at);
         let slot = self.slot(k, at);
         // One lane reads the slot and the same lane releases it.
-        k.guarded(speaks, |k| k.ld_vec_to(letter.words(), slot));
-        for word in letter.words() {
+        k.guarded(elected, |k| k.ld_vec_to(tile.words(), slot));
+        for word in tile.words() {
             let sent = k.uniform(word);
             k.mov_to(word, sent);
         }
-        self.release(k, at, speaks);
+        self.release(k, at, elected);
         at.advance(k);
     }
 
-    /// Like [`Mailbox::receive`], but for the single producer thread.
-    pub(crate) fn receive_alone(&self, k: &mut Builder, at: &Ring, letter: &Letter) {
-        self.handover.wait_full(k, at);
+    /// Like [`TileBroadcast::receive`], but for the single producer thread.
+    pub(crate) fn receive_alone(&self, k: &mut Builder, at: &PipelineState, tile: &IndexedTile) {
+        self.pipeline.consumer_wait(k, at);
         let slot = self.slot(k, at);
-        k.ld_vec_to(letter.words(), slot);
+        k.ld_vec_to(tile.words(), slot);
         let always = k.setp_u(CmpOp::Eq, at.stage, at.stage);
         self.release(k, at, always);
         at.advance(k);
     }
 
-    /// Releases the slot of a letter that has been read.
-    fn release(&self, k: &mut Builder, at: &Ring, speaks: Pred) {
-        match self.handover.peers() {
-            None => self.handover.release(k, at, speaks),
+    /// Releases the slot of a tile that has been read.
+    fn release(&self, k: &mut Builder, at: &PipelineState, elected: Pred) {
+        match self.pipeline.cluster() {
+            None => self.pipeline.consumer_release(k, at, elected),
             Some(_) => {
-                let free = self.handover.free(k, at);
-                let sender = k.mapa(free, 0);
-                k.guarded(speaks, |k| k.mbarrier_arrive(sender));
+                let empty = self.pipeline.empty_barrier(k, at);
+                let sender = k.mapa(empty, 0);
+                k.guarded(elected, |k| k.mbarrier_arrive(sender));
             }
         }
     }

@@ -2,7 +2,7 @@
 
 use ptx::{Builder, R32};
 
-use crate::Part;
+use crate::TilePart;
 
 /// The order of tile indices.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
@@ -45,7 +45,7 @@ pub struct WorkTile {
     /// The batch entry.
     pub batch: R32,
     /// The KV blocks to compute; `None` for all, if no tile of the last round is shared.
-    pub part: Option<Part>,
+    pub part: Option<TilePart>,
 }
 
 impl TileGrid {

@@ -5,7 +5,7 @@ mod grid;
 mod scheduler;
 mod stream_k;
 
-pub use broadcast::{COUNTER_BYTES, Mailbox, add_one};
+pub use broadcast::{COUNTER_BYTES, TileBroadcast, add_one};
 pub use grid::{TileGrid, TileOrder, WorkTile};
-pub use scheduler::{Handout, Scheduler, Turn};
-pub use stream_k::{LastRound, Part, Shares, Tail};
+pub use scheduler::{Handout, TileCursor, TileScheduler};
+pub use stream_k::{LastWave, StreamK, Tail, TilePart};

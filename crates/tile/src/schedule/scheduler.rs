@@ -2,9 +2,9 @@
 
 use ptx::{Builder, CmpOp, Pred, R32, SpecialReg};
 
-use super::broadcast::Letter;
+use super::broadcast::IndexedTile;
 use super::grid::remainder;
-use crate::{Consumer, Mailbox, Part, Peers, Ring, Shares, TileGrid, WorkTile};
+use crate::{Cluster, Consumer, PipelineState, StreamK, TileBroadcast, TileGrid, TilePart, WorkTile};
 
 /// How tiles are assigned to CTAs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
@@ -23,7 +23,7 @@ pub enum Handout {
 
 /// The sequence of a CTA's tile indices, where it is known in advance.
 #[derive(Clone, Copy, Debug)]
-struct Walk {
+struct TileSequence {
     index: R32,
     /// How one index follows from the other.
     stride: Stride,
@@ -37,216 +37,218 @@ enum Stride {
     Folded(R32),
     /// Plus the number of takers, and after the whole tiles the taker's piece of the shared tiles. The
     /// registers are the first block of the tile and one past the last.
-    Shared([R32; 2]),
+    StreamK([R32; 2]),
 }
 
 /// The tile scheduler for both roles. A launch has at most as many CTAs as tiles (or as KV blocks, if the
 /// tiles of the last round are shared), so every CTA has work at the start.
 #[derive(Clone, Copy, Debug)]
-pub struct Scheduler {
+pub struct TileScheduler {
     pub handout: Handout,
     pub grid: TileGrid,
     /// Present with dynamic scheduling.
-    pub mailbox: Option<Mailbox>,
+    pub broadcast: Option<TileBroadcast>,
     /// Present where the CTAs of a cluster take a tile together.
-    pub peers: Option<Peers>,
+    pub cluster: Option<Cluster>,
     /// How the tiles of the last round are shared, if they are. Requires [`Handout::Static`].
-    pub shares: Option<Shares>,
+    pub stream_k: Option<StreamK>,
 }
 
-impl Scheduler {
-    /// Runs `feed` for each tile of the CTA, in the producer thread. `feed` must call the closure that it is
-    /// given exactly once, before its last request: the closure takes the next tile index from the counter.
-    /// Taken earlier, the index would bind the CTA to a tile while other CTAs are already idle, which costs
-    /// 5% where tiles differ in length. The wait for the last request's stage hides the latency of the
-    /// atomic.
-    pub fn feed_each(
+impl TileScheduler {
+    /// Runs `produce` for each tile of the CTA, in the producer thread. `produce` must call the closure that
+    /// it is given exactly once, before its last request: the closure takes the next tile index from the
+    /// counter. Taken earlier, the index would bind the CTA to a tile while other CTAs are already idle,
+    /// which costs 5% where tiles differ in length. The wait for the last request's stage hides the latency
+    /// of the atomic.
+    pub fn for_each_as_producer(
         &self,
         k: &mut Builder,
-        feed: impl FnOnce(&mut Builder, &WorkTile, &mut dyn FnMut(&mut Builder)),
+        produce: impl FnOnce(&mut Builder, &WorkTile, &mut dyn FnMut(&mut Builder)),
     ) {
         let (index, takers) = (self.first(k), self.takers(k));
-        match (&self.mailbox, self.peers) {
+        match (&self.broadcast, self.cluster) {
             (None, _) => {
-                let walk = self.walk(k, index);
+                let sequence = self.sequence(k, index);
                 k.do_while(|k| {
-                    let tile = self.tile(k, &walk);
-                    feed(k, &tile, &mut |_| ());
-                    self.step(k, &walk, takers);
-                    k.setp_u(CmpOp::Lt, walk.index, self.grid.tiles)
+                    let tile = self.tile(k, &sequence);
+                    produce(k, &tile, &mut |_| ());
+                    self.step(k, &sequence, takers);
+                    k.setp_u(CmpOp::Lt, sequence.index, self.grid.tiles)
                 });
             }
-            (Some(mailbox), None) => {
-                let (sent, letter) = (mailbox.handover.filler(k), Letter::new(k, &self.grid, index));
+            (Some(broadcast), None) => {
+                let (sent, tile) =
+                    (broadcast.pipeline.producer_state(k), IndexedTile::new(k, &self.grid, index));
                 k.do_while(|k| {
                     let mut taken = k.reg();
-                    feed(k, &letter.tile, &mut |k| taken = mailbox.take(k));
+                    produce(k, &tile.tile, &mut |k| taken = broadcast.take(k));
                     let next = k.add(taken, takers);
-                    let next = Letter::new(k, &self.grid, next);
-                    mailbox.send(k, &sent, &next);
-                    letter.copy_from(k, &next);
-                    k.setp_u(CmpOp::Lt, letter.index, self.grid.tiles)
+                    let next = IndexedTile::new(k, &self.grid, next);
+                    broadcast.send(k, &sent, &next);
+                    tile.copy_from(k, &next);
+                    k.setp_u(CmpOp::Lt, tile.index, self.grid.tiles)
                 });
-                mailbox.reset(k, takers);
+                broadcast.reset(k, takers);
             }
-            (Some(mailbox), Some(peers)) => {
-                let (sent, received) = (mailbox.handover.filler(k), mailbox.handover.reader(k));
-                let sends = k.setp_u(CmpOp::Eq, peers.rank, 0);
-                let letter = Letter::new(k, &self.grid, index);
+            (Some(broadcast), Some(cluster)) => {
+                let (sent, received) =
+                    (broadcast.pipeline.producer_state(k), broadcast.pipeline.consumer_state(k));
+                let sends = k.setp_u(CmpOp::Eq, cluster.rank, 0);
+                let tile = IndexedTile::new(k, &self.grid, index);
                 k.do_while(|k| {
                     let mut taken = k.reg();
-                    feed(k, &letter.tile, &mut |k| taken = k.guarded(sends, |k| mailbox.take(k)));
+                    produce(k, &tile.tile, &mut |k| taken = k.guarded(sends, |k| broadcast.take(k)));
                     k.if_(sends, |k| {
                         let next = k.add(taken, takers);
-                        let next = Letter::new(k, &self.grid, next);
-                        mailbox.send(k, &sent, &next);
+                        let next = IndexedTile::new(k, &self.grid, next);
+                        broadcast.send(k, &sent, &next);
                     });
-                    mailbox.receive_alone(k, &received, &letter);
-                    k.setp_u(CmpOp::Lt, letter.index, self.grid.tiles)
+                    broadcast.receive_alone(k, &received, &tile);
+                    k.setp_u(CmpOp::Lt, tile.index, self.grid.tiles)
                 });
-                k.if_(sends, |k| mailbox.reset(k, takers));
+                k.if_(sends, |k| broadcast.reset(k, takers));
             }
         }
     }
 
     /// The first tile of a CTA or cluster: its own index.
     fn first(&self, k: &mut Builder) -> R32 {
-        k.special(if self.peers.is_some() { SpecialReg::ClusteridX } else { SpecialReg::CtaidX })
+        k.special(if self.cluster.is_some() { SpecialReg::ClusteridX } else { SpecialReg::CtaidX })
     }
 
     /// Number of CTAs or clusters that take tiles.
     fn takers(&self, k: &mut Builder) -> R32 {
-        k.special(if self.peers.is_some() { SpecialReg::NclusteridX } else { SpecialReg::NctaidX })
+        k.special(if self.cluster.is_some() { SpecialReg::NclusteridX } else { SpecialReg::NctaidX })
     }
 
     /// The sequence from tile `first` on.
-    fn walk(&self, k: &mut Builder, first: R32) -> Walk {
-        let stride = match (self.handout, &self.shares) {
+    fn sequence(&self, k: &mut Builder, first: R32) -> TileSequence {
+        let stride = match (self.handout, &self.stream_k) {
             (Handout::Folded, _) => {
                 let takers = self.takers(k);
                 let round = k.mul(takers, 2);
                 Stride::Folded(k.sub(round, 1))
             }
-            (_, Some(shares)) => Stride::Shared([k.mov(0), k.mov(shares.blocks)]),
+            (_, Some(stream_k)) => Stride::StreamK([k.mov(0), k.mov(stream_k.blocks)]),
             (_, None) => Stride::Even,
         };
-        let walk = Walk { index: k.mov(first), stride };
-        if let (Stride::Shared(span), Some(shares)) = (stride, &self.shares) {
+        let sequence = TileSequence { index: k.mov(first), stride };
+        if let (Stride::StreamK(span), Some(stream_k)) = (stride, &self.stream_k) {
             // If there are fewer tiles than CTAs, all tiles are shared.
-            let beyond = k.setp_u(CmpOp::Ge, first, shares.whole);
+            let beyond = k.setp_u(CmpOp::Ge, first, stream_k.whole);
             k.if_(beyond, |k| {
-                let start = shares.start(k, first);
-                self.go_to(k, shares, (walk.index, span), start);
+                let start = stream_k.start(k, first);
+                self.go_to(k, stream_k, (sequence.index, span), start);
             });
         }
-        walk
+        sequence
     }
 
-    /// The work tile at the walk's position.
-    fn tile(&self, k: &mut Builder, walk: &Walk) -> WorkTile {
-        let tile = self.grid.tile(k, walk.index);
-        let part = match (walk.stride, &self.shares) {
-            (Stride::Shared(span), Some(shares)) => Some(Part::new(k, shares, walk.index, span)),
+    /// The work tile at the sequence's position.
+    fn tile(&self, k: &mut Builder, sequence: &TileSequence) -> WorkTile {
+        let tile = self.grid.tile(k, sequence.index);
+        let part = match (sequence.stride, &self.stream_k) {
+            (Stride::StreamK(span), Some(stream_k)) => Some(TilePart::new(k, stream_k, sequence.index, span)),
             _ => None,
         };
         WorkTile { part, ..tile }
     }
 
     /// Advances to the next index. Indices of later rounds are larger, so the first index beyond the last
-    /// tile ends the walk.
-    fn step(&self, k: &mut Builder, walk: &Walk, takers: R32) {
-        match (walk.stride, &self.shares) {
+    /// tile ends the sequence.
+    fn step(&self, k: &mut Builder, sequence: &TileSequence, takers: R32) {
+        match (sequence.stride, &self.stream_k) {
             (Stride::Folded(sum), _) => {
-                let next = k.sub(sum, walk.index);
-                k.mov_to(walk.index, next);
+                let next = k.sub(sum, sequence.index);
+                k.mov_to(sequence.index, next);
                 let both = k.mad(takers, 2, sum);
                 k.mov_to(sum, both);
             }
-            (Stride::Shared(span), Some(shares)) => {
-                let next = k.add(walk.index, takers);
-                let whole = k.setp_u(CmpOp::Lt, next, shares.whole);
+            (Stride::StreamK(span), Some(stream_k)) => {
+                let next = k.add(sequence.index, takers);
+                let whole = k.setp_u(CmpOp::Lt, next, stream_k.whole);
                 k.if_else(
                     whole,
-                    |k| k.mov_to(walk.index, next),
+                    |k| k.mov_to(sequence.index, next),
                     |k| {
                         let first = self.first(k);
-                        let start = shares.start(k, first);
-                        let before = k.sub(walk.index, shares.whole);
-                        let done = k.mad(before, shares.blocks, span[1]);
-                        let began = k.setp_u(CmpOp::Ge, walk.index, shares.whole);
+                        let start = stream_k.start(k, first);
+                        let before = k.sub(sequence.index, stream_k.whole);
+                        let done = k.mad(before, stream_k.blocks, span[1]);
+                        let began = k.setp_u(CmpOp::Ge, sequence.index, stream_k.whole);
                         let at = k.selp(done, start, began);
-                        self.go_to(k, shares, (walk.index, span), at);
+                        self.go_to(k, stream_k, (sequence.index, span), at);
                     },
                 );
             }
-            _ => k.add_to(walk.index, walk.index, takers),
+            _ => k.add_to(sequence.index, sequence.index, takers),
         }
     }
 
     /// Moves to the tile and blocks at which the CTA's piece continues, from block `at` of the line; moves
     /// beyond the last tile if the piece has ended.
-    fn go_to(&self, k: &mut Builder, shares: &Shares, (index, [from, end]): (R32, [R32; 2]), at: R32) {
+    fn go_to(&self, k: &mut Builder, stream_k: &StreamK, (index, [from, end]): (R32, [R32; 2]), at: R32) {
         let first = self.first(k);
         let next = k.add(first, 1);
-        let stop = shares.start(k, next);
-        let tile = k.div_u(at, shares.blocks);
-        let block = remainder(k, at, tile, shares.blocks);
+        let stop = stream_k.start(k, next);
+        let tile = k.div_u(at, stream_k.blocks);
+        let block = remainder(k, at, tile, stream_k.blocks);
         let left = k.sub(stop, at);
         let past = k.add(block, left);
-        let past = k.min_u(past, shares.blocks);
+        let past = k.min_u(past, stream_k.blocks);
         k.mov_to(from, block);
         k.mov_to(end, past);
         let more = k.setp_u(CmpOp::Lt, at, stop);
-        let tile = k.add(shares.whole, tile);
+        let tile = k.add(stream_k.whole, tile);
         k.selp_to(index, tile, self.grid.tiles, more);
     }
 
     /// A consumer's position, at the CTA's first tile.
-    pub fn consumer<'a>(&'a self, k: &mut Builder, consumer: &Consumer) -> Turn<'a> {
+    pub fn consumer<'a>(&'a self, k: &mut Builder, consumer: &Consumer) -> TileCursor<'a> {
         let index = self.first(k);
-        Turn {
+        TileCursor {
             scheduler: self,
-            walk: self.walk(k, index),
-            post: self.mailbox.map(|mailbox| {
-                let [now, next] = [(); 2].map(|()| Letter::new(k, &self.grid, index));
-                Post { mailbox, received: mailbox.handover.reader(k), now, next }
+            sequence: self.sequence(k, index),
+            reader: self.broadcast.map(|broadcast| {
+                let [now, next] = [(); 2].map(|()| IndexedTile::new(k, &self.grid, index));
+                BroadcastReader { broadcast, received: broadcast.pipeline.consumer_state(k), now, next }
             }),
-            speaks: consumer.speaks,
+            elected: consumer.elected,
         }
     }
 }
 
-/// A consumer's state with dynamic scheduling: ring position and the letter received last.
+/// A consumer's state with dynamic scheduling: ring position and the tile received last.
 #[derive(Clone, Copy, Debug)]
-struct Post {
-    mailbox: Mailbox,
-    received: Ring,
-    now: Letter,
-    next: Letter,
+struct BroadcastReader {
+    broadcast: TileBroadcast,
+    received: PipelineState,
+    now: IndexedTile,
+    next: IndexedTile,
 }
 
 /// A consumer's position in the sequence of the CTA's tiles.
 #[derive(Clone, Copy, Debug)]
-pub struct Turn<'a> {
-    scheduler: &'a Scheduler,
+pub struct TileCursor<'a> {
+    scheduler: &'a TileScheduler,
     /// The current tile, or the next one once it is known; unused with dynamic scheduling.
-    walk: Walk,
-    post: Option<Post>,
-    speaks: Pred,
+    sequence: TileSequence,
+    reader: Option<BroadcastReader>,
+    elected: Pred,
 }
 
-impl Turn<'_> {
+impl TileCursor<'_> {
     /// Runs `compute` for each tile of the CTA, in all threads of a consumer. `compute` must call
-    /// [`Turn::advance`] exactly once and return its result.
+    /// [`TileCursor::advance`] exactly once and return its result.
     pub fn for_each(&self, k: &mut Builder, compute: impl FnOnce(&mut Builder, &WorkTile) -> Pred) {
         k.do_while(|k| {
-            let tile = match &self.post {
-                None => self.scheduler.tile(k, &self.walk),
-                Some(post) => post.now.tile,
+            let tile = match &self.reader {
+                None => self.scheduler.tile(k, &self.sequence),
+                Some(reader) => reader.now.tile,
             };
             let more = compute(k, &tile);
-            if let Some(post) = &self.post {
-                post.now.copy_from(k, &post.next);
+            if let Some(reader) = &self.reader {
+                reader.now.copy_from(k, &reader.next);
             }
             more
         });
@@ -254,25 +256,26 @@ impl Turn<'_> {
 
     /// Advances to the next tile. Returns whether there is one.
     pub fn advance(&self, k: &mut Builder) -> Pred {
-        let index = match &self.post {
+        let index = match &self.reader {
             None => {
                 let takers = self.scheduler.takers(k);
-                self.scheduler.step(k, &self.walk, takers);
-                self.walk.index
+                self.scheduler.step(k, &self.sequence, takers);
+                self.sequence.index
             }
-            Some(post) => {
-                post.mailbox.receive(k, &post.received, self.speaks, &post.next);
-                post.next.index
+            Some(reader) => {
+                reader.broadcast.receive(k, &reader.received, self.elected, &reader.next);
+                reader.next.index
             }
         };
         k.setp_u(CmpOp::Lt, index, self.scheduler.grid.tiles)
     }
 
-    /// The tile that [`Turn::advance`] has moved to, if there is one; before the first call, the first tile.
+    /// The tile that [`TileCursor::advance`] has moved to, if there is one; before the first call, the first
+    /// tile.
     pub fn next(&self, k: &mut Builder) -> WorkTile {
-        match &self.post {
-            None => self.scheduler.tile(k, &self.walk),
-            Some(post) => post.next.tile,
+        match &self.reader {
+            None => self.scheduler.tile(k, &self.sequence),
+            Some(reader) => reader.next.tile,
         }
     }
 }

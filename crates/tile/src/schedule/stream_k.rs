@@ -18,7 +18,7 @@ pub enum Tail {
 
 /// The number of tiles, and of the CTAs or clusters that take them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct LastRound {
+pub struct LastWave {
     /// Tiles in all.
     pub tiles: u64,
     /// KV blocks of a tile.
@@ -27,7 +27,7 @@ pub struct LastRound {
     pub takers: u64,
 }
 
-impl LastRound {
+impl LastWave {
     /// Number of tiles that are computed whole: the first ones.
     pub const fn whole(&self) -> u64 {
         self.tiles / self.takers * self.takers
@@ -54,9 +54,9 @@ impl LastRound {
     }
 }
 
-/// The values of a [`LastRound`] in registers.
+/// The values of a [`LastWave`] in registers.
 #[derive(Clone, Copy, Debug)]
-pub struct Shares {
+pub struct StreamK {
     /// KV blocks of a tile.
     pub blocks: R32,
     /// Number of tiles that are computed whole.
@@ -67,7 +67,7 @@ pub struct Shares {
     pub longer: R32,
 }
 
-impl Shares {
+impl StreamK {
     /// First block of a CTA's piece in the line.
     pub(crate) fn start(&self, k: &mut Builder, taker: R32) -> R32 {
         let more = k.min_u(taker, self.longer);
@@ -90,25 +90,25 @@ impl Shares {
 
 /// The part of a tile that a CTA computes.
 #[derive(Clone, Copy, Debug)]
-pub struct Part {
+pub struct TilePart {
     /// Its lowest KV block, which is visited last.
     pub from: R32,
     /// One past its last block.
     pub end: R32,
-    /// Index among the shared tiles; [`Part::WHOLE`] for a whole tile.
+    /// Index among the shared tiles; [`TilePart::WHOLE`] for a whole tile.
     pub tile: R32,
 }
 
-impl Part {
+impl TilePart {
     /// Marks a tile that is not shared.
     pub const WHOLE: i32 = -1;
 
     /// Blocks `from` to `end` of shared tile `index`, or all blocks of it.
-    pub(crate) fn new(k: &mut Builder, shares: &Shares, index: R32, [from, end]: [R32; 2]) -> Part {
+    pub(crate) fn new(k: &mut Builder, stream_k: &StreamK, index: R32, [from, end]: [R32; 2]) -> TilePart {
         let count = k.sub(end, from);
-        let whole = k.setp_u(CmpOp::Eq, count, shares.blocks);
-        let tile = k.sub(index, shares.whole);
-        Part { from: k.mov(from), end: k.mov(end), tile: k.selp(Part::WHOLE, tile, whole) }
+        let whole = k.setp_u(CmpOp::Eq, count, stream_k.blocks);
+        let tile = k.sub(index, stream_k.whole);
+        TilePart { from: k.mov(from), end: k.mov(end), tile: k.selp(TilePart::WHOLE, tile, whole) }
     }
 }
 
@@ -121,7 +121,7 @@ mod tests {
         for (tiles, blocks, takers) in
             [(2048, 128, 132), (7, 3, 4), (8, 3, 4), (5, 1, 4), (3, 5, 15), (1, 1, 1)]
         {
-            let round = LastRound { tiles, blocks, takers };
+            let round = LastWave { tiles, blocks, takers };
             assert_eq!(round.whole() + round.shared(), tiles);
             assert_eq!(round.takers * round.piece() + round.longer(), round.line());
             let longest = round.piece() + u64::from(round.longer() > 0);

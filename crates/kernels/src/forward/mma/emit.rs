@@ -146,15 +146,15 @@ impl<'a> Forward<'a> {
             mask.apply(k, &s, block.origin, block.coverage);
             s
         };
-        let follow = |k: &mut Builder, s: &AccTile| {
-            softmax.follow(k, s, &o); //                         m = max(m, S·c); O, l rescaled
+        let update = |k: &mut Builder, s: &AccTile| {
+            softmax.update(k, s, &o); //                         m = max(m, S·c); O, l rescaled
         };
         let accumulate = |k: &mut Builder, s: &AccTile, block: &Block| {
             let p = softmax.probabilities(k, s); //              P = exp2(S·c − m); l += Σ P
             let value = block.value(k);
             mma_pv(k, self.half, &p, &value, &o); //             O += P V
         };
-        blocks.for_each_block(k, Steps { scores, follow, accumulate });
+        blocks.for_each_block(k, Steps { scores, update, accumulate });
         let (softmax, o) = self.merge(k, softmax, o);
         let finished = softmax.finish(k, &o);
         self.store(k, &o, &finished.lse);

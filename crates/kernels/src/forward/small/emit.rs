@@ -191,7 +191,7 @@ impl<'a> Forward<'a> {
                 softmax.begin(k, &maxima); //                             m = max(S·c)
                 None
             } else {
-                Some(softmax.follow_maxima(k, &maxima)) //                m = max(m, S·c); l rescaled
+                Some(softmax.raise_to(k, &maxima)) //                m = max(m, S·c); l rescaled
             };
             if step + 1 >= ahead && step + 1 < steps {
                 block.issue_scores(k, step + 1);

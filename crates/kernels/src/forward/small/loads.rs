@@ -15,7 +15,7 @@ const LATE_WARP: u32 = 2;
 /// The elected lane, which initialises, requests and arrives for its warp. ptxas predicates `mbarrier.init`
 /// for the whole warp, and compute-sanitizer attributes it to the last lane. With any other elected lane,
 /// compute-sanitizer would report a race of two lanes where there is none.
-const SPEAKER: u32 = 31;
+const ELECTED_LANE: u32 = 31;
 
 /// A TMA copy of one tile, issued by one thread.
 #[derive(Clone)]
@@ -198,8 +198,8 @@ impl<'a> Loads<'a> {
 
     fn one_lane_of(&self, k: &mut Builder, warp: u32, body: impl FnOnce(&mut Builder)) {
         let in_warpgroup = k.and(self.place.warp, WARPS as u32 - 1);
-        let speaks = k.setp_u(CmpOp::Eq, self.lane, SPEAKER);
-        let chosen = k.setp_u_and(CmpOp::Eq, in_warpgroup, warp, speaks);
+        let elected = k.setp_u(CmpOp::Eq, self.lane, ELECTED_LANE);
+        let chosen = k.setp_u_and(CmpOp::Eq, in_warpgroup, warp, elected);
         k.if_(chosen, body);
     }
 
@@ -221,8 +221,8 @@ impl<'a> Loads<'a> {
 /// initialised.
 pub(super) fn meet(k: &mut Builder, plan: &SmallPlan, lane: R32, exchange: Option<&Exchange>) {
     if let Some(exchange) = exchange {
-        let speaks = k.setp_u(CmpOp::Eq, lane, SPEAKER);
-        k.if_(speaks, |k| exchange.expect(k));
+        let elected = k.setp_u(CmpOp::Eq, lane, ELECTED_LANE);
+        k.if_(elected, |k| exchange.expect(k));
     }
     if plan.cluster > 1 {
         k.cluster_arrive_relaxed();

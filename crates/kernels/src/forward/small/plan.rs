@@ -1,7 +1,7 @@
 use attend::{Division, Packing, Rescale};
 use problem::{DType, Problem, Tensor};
 use serde::{Deserialize, Serialize};
-use tile::{Handover, Mbarriers, RowStore, SwizzledTile, Turns, WARPGROUP_ROWS, WARPGROUP_THREADS};
+use tile::{Mbarriers, Pipeline, RowStore, SwizzledTile, Turns, WARPGROUP_ROWS, WARPGROUP_THREADS};
 
 use crate::error::accept;
 use crate::forward::contract::{band, check_rescale, check_tensor_maps, misaligned, most_rows};
@@ -252,7 +252,7 @@ impl SmallPlan {
     /// Mbarriers of queries, keys and values.
     pub(super) const fn load_barriers(&self) -> u32 {
         if self.streams() {
-            let rings = Handover::bytes(1) + 2 * self.kv_warpgroups * Handover::bytes(self.stages);
+            let rings = Pipeline::bytes(1) + 2 * self.kv_warpgroups * Pipeline::bytes(self.stages);
             return rings / Mbarriers::BYTES;
         }
         self.row_warpgroups + self.kv_warpgroups * (self.key_copies + 1)

@@ -2,14 +2,14 @@
 //! that part. The issue order is that of FlashAttention-3's Algorithm 2.
 
 use attend::{
-    BlockSteps, Blocks, Bound, Chains, Coverage, Guess, Masked, Masker, OnlineSoftmax, Order, RowRange,
-    Skips, Tiles, Visits,
+    BlockSteps, Blocks, Bound, Chains, Coverage, Masked, Masker, OnlineSoftmax, Order, RowRange, Skips,
+    SpeculativeMax, Tiles, Visits,
 };
 use problem::Tensor;
 use ptx::{Builder, CmpOp, Pointer, Pred, R32, Shared, Src};
 use tile::{
-    AccTile, Accumulate, Agreement, Circle, Consumer, Handover, ProbTile, SharedMatrix, Supply, SwizzledTile,
-    TileRing, TileStream, Turns,
+    AccTile, Accumulate, Consumer, PingPong, Pipeline, ProbTile, SharedMatrix, Supply, SwizzledTile,
+    TileRing, TileStream, Turns, WarpgroupVote,
 };
 
 use super::block::WARP_ROWS;
@@ -80,8 +80,8 @@ impl Forward<'_> {
         let plan = self.plan;
         let rings = self.rings(k);
         let requests = self.requests(k);
-        let speaks = k.setp_u(CmpOp::Eq, self.threads.lane, 0);
-        let consumer = Consumer { group: self.place.row_warpgroup, threads: self.threads, speaks };
+        let elected = k.setp_u(CmpOp::Eq, self.threads.lane, 0);
+        let consumer = Consumer { group: self.place.row_warpgroup, threads: self.threads, elected };
         let keys = TileStream::over_columns(k, rings[1], &consumer);
         let values = TileStream::over_rows(k, rings[2], &consumer);
         let keys = keys.supplied(self.supply(k, Tensor::K, tile, requests));
@@ -112,10 +112,11 @@ impl Forward<'_> {
             queries: TileStream::own_rows(k, rings[0], &consumer),
             keys,
             values,
-            circle: (plan.turns == Turns::PingPong).then(|| Circle::new(k, &consumer, plan.row_warpgroups)),
-            guess: plan.guess.map(|limit| {
+            ping_pong: (plan.turns == Turns::PingPong)
+                .then(|| PingPong::new(k, &consumer, plan.row_warpgroups)),
+            speculative: plan.guess.map(|limit| {
                 let warpgroup = k.shr_u(self.place.warp, 2);
-                Guess::new(self.half, limit, Agreement::new(k, warpgroup))
+                SpeculativeMax::new(self.half, limit, WarpgroupVote::new(k, warpgroup))
             }),
             halved: None,
             skips: self.ends_differ().then(|| Skips::none(k)),
@@ -138,17 +139,17 @@ impl Forward<'_> {
     /// previous kernel, on whose completion all later accesses depend.
     fn prepare(&self, k: &mut Builder, [queries, keys, values]: &[TileRing; 3]) {
         if self.plan.kv_warpgroups == 1 {
-            queries.handover.init_full(k);
+            queries.pipeline.init_full(k);
         } else {
             let first_part = k.setp_u(CmpOp::Eq, self.place.kv_warpgroup, 0);
-            k.if_(first_part, |k| queries.handover.init_full(k));
+            k.if_(first_part, |k| queries.pipeline.init_full(k));
         }
         for ring in [keys, values] {
             match self.plan.row_warpgroups {
                 readers if readers > 1 && !self.plan.resident(self.problem) => {
-                    ring.handover.init(k, WARPS * readers);
+                    ring.pipeline.init(k, WARPS * readers);
                 }
-                _ => ring.handover.init_full(k),
+                _ => ring.pipeline.init_full(k),
             }
         }
         k.fence_mbarrier_init();
@@ -180,7 +181,7 @@ impl Forward<'_> {
     fn request_queries(&self, k: &mut Builder, ring: &TileRing) {
         let source = self.source(k);
         let request = |k: &mut Builder| {
-            let at = ring.handover.reader(k);
+            let at = ring.pipeline.consumer_state(k);
             let [head, batch] = source.head(k, self.problem, Tensor::Q);
             let first = self.rows.position(k, self.rows.first);
             ring.fill(k, &at, source.maps[Tensor::Q as usize], [first, head, batch].map(Src::from));
@@ -198,16 +199,16 @@ impl Forward<'_> {
         let map = plan.shared_map(problem);
         let at = |offset: u32| self.shared.at(i64::from(offset));
         let of_queries = at(map.barriers);
-        let of_keys = of_queries.at(i64::from(Handover::bytes(1)));
-        let of_values = of_keys.at(i64::from(plan.kv_warpgroups * Handover::bytes(plan.stages)));
+        let of_keys = of_queries.at(i64::from(Pipeline::bytes(1)));
+        let of_values = of_keys.at(i64::from(plan.kv_warpgroups * Pipeline::bytes(plan.stages)));
         let own = |k: &mut Builder, barriers: Shared, tiles: Shared, tile: SwizzledTile| {
-            let barriers = k.shared_index(barriers, self.place.kv_warpgroup, Handover::bytes(plan.stages));
+            let barriers = k.shared_index(barriers, self.place.kv_warpgroup, Pipeline::bytes(plan.stages));
             let first = k.shared_index(tiles, self.place.kv_warpgroup, TileRing::bytes(tile, plan.stages));
-            TileRing { handover: Handover::new(barriers, plan.stages), tile, first }
+            TileRing { pipeline: Pipeline::new(barriers, plan.stages), tile, first }
         };
         let (first, tile) = (at(map.queries), plan.query_tile(problem));
         [
-            TileRing { handover: Handover::new(of_queries, 1), tile, first },
+            TileRing { pipeline: Pipeline::new(of_queries, 1), tile, first },
             own(k, of_keys, at(map.keys), plan.key_tile(problem)),
             own(k, of_values, at(map.values), plan.value_tile(problem)),
         ]

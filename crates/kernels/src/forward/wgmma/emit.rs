@@ -2,8 +2,8 @@
 //! `rows.rs`; results are stored in `store.rs`.
 
 use attend::{
-    BlockSteps, Coverage, Guess, KeyBand, Masker, OnlineSoftmax, Partials, Rescale, SharedProbs, Skips,
-    Softcap, Sums, Tiles, Visits,
+    BlockSteps, Coverage, KeyBand, Masker, OnlineSoftmax, Rescale, SharedProbs, Skips, Softcap,
+    SpeculativeMax, StreamKMerge, Sums, Tiles, Visits,
 };
 use problem::{Problem, Tensor};
 use ptx::{
@@ -11,9 +11,9 @@ use ptx::{
     Violations,
 };
 use tile::{
-    AccTile, Accumulate, Agreement, BulkStore, Circle, Consumer, Handout, Handover, Mailbox, Ones, Peers,
-    ProbTile, Products, Roles, Scheduler, SharedMatrix, Shares, SwizzledTile, Tail, TileGrid, TileRing,
-    TileStream, Turns, WarpRows, WorkTile,
+    AccTile, Accumulate, BulkStore, Cluster, Consumer, Handout, Ones, PingPong, Pipeline, ProbTile, Products,
+    Roles, SharedMatrix, StreamK, SwizzledTile, Tail, TileBroadcast, TileGrid, TileRing, TileScheduler,
+    TileStream, Turns, WarpRows, WarpgroupVote, WorkTile,
 };
 
 use super::launch::LOADED;
@@ -42,8 +42,8 @@ impl WgmmaPlan {
     }
 
     fn roles(&self) -> Roles {
-        let (feeds_with, computes_with) = self.register_split();
-        Roles { consumers: self.consumers, feeds_with, computes_with }
+        let (producer_registers, consumer_registers) = self.register_split();
+        Roles { consumers: self.consumers, producer_registers, consumer_registers }
     }
 
     /// Shared memory of a CTA in bytes: the tiles of the rings, then their barriers.
@@ -51,10 +51,10 @@ impl WgmmaPlan {
         let [q, key, value] = self.tile_shapes(problem);
         let query_stages = self.query_stages();
         let tiles = query_stages * q.bytes() + self.stages * (key.bytes() + value.bytes());
-        let barriers = Handover::bytes(query_stages) + 2 * Handover::bytes(self.stages);
-        let mailbox = match self.handout {
+        let barriers = Pipeline::bytes(query_stages) + 2 * Pipeline::bytes(self.stages);
+        let broadcast = match self.handout {
             Handout::Static | Handout::Folded | Handout::Grid => 0,
-            Handout::Dynamic => Mailbox::SHARED_BYTES,
+            Handout::Dynamic => TileBroadcast::SHARED_BYTES,
         };
         let rows_out = match self.store {
             Store::Direct => 0,
@@ -65,7 +65,7 @@ impl WgmmaPlan {
             Sums::Lanes => 0,
             Sums::Product => Ones::BYTES,
         };
-        tiles + probs + rows_out + ones + barriers + mailbox
+        tiles + probs + rows_out + ones + barriers + broadcast
     }
 }
 
@@ -75,7 +75,7 @@ impl WgmmaPlan {
     /// at least one block. With no more KV stages than Q stages, the first keys of a tile replace keys of the
     /// tile whose queries are replaced, or of a later tile; and keys are released after the last product that
     /// reads the queries with them.
-    fn keys_pace_queries(&self) -> bool {
+    fn queries_without_empty_barriers(&self) -> bool {
         self.stages <= self.query_stages()
     }
 
@@ -85,7 +85,7 @@ impl WgmmaPlan {
     /// of the tile before; with at most two KV stages, they have released the last values of the tile two
     /// before, after which they received the index. In a cluster the producers receive indices as well and
     /// release no tile, so this does not hold.
-    fn tiles_pace_numbers(&self) -> bool {
+    fn broadcast_without_empty_barriers(&self) -> bool {
         self.cluster == 1 && (self.query_stages() == 1 || self.stages <= 2)
     }
 }
@@ -99,9 +99,9 @@ pub(super) struct Forward<'a> {
     pub(super) queries: TileRing,
     pub(super) keys: TileRing,
     pub(super) values: TileRing,
-    pub(super) schedule: Scheduler,
+    pub(super) schedule: TileScheduler,
     /// Where the parts of shared tiles are merged.
-    pub(super) partials: Option<Partials>,
+    pub(super) stream_k: Option<StreamKMerge>,
     /// Staging rows of O for TMA stores.
     pub(super) rows_out: Option<(TensorMapPtr, Shared)>,
     /// The first warpgroup's P in shared memory, if P V takes it from there; those of the other warpgroups
@@ -118,14 +118,14 @@ pub(super) struct Params {
     pub(super) out: Global,
     pub(super) lse: Option<Global>,
     pub(super) counter: Option<Global>,
-    /// Of [`Partials`]: the parts and the counters.
+    /// Of [`StreamKMerge`]: the parts and the counters.
     pub(super) parts: Option<[Global; 2]>,
     pub(super) out_batch_bytes: R64,
     pub(super) out_head_bytes: R64,
     pub(super) seq_q: R32,
     pub(super) seq_kv: R32,
     pub(super) grid: TileGrid,
-    pub(super) shares: Option<Shares>,
+    pub(super) shares: Option<StreamK>,
     /// `|scale| · log2 e`.
     pub(super) factor: F32,
     pub(super) band: KeyBand,
@@ -148,7 +148,7 @@ impl Params {
         let shares = shared.then(|| {
             let [blocks, whole, piece, longer] =
                 ["blocks", "whole_tiles", "piece", "longer"].map(|name| k.param_u32(name));
-            Shares { blocks, whole, piece, longer }
+            StreamK { blocks, whole, piece, longer }
         });
         let factor = k.param_f32("scale_log2e");
         Params {
@@ -176,7 +176,7 @@ impl<'a> Forward<'a> {
         let params = Params::declare(k, problem, plan);
         let [q, key, value] = plan.tile_shapes(problem);
         let shared = k.dynamic_shared(SwizzledTile::ALIGNMENT);
-        let peers = Peers::new(k, plan.cluster);
+        let cluster = Cluster::new(k, plan.cluster);
         let mut taken = 0;
         let mut take = |bytes: u32| {
             let at = shared.at(i64::from(taken));
@@ -184,26 +184,30 @@ impl<'a> Forward<'a> {
             at
         };
         // Tiles first: what follows them needs less alignment.
-        let places = [(q, plan.query_stages(), None), (key, plan.stages, peers), (value, plan.stages, peers)]
-            .map(|(tile, stages, peers)| (tile, stages, peers, take(stages * tile.bytes())));
+        let places =
+            [(q, plan.query_stages(), None), (key, plan.stages, cluster), (value, plan.stages, cluster)]
+                .map(|(tile, stages, cluster)| (tile, stages, cluster, take(stages * tile.bytes())));
         let probs = plan.prob_tile().map(|tile| (tile, take(plan.consumers * tile.bytes())));
         let bytes = 4 * plan.consumers * BulkStore::tile(problem.head_dim_v as u32).bytes();
         let rows_out = params.out_map.map(|map| (map, take(bytes)));
         let ones = (plan.sums == Sums::Product).then(|| Ones { at: take(Ones::BYTES) });
-        let [queries, keys, values] = places.map(|(tile, stages, peers, first)| {
-            let handover = Handover::new(take(Handover::bytes(stages)), stages).among(peers);
-            TileRing { handover, tile, first }
+        let [queries, keys, values] = places.map(|(tile, stages, cluster, first)| {
+            let pipeline = Pipeline::new(take(Pipeline::bytes(stages)), stages).in_cluster(cluster);
+            TileRing { pipeline, tile, first }
         });
-        let queries =
-            TileRing { handover: queries.handover.paced_by_others(plan.keys_pace_queries()), ..queries };
-        let mailbox = params.counter.map(|counter| {
-            let mut mailbox = Mailbox::new(take(Mailbox::SHARED_BYTES), counter, peers);
-            mailbox.handover = mailbox.handover.paced_by_others(plan.tiles_pace_numbers());
-            mailbox
+        let queries = TileRing {
+            pipeline: queries.pipeline.without_empty_barriers(plan.queries_without_empty_barriers()),
+            ..queries
+        };
+        let broadcast = params.counter.map(|counter| {
+            let mut broadcast = TileBroadcast::new(take(TileBroadcast::SHARED_BYTES), counter, cluster);
+            broadcast.pipeline =
+                broadcast.pipeline.without_empty_barriers(plan.broadcast_without_empty_barriers());
+            broadcast
         });
-        let partials = params.parts.zip(params.shares).map(|([parts, counters], shares)| {
+        let stream_k = params.parts.zip(params.shares).map(|([parts, counters], stream_k)| {
             let warps = plan.tile_warps();
-            Partials { parts, counters, shares, warps, peers }
+            StreamKMerge { parts, counters, stream_k, warps, cluster }
         });
         Forward {
             plan,
@@ -212,14 +216,14 @@ impl<'a> Forward<'a> {
             queries,
             keys,
             values,
-            schedule: Scheduler {
+            schedule: TileScheduler {
                 handout: plan.handout,
                 grid: params.grid,
-                mailbox,
-                peers,
-                shares: params.shares,
+                broadcast,
+                cluster,
+                stream_k: params.shares,
             },
-            partials,
+            stream_k,
             rows_out,
             probs,
             ones,
@@ -230,32 +234,32 @@ impl<'a> Forward<'a> {
     /// The kernel: FlashAttention-3, Algorithm 1.
     fn body(&self, k: &mut Builder) {
         let roles = self.plan.roles();
-        let handovers = [self.queries.handover, self.keys.handover, self.values.handover];
-        let mailbox = self.schedule.mailbox.map(|mailbox| mailbox.handover);
+        let pipelines = [self.queries.pipeline, self.keys.pipeline, self.values.pipeline];
+        let broadcast = self.schedule.broadcast.map(|broadcast| broadcast.pipeline);
         if let Some(ones) = self.ones {
             ones.write(k, self.half);
             // The initial cluster barrier orders only the initialisation of mbarriers, not the other writes
             // to shared memory.
-            if self.schedule.peers.is_some() {
+            if self.schedule.cluster.is_some() {
                 k.bar_sync();
             }
         }
-        roles.prepare(k, handovers.into_iter().chain(mailbox));
-        roles.split(k, |k| self.feed(k), |k, consumer| self.compute(k, consumer));
-        if let Some(peers) = self.schedule.peers {
-            peers.end(k);
+        roles.prepare(k, pipelines.into_iter().chain(broadcast));
+        roles.split(k, |k| self.produce(k), |k, consumer| self.consume(k, consumer));
+        if let Some(cluster) = self.schedule.cluster {
+            cluster.sync_at_end(k);
         }
     }
 
     /// The producer: keys one block ahead of values, in the order in which the consumers read them.
-    fn feed(&self, k: &mut Builder) {
+    fn produce(&self, k: &mut Builder) {
         let [q_map, key_map, value_map] = self.params.maps;
         for map in self.params.maps {
             k.prefetch_tensor_map(map);
         }
         let [q_at, key_at, value_at] =
-            [&self.queries, &self.keys, &self.values].map(|ring| ring.handover.filler(k));
-        self.schedule.feed_each(k, |k, tile, take_next| {
+            [&self.queries, &self.keys, &self.values].map(|ring| ring.pipeline.producer_state(k));
+        self.schedule.for_each_as_producer(k, |k, tile, take_next| {
             let rows = self.rows(k, tile);
             let (from, end) = self.span(k, tile);
             let key_head = tile::divide(k, tile.head, self.problem.group_size() as u32 / rows.heads);
@@ -296,7 +300,7 @@ impl<'a> Forward<'a> {
     }
 
     /// A consumer warpgroup: 64 rows of each tile.
-    fn compute(&self, k: &mut Builder, consumer: &Consumer) {
+    fn consume(&self, k: &mut Builder, consumer: &Consumer) {
         let plan = self.plan;
         let visits = self.visits(k, consumer);
         let shared_probs = visits.shared_probs;
@@ -370,10 +374,10 @@ impl<'a> Forward<'a> {
         o: &AccTile,
         finish: impl FnOnce(&mut Builder),
     ) {
-        match self.partials.zip(tile.part) {
+        match self.stream_k.zip(tile.part) {
             None => finish(k),
-            Some((partials, part)) => {
-                let complete = partials.join(k, consumer, &part, softmax, o);
+            Some((stream_k, part)) => {
+                let complete = stream_k.join(k, consumer, &part, softmax, o);
                 k.if_(complete, finish);
             }
         }
@@ -393,10 +397,10 @@ impl<'a> Forward<'a> {
                 None => TileStream::over_rows(k, self.values, consumer),
                 Some(ones) => TileStream::over_rows_beside(k, self.values, ones, consumer),
             },
-            circle: (plan.turns == Turns::PingPong).then(|| Circle::new(k, consumer, plan.consumers)),
-            guess: match plan.softmax {
+            ping_pong: (plan.turns == Turns::PingPong).then(|| PingPong::new(k, consumer, plan.consumers)),
+            speculative: match plan.softmax {
                 Softmax::Optimistic { limit, .. } => {
-                    Some(Guess::new(self.half, limit, Agreement::new(k, consumer.group)))
+                    Some(SpeculativeMax::new(self.half, limit, WarpgroupVote::new(k, consumer.group)))
                 }
                 _ => None,
             },
@@ -413,7 +417,7 @@ impl<'a> Forward<'a> {
                 SharedProbs {
                     rows: WarpRows::new(k, tile, rows, &consumer.threads),
                     matrix: SharedMatrix::over_columns(k, tile, own),
-                    agreement: Agreement::new(k, consumer.group),
+                    warpgroup: WarpgroupVote::new(k, consumer.group),
                 }
             }),
             o: AccTile::unset(k, 16, plan.columns_out(self.problem)),

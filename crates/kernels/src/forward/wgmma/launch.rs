@@ -1,6 +1,6 @@
 //! The launch contract of the family.
 
-use attend::Partials;
+use attend::StreamKMerge;
 use problem::{Problem, Tensor};
 use ptx::{Access, Arg, BufferSpec, Dim3, Launch, TensorMapSpec};
 use tile::{BulkStore, COUNTER_BYTES, Handout, Tail};
@@ -37,9 +37,9 @@ impl WgmmaPlan {
         if self.tail == Tail::Shared {
             // The same size for all lengths, and never empty: an empty buffer has no address.
             let (room, warps) = (self.room(arch), self.tile_warps());
-            let parts = Partials::bytes(room, warps, problem.head_dim_v as u32).max(16);
+            let parts = StreamKMerge::bytes(room, warps, problem.head_dim_v as u32).max(16);
             own("scratch", parts as usize);
-            own("counter", Partials::counter_bytes(room, warps).max(16) as usize);
+            own("counter", StreamKMerge::counter_bytes(room, warps).max(16) as usize);
         }
         buffers
     }

@@ -3,7 +3,7 @@
 use attend::{Chains, Order, Packing, Rescale, Sums, Tiles};
 use problem::{DType, Problem, Tensor};
 use serde::{Deserialize, Serialize};
-use tile::{Handout, LastRound, Ones, RowStore, SwizzledTile, Tail, TileOrder, Turns, WARPGROUP_ROWS};
+use tile::{Handout, LastWave, Ones, RowStore, SwizzledTile, Tail, TileOrder, Turns, WARPGROUP_ROWS};
 
 use crate::Arch;
 use crate::forward::contract::misaligned;
@@ -318,8 +318,8 @@ impl WgmmaPlan {
     }
 
     /// The last round, if its tiles are shared.
-    pub(super) fn last_round(&self, problem: &Problem, arch: &Arch) -> Option<LastRound> {
-        let round = LastRound {
+    pub(super) fn last_round(&self, problem: &Problem, arch: &Arch) -> Option<LastWave> {
+        let round = LastWave {
             tiles: self.tile_count(problem),
             blocks: self.blocks(problem),
             takers: self.takers(problem, arch),

@@ -2,7 +2,7 @@
 
 use attend::{Blocks, Bound, Masked, RowRange, Visits};
 use ptx::{Builder, CmpOp, R32, Src};
-use tile::{Consumer, Turn, WARPGROUP_ROWS, WorkTile};
+use tile::{Consumer, TileCursor, WARPGROUP_ROWS, WorkTile};
 
 use super::emit::Forward;
 use super::plan::Ends;
@@ -10,9 +10,9 @@ use super::plan::Ends;
 impl Forward<'_> {
     /// The CTA's query rows of a tile.
     pub(super) fn rows(&self, k: &mut Builder, tile: &WorkTile) -> RowRange {
-        let row_block = match self.schedule.peers {
+        let row_block = match self.schedule.cluster {
             None => tile.row_block,
-            Some(peers) => k.mad(tile.row_block, peers.ctas, peers.rank),
+            Some(cluster) => k.mad(tile.row_block, cluster.ctas, cluster.rank),
         };
         self.range(k, row_block, self.plan.block_m())
     }
@@ -113,7 +113,13 @@ impl Forward<'_> {
     }
 
     /// Sets the blocks to skip for the tile at the scheduler's current position.
-    pub(super) fn look_ahead(&self, k: &mut Builder, consumer: &Consumer, visits: &Visits, turn: &Turn) {
+    pub(super) fn look_ahead(
+        &self,
+        k: &mut Builder,
+        consumer: &Consumer,
+        visits: &Visits,
+        turn: &TileCursor,
+    ) {
         if visits.skips.is_some() {
             let tile = turn.next(k);
             let rows = self.rows(k, &tile);

@@ -7,31 +7,31 @@
 
 use ptx::{Builder, CmpOp, F32, Global, Pointer, Pred, R32, SpecialReg};
 
-use tile::{AccTile, Consumer, Part, Peers, Shares, add_one};
+use tile::{AccTile, Cluster, Consumer, StreamK, TilePart, add_one};
 
 use crate::OnlineSoftmax;
-use crate::softmax::NO_REFERENCE;
+use crate::softmax::NO_MAX;
 
 /// Bytes of four registers of every lane of a warp.
 const QUAD_BYTES: u32 = 4 * 4 * 32;
 
 /// Buffers and counters for the merge of partial tiles.
 #[derive(Clone, Copy, Debug)]
-pub struct Partials {
-    /// [`Partials::bytes`] bytes of global memory.
+pub struct StreamKMerge {
+    /// [`StreamKMerge::bytes`] bytes of global memory.
     pub parts: Global,
-    /// [`Partials::counter_bytes`] bytes of global memory, all zero before and after a launch.
+    /// [`StreamKMerge::counter_bytes`] bytes of global memory, all zero before and after a launch.
     pub counters: Global,
     /// How the tiles are shared.
-    pub shares: Shares,
+    pub stream_k: StreamK,
     /// Warps that compute a tile, over all CTAs of a cluster.
     pub warps: u32,
     /// Present where the CTAs of a cluster take a tile together.
-    pub peers: Option<Peers>,
+    pub cluster: Option<Cluster>,
 }
 
-impl Partials {
-    /// Bytes of the parts for `takers` CTAs or clusters, for any number of remaining tiles: references, sums
+impl StreamKMerge {
+    /// Bytes of the parts for `takers` CTAs or clusters, for any number of remaining tiles: row maxima, sums
     /// and O (`columns` wide) of the 16 rows of each of a tile's warps. From one part to the next along the
     /// line, the taker, the tile or both advance by one.
     pub const fn bytes(takers: u64, warps: u32, columns: u32) -> u64 {
@@ -49,27 +49,27 @@ impl Partials {
         &self,
         k: &mut Builder,
         consumer: &Consumer,
-        part: &Part,
+        part: &TilePart,
         softmax: &OnlineSoftmax,
         o: &AccTile,
     ) -> Pred {
         let missing = k.mov(0);
-        let shared = k.setp_u(CmpOp::Ne, part.tile, Part::WHOLE);
+        let shared = k.setp_u(CmpOp::Ne, part.tile, TilePart::WHOLE);
         k.if_(shared, |k| {
             let of_lane = self.place_in_tile(k, consumer, o);
             let taker =
-                k.special(if self.peers.is_some() { SpecialReg::ClusteridX } else { SpecialReg::CtaidX });
+                k.special(if self.cluster.is_some() { SpecialReg::ClusteridX } else { SpecialReg::CtaidX });
             let own = self.place(k, of_lane, part.tile, taker, o);
             softmax.write(k, o, own);
             let [first, last] = self.takers(k, part.tile);
             let others = k.sub(last, first);
             let counter = self.counter(k, consumer, part.tile);
-            let before = count_in(k, consumer.speaks, counter);
+            let before = count_in(k, consumer.elected, counter);
             k.sub_to(missing, others, before);
             let complete = k.setp_u(CmpOp::Eq, missing, 0);
             k.if_(complete, |k| {
                 let zero: R32 = k.mov(0);
-                k.guarded(consumer.speaks, |k| k.st(counter, zero));
+                k.guarded(consumer.elected, |k| k.st(counter, zero));
                 softmax.begin_parts(k, o);
                 let taker = first;
                 k.do_while(|k| {
@@ -85,17 +85,17 @@ impl Partials {
 
     /// The first and the last CTA whose pieces contain blocks of a shared tile.
     fn takers(&self, k: &mut Builder, tile: R32) -> [R32; 2] {
-        let first = k.mul(tile, self.shares.blocks);
-        let last = k.add(first, self.shares.blocks);
+        let first = k.mul(tile, self.stream_k.blocks);
+        let last = k.add(first, self.stream_k.blocks);
         let last = k.sub(last, 1);
-        [first, last].map(|block| self.shares.owner(k, block))
+        [first, last].map(|block| self.stream_k.owner(k, block))
     }
 
     /// Index of the warp among the warps that compute a tile.
     fn warp(&self, k: &mut Builder, consumer: &Consumer) -> R32 {
-        match self.peers {
+        match self.cluster {
             None => consumer.threads.row_warp,
-            Some(peers) => k.mad(peers.rank, self.warps / peers.ctas, consumer.threads.row_warp),
+            Some(cluster) => k.mad(cluster.rank, self.warps / cluster.ctas, consumer.threads.row_warp),
         }
     }
 
@@ -127,16 +127,16 @@ const fn warp_bytes(n_tiles: u32) -> u32 {
 
 /// Counts a warp in, after all writes of its lanes and before all their later reads. Returns the count
 /// before.
-fn count_in(k: &mut Builder, speaks: Pred, counter: Global) -> R32 {
+fn count_in(k: &mut Builder, elected: Pred, counter: Global) -> R32 {
     let before: R32 = k.mov(0);
     k.warp_sync();
-    k.guarded(speaks, |k| add_one(k, before, counter));
+    k.guarded(elected, |k| add_one(k, before, counter));
     k.warp_sync();
     k.uniform(before)
 }
 
 impl OnlineSoftmax {
-    /// Writes a lane's references, sums and registers of O in 16-byte vectors; the lanes of a warp are
+    /// Writes a lane's row maxima, sums and registers of O in 16-byte vectors; the lanes of a warp are
     /// contiguous.
     fn write(&self, k: &mut Builder, o: &AccTile, to: Global) {
         k.st_vec(to, self.statistics(0));
@@ -147,8 +147,8 @@ impl OnlineSoftmax {
 
     /// Resets the softmax and `o` to the state before the first part.
     fn begin_parts(&self, k: &mut Builder, o: &AccTile) {
-        for (&reference, &sum) in self.reference.iter().zip(&self.sum) {
-            k.mov_to(reference, NO_REFERENCE);
+        for (&row_max, &sum) in self.row_max.iter().zip(&self.sum) {
+            k.mov_to(row_max, NO_MAX);
             k.mov_to(sum, 0.0f32);
         }
         o.clear(k);
@@ -158,13 +158,13 @@ impl OnlineSoftmax {
     fn add_part(&self, k: &mut Builder, o: &AccTile, from: Global) {
         let part: [F32; 4] = k.ld_vec(from);
         let mut weights: [Vec<F32>; 2] = Default::default();
-        for (row, (&reference, &sum)) in self.reference.iter().zip(&self.sum).enumerate() {
-            let next = k.max(reference, part[row]);
-            let [old, new] = [reference, part[row]].map(|reference| {
-                let distance = k.sub(reference, next);
+        for (row, (&row_max, &sum)) in self.row_max.iter().zip(&self.sum).enumerate() {
+            let next = k.max(row_max, part[row]);
+            let [old, new] = [row_max, part[row]].map(|row_max| {
+                let distance = k.sub(row_max, next);
                 k.ex2(distance)
             });
-            k.mov_to(reference, next);
+            k.mov_to(row_max, next);
             let scaled = k.mul(part[2 + row], new);
             k.mad_to(sum, sum, old, scaled);
             weights[0].push(old);
