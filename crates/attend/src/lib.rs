@@ -4,7 +4,7 @@
 //! The crate states attention with the tiles, products and pipelines of `tile`. [`Bound`] gives the KV blocks
 //! that a CTA visits and [`Masker`] hides the keys that a row does not see. [`OnlineSoftmax`] holds the row
 //! max and the row sums. [`KvPipeline`] visits the blocks on every GPU, with a ring of `cp.async` stages, and
-//! [`Visits`] on sm_90a, in a consumer warpgroup with keys and values from TMA. [`Exchange`],
+//! [`MainLoop`] on sm_90a, in a consumer warpgroup with keys and values from TMA. [`Exchange`],
 //! [`StreamKMerge`] and [`OnlineSoftmax::merge`] merge results over different keys.
 
 mod band;
@@ -19,9 +19,10 @@ pub use band::{After, Bound, Coverage, KeyBand, Lower, Masker, RowRange};
 pub use lse::{store_lse, store_lse_at};
 pub use packing::Packing;
 pub use score::Softcap;
-pub use softmax::{Chains, DeferredRescale, Finished, LaneMaxima, OnlineSoftmax, Rescale, Sums};
+pub use softmax::{
+    Chains, DeferredRescale, Finished, LaneMaxima, OnlineSoftmax, Rescale, SpeculativeMax, Sums,
+};
 pub use split::{Division, Exchange, Place, StreamKMerge, merge_bytes};
 pub use walk::{
-    Block, BlockSteps, Blocks, KvPipeline, Masked, Order, SharedProbs, Skips, SpeculativeMax, Steps, Stream,
-    Tiles, Visits,
+    Block, KvPipeline, MainLoop, Masked, Order, SharedProbs, Skips, Steps, Stream, TileRows, Tiles, Walk,
 };

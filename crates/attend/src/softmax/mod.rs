@@ -1,11 +1,16 @@
 //! The online softmax: the row max, the exponentials and the row sums.
 
-mod deferred;
 mod exp2;
+mod exponentials;
 mod online;
+mod reduce;
+mod row_max;
+mod speculative;
 mod sums;
 
-pub use deferred::{Chains, DeferredRescale};
-pub use online::{Finished, LaneMaxima, OnlineSoftmax, Rescale};
-pub(crate) use online::{NO_MAX, largest_sum};
+pub use online::{Finished, OnlineSoftmax};
+pub use reduce::{Chains, LaneMaxima};
+pub(crate) use row_max::NO_MAX;
+pub use row_max::{DeferredRescale, Rescale};
+pub use speculative::SpeculativeMax;
 pub use sums::Sums;

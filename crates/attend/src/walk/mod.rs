@@ -1,12 +1,17 @@
 //! The main loop over the KV blocks, from the last block to the first.
 
 mod async_ring;
+mod blocks;
+mod halved;
 mod main_loop;
+mod overlapped;
 mod shared_probs;
 mod skips;
+mod speculative;
 
 pub use async_ring::{Block, KvPipeline, Steps, Stream};
-pub use main_loop::{BlockSteps, Blocks, Masked, SpeculativeMax, Visits};
+pub use blocks::{Masked, Walk};
+pub use main_loop::{MainLoop, TileRows};
 pub use shared_probs::SharedProbs;
 pub use skips::Skips;
 

@@ -16,8 +16,8 @@ pub struct SharedProbs {
 }
 
 impl SharedProbs {
-    /// Writes P for the warpgroup's next product.
-    pub(crate) fn publish(&self, k: &mut Builder, p: &ProbTile) {
+    /// Writes P for the warpgroup's next product. Returns when all warps have written.
+    pub(super) fn write(&self, k: &mut Builder, p: &ProbTile) {
         self.rows.write(k, p);
         k.fence_proxy_async_shared();
         self.warpgroup.sync(k);

@@ -3,7 +3,9 @@
 
 use ptx::{Builder, CmpOp, Pred, R32};
 
-use crate::Visits;
+use tile::{PingPong, TileStream};
+
+use super::MainLoop;
 
 /// The first blocks of a tile, if none of the warpgroup's own rows sees them. The warpgroup skips them and
 /// leaves the tensor cores to the other warpgroups.
@@ -12,13 +14,16 @@ pub struct Skips {
     /// Blocks to skip in the next tile.
     blocks: R32,
     /// Value tiles still to be skipped.
-    values: R32,
+    owed_values: R32,
+    keys: TileStream,
+    values: TileStream,
+    ping_pong: Option<PingPong>,
 }
 
 impl Skips {
-    /// Nothing to skip.
-    pub fn none(k: &mut Builder) -> Skips {
-        Skips { blocks: k.mov(0), values: k.mov(0) }
+    /// Nothing to skip. The rings and the ping-pong barriers are those of the warpgroup's main loop.
+    pub fn none(k: &mut Builder, keys: TileStream, values: TileStream, ping_pong: Option<PingPong>) -> Skips {
+        Skips { blocks: k.mov(0), owed_values: k.mov(0), keys, values, ping_pong }
     }
 
     /// Sets the number of blocks to skip in the next tile.
@@ -36,76 +41,76 @@ impl Skips {
             },
         );
     }
-}
 
-impl Visits {
     /// Skips the value tiles that are still to be skipped.
-    pub(crate) fn skip_values_owed(&self, k: &mut Builder) {
-        if let Some(skips) = &self.skips {
-            skips.each(k, skips.values, |k| self.skip_values(k));
-        }
+    pub(super) fn values_owed(&self, k: &mut Builder) {
+        self.each(k, self.owed_values, |k| self.skip_values(k));
     }
 
     /// Skips blocks in the order of the requests: keys, then values. The values of the last skipped block
-    /// remain; they are skipped with the first visit.
-    pub(crate) fn skip_in_step(&self, k: &mut Builder) {
-        let Some(skips) = &self.skips else { return };
-        let some = k.setp_u(CmpOp::Ne, skips.blocks, 0);
+    /// remain; they are skipped with the first block that is visited.
+    pub(super) fn before_first_keys(&self, k: &mut Builder) {
+        let some = k.setp_u(CmpOp::Ne, self.blocks, 0);
         k.if_(some, |k| {
             self.skip_keys(k);
-            k.sub_to(skips.blocks, skips.blocks, 1);
-            skips.each(k, skips.blocks, |k| {
+            k.sub_to(self.blocks, self.blocks, 1);
+            self.each(k, self.blocks, |k| {
                 self.skip_keys(k);
                 self.skip_values(k);
             });
-            k.mov_to(skips.values, 1);
+            k.mov_to(self.owed_values, 1);
         });
     }
 
     /// Skips the keys of all blocks before any of their values.
-    pub(crate) fn skip_ahead(&self, k: &mut Builder) {
-        let Some(skips) = &self.skips else { return };
-        // Tiles overlap only if fewer blocks are skipped than there are stages ([`Visits::overlaps`]): with
-        // one stage, none.
+    pub(super) fn keys_ahead(&self, k: &mut Builder) {
+        // Tiles overlap only if fewer blocks are skipped than there are stages
+        // ([`Skips::fewer_than_stages`]): with one stage, none.
         if self.keys.stages() > 1 {
-            k.mov_to(skips.values, skips.blocks);
-            skips.each(k, skips.blocks, |k| self.skip_keys(k));
+            k.mov_to(self.owed_values, self.blocks);
+            self.each(k, self.blocks, |k| self.skip_keys(k));
         }
     }
 
     /// Waits for the keys although they are not read: a warp that is a round ahead would arrive on the empty
     /// barrier in the wrong phase.
-    pub(crate) fn skip_keys(&self, k: &mut Builder) {
+    fn skip_keys(&self, k: &mut Builder) {
         self.keys.wait(k);
         self.keys.release(k);
     }
 
     /// Waits as for keys, unless ping-pong keeps the warpgroups in step: when a warpgroup has its turn, all
     /// others have released the values before the last.
-    pub(crate) fn skip_values(&self, k: &mut Builder) {
+    fn skip_values(&self, k: &mut Builder) {
         let together = self.ping_pong.is_some() && !self.values.is_multicast();
         if !together || self.values.stages() == 1 {
             self.values.wait(k);
         }
-        self.skip_turn(k);
+        self.turn(k);
         self.values.release(k);
     }
 
-    /// Waits for the warpgroup's turn and passes it on.
-    pub(crate) fn skip_turn(&self, k: &mut Builder) {
+    /// Waits for the warpgroup's turn and leaves it to the next warpgroup.
+    pub(super) fn turn(&self, k: &mut Builder) {
         if let Some(ping_pong) = &self.ping_pong {
             ping_pong.wait(k);
             ping_pong.arrive(k);
         }
     }
 
-    /// Whether the first scores of the next tile can be issued before the values of this tile are released.
-    /// All keys that are skipped until then must have stages. Otherwise their loads would wait for a
-    /// warpgroup whose turn comes later.
-    pub(crate) fn overlaps(&self, k: &mut Builder, more: Pred) -> Pred {
-        match &self.skips {
-            None => more,
-            Some(skips) => k.setp_u_and(CmpOp::Lt, skips.blocks, self.values.stages(), more),
+    /// Whether the first scores of the next tile, if there is one (`more`), can be issued before the values
+    /// of this tile are released. All keys that are skipped until then must have stages. Otherwise their
+    /// loads would wait for a warpgroup whose turn comes later.
+    pub(super) fn fewer_than_stages(&self, k: &mut Builder, more: Pred) -> Pred {
+        k.setp_u_and(CmpOp::Lt, self.blocks, self.values.stages(), more)
+    }
+}
+
+impl MainLoop {
+    /// Skips the value tiles that are still to be skipped.
+    pub(super) fn skip_owed_values(&self, k: &mut Builder) {
+        if let Some(skips) = &self.skips {
+            skips.values_owed(k);
         }
     }
 }

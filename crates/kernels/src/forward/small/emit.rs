@@ -188,7 +188,7 @@ impl<'a> Forward<'a> {
         for step in 0..steps {
             let maxima = block.maxima(k, self.params.softcap.as_ref(), mask, step);
             let alpha = if step == 0 {
-                softmax.begin(k, &maxima); //                             m = max(S·c)
+                softmax.set_row_max(k, &maxima); //                             m = max(S·c)
                 None
             } else {
                 Some(softmax.raise_to(k, &maxima)) //                m = max(m, S·c); l rescaled

@@ -2,14 +2,14 @@
 //! that part. The issue order is that of FlashAttention-3's Algorithm 2.
 
 use attend::{
-    BlockSteps, Blocks, Bound, Chains, Coverage, Masked, Masker, OnlineSoftmax, Order, RowRange, Skips,
-    SpeculativeMax, Tiles, Visits,
+    Bound, Chains, MainLoop, Masked, Masker, OnlineSoftmax, Order, RowRange, Skips, SpeculativeMax, TileRows,
+    Tiles, Walk,
 };
 use problem::Tensor;
-use ptx::{Builder, CmpOp, Pointer, Pred, R32, Shared, Src};
+use ptx::{Builder, CmpOp, Pointer, Pred, Shared, Src};
 use tile::{
-    AccTile, Accumulate, Consumer, PingPong, Pipeline, ProbTile, SharedMatrix, Supply, SwizzledTile,
-    TileRing, TileStream, Turns, WarpgroupVote,
+    AccTile, Consumer, PingPong, Pipeline, ProbTile, Supply, SwizzledTile, TileRing, TileStream, Turns,
+    WarpgroupVote,
 };
 
 use super::block::WARP_ROWS;
@@ -31,34 +31,16 @@ impl Forward<'_> {
             Some(_) if self.params.band.is_full() => Masked::First,
             Some(full) => Masked::From(full),
         };
-        let visits = self.visits(k, &tile);
-        if let Some(skips) = &visits.skips {
+        let main_loop = self.main_loop(k, &tile);
+        if let Some(skips) = &main_loop.skips {
             let blocks = k.sub(tile.end, end);
             skips.set(k, blocks);
         }
         let mask = Masker::new(k, &self.params.band, &self.threads, &self.rows, WARP_ROWS, self.plan.block_n);
         let softmax = self.softmax(k);
-        let products = self.products();
-        let scores = |k: &mut Builder, q: SharedMatrix, key: SharedMatrix, s: &AccTile| {
-            products.wgmma_qk(k, q, key, s); //                           S = Q Kᵀ
-        };
-        let hide = |k: &mut Builder, s: &AccTile, origin: R32, coverage: Coverage| {
-            mask.apply(k, s, origin, coverage); //                        S = −∞ where a row does not see a key
-        };
-        let accumulate = |k: &mut Builder, p: &ProbTile, value: SharedMatrix, o: &AccTile| {
-            products.wgmma_pv(k, p, value, o, Accumulate::Add); //        O += P V
-        };
-        let steps = BlockSteps { scores, hide, accumulate };
-        // For each block, S is issued together with the P V of the block before it (`attend::Visits`). Then, by
-        // the rules of `softmax`, m follows max(S·c), O and l are rescaled if m moved, P = exp2(S·c − m),
-        // rounded, and l += Σ P.
-        visits.for_each_block_once(
-            k,
-            Blocks { from: tile.from(), full_from: own.lower.map(|lower| lower.full_from), end, masked },
-            &softmax,
-            &steps,
-        );
-        (softmax, visits.o)
+        let walk = Walk { from: tile.from(), full_from: own.lower.map(|lower| lower.full_from), end, masked };
+        main_loop.attend_once(k, &walk, &TileRows { mask: &mask, softmax: &softmax });
+        (softmax, main_loop.o)
     }
 
     /// The KV blocks that the rows see. Rows that see no key visit one fully masked block.
@@ -76,7 +58,7 @@ impl Forward<'_> {
     }
 
     /// The warpgroup's registers and rings, with the first blocks already requested.
-    fn visits(&self, k: &mut Builder, tile: &Bound) -> Visits {
+    fn main_loop(&self, k: &mut Builder, tile: &Bound) -> MainLoop {
         let plan = self.plan;
         let rings = self.rings(k);
         let requests = self.requests(k);
@@ -103,25 +85,28 @@ impl Forward<'_> {
         }
         let [keys, values] =
             if plan.resident(self.problem) { [keys.resident(), values.resident()] } else { [keys, values] };
-        Visits {
+        let queries = TileStream::own_rows(k, rings[0], &consumer);
+        let ping_pong =
+            (plan.turns == Turns::PingPong).then(|| PingPong::new(k, &consumer, plan.row_warpgroups));
+        MainLoop {
             half: self.half,
             block_n: plan.cluster_keys(),
             tiles: Tiles::InTurn,
-            products: Order::ScoresAhead,
+            order: Order::ScoresAhead,
+            products: self.products(),
+            softcap: self.params.softcap,
+            chains: Chains { max: 2, sum: 1 },
             shared_probs: None,
-            queries: TileStream::own_rows(k, rings[0], &consumer),
+            queries,
             keys,
             values,
-            ping_pong: (plan.turns == Turns::PingPong)
-                .then(|| PingPong::new(k, &consumer, plan.row_warpgroups)),
+            ping_pong,
             speculative: plan.guess.map(|limit| {
                 let warpgroup = k.shr_u(self.place.warp, 2);
                 SpeculativeMax::new(self.half, limit, WarpgroupVote::new(k, warpgroup))
             }),
             halved: None,
-            skips: self.ends_differ().then(|| Skips::none(k)),
-            chains: Chains { max: 2, sum: 1 },
-            softcap: self.params.softcap,
+            skips: self.ends_differ().then(|| Skips::none(k, keys, values, ping_pong)),
             s: AccTile::unset(k, WARP_ROWS, plan.block_n),
             p: ProbTile::unset(k, WARP_ROWS, plan.block_n),
             o: AccTile::unset(k, WARP_ROWS, self.problem.head_dim_v as u32),

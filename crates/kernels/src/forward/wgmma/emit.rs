@@ -2,8 +2,8 @@
 //! `rows.rs`; results are stored in `store.rs`.
 
 use attend::{
-    BlockSteps, Coverage, KeyBand, Masker, OnlineSoftmax, Rescale, SharedProbs, Skips, Softcap,
-    SpeculativeMax, StreamKMerge, Sums, Tiles, Visits,
+    KeyBand, MainLoop, Masker, OnlineSoftmax, Rescale, SharedProbs, Skips, Softcap, SpeculativeMax,
+    StreamKMerge, Sums, TileRows, Tiles,
 };
 use problem::{Problem, Tensor};
 use ptx::{
@@ -11,9 +11,9 @@ use ptx::{
     Violations,
 };
 use tile::{
-    AccTile, Accumulate, BulkStore, Cluster, Consumer, Handout, Ones, PingPong, Pipeline, ProbTile, Products,
-    Roles, SharedMatrix, StreamK, SwizzledTile, Tail, TileBroadcast, TileGrid, TileRing, TileScheduler,
-    TileStream, Turns, WarpRows, WarpgroupVote, WorkTile,
+    AccTile, BulkStore, Cluster, Consumer, Handout, Ones, PingPong, Pipeline, ProbTile, Products, Roles,
+    SharedMatrix, StreamK, SwizzledTile, Tail, TileBroadcast, TileGrid, TileRing, TileScheduler, TileStream,
+    Turns, WarpRows, WarpgroupVote, WorkTile,
 };
 
 use super::launch::LOADED;
@@ -299,58 +299,40 @@ impl<'a> Forward<'a> {
             .map(|(index, stride)| if stride == 0 { 0.into() } else { index.into() })
     }
 
-    /// A consumer warpgroup: 64 rows of each tile.
+    /// A consumer warpgroup: 64 rows of each tile. The loop over the KV blocks is [`MainLoop::attend`].
     fn consume(&self, k: &mut Builder, consumer: &Consumer) {
         let plan = self.plan;
-        let visits = self.visits(k, consumer);
-        let shared_probs = visits.shared_probs;
-        let products = Products::new(self.half);
-        let products = if self.problem.softmax_scale() < 0.0 { products.negating_scores() } else { products };
-        let scores = |k: &mut Builder, q: SharedMatrix, key: SharedMatrix, s: &AccTile| {
-            products.wgmma_qk(k, q, key, s); //                               S = Q Kᵀ
-        };
-        let accumulate = |k: &mut Builder, p: &ProbTile, value: SharedMatrix, o: &AccTile| {
-            match shared_probs {
-                None => products.wgmma_pv(k, p, value, o, Accumulate::Add), //    O += P V
-                Some(p) => products.wgmma_pv_shared(k, p.matrix, value, o),
-            }
-        };
+        let main_loop = self.main_loop(k, consumer);
         let bulk = self
             .rows_out
             .map(|(map, place)| BulkStore::new(k, self.problem.head_dim_v as u32, place, map, consumer));
-        let turn = self.schedule.consumer(k, consumer);
+        let tiles = self.schedule.consumer(k, consumer);
         if plan.tiles == Tiles::Overlapped {
-            self.look_ahead(k, consumer, &visits, &turn);
+            self.look_ahead(k, consumer, &main_loop, &tiles);
         }
-        visits.open(k, &scores);
-        turn.for_each(k, |k, tile| {
+        main_loop.open(k);
+        tiles.for_each(k, |k, tile| {
             let rows = self.rows(k, tile);
             let own = self.own_rows(k, &rows, consumer);
-            let blocks = self.own_blocks(k, tile, &own);
+            let walk = self.walk(k, tile, &own);
             if plan.tiles == Tiles::InTurn {
-                self.skip(k, &visits, tile, blocks.end);
+                self.skip(k, &main_loop, tile, walk.end);
             }
-            self.halve(k, &visits, &own);
+            self.halve(k, &main_loop, &own);
             let mask =
-                Masker::new(k, &self.params.band, &consumer.threads, &rows, 16, self.plan.block_n).by_bits();
-            let hide = |k: &mut Builder, s: &AccTile, origin: R32, coverage: Coverage| {
-                mask.apply(k, s, origin, coverage); //                        S = −∞ where a row does not see a key
-            };
+                Masker::new(k, &self.params.band, &consumer.threads, &rows, 16, plan.block_n).by_bits();
             let softmax = self.softmax(k);
-            let steps = BlockSteps { scores, hide, accumulate };
-            // Of each block, S is issued beside what the block before it adds to O (`attend::Visits`); then, by
-            // the rules of `softmax`, m follows max(S·c), and O and l are rescaled where it moved; P =
-            // exp2(S·c − m), rounded, and l += Σ P.
-            let more = visits.for_each_block(k, blocks, &softmax, &steps, |k| {
-                let more = turn.advance(k);
+            let tile_rows = TileRows { mask: &mask, softmax: &softmax };
+            let more = main_loop.attend(k, &walk, &tile_rows, |k| {
+                let more = tiles.advance(k);
                 if plan.tiles == Tiles::Overlapped {
-                    self.look_ahead(k, consumer, &visits, &turn);
+                    self.look_ahead(k, consumer, &main_loop, &tiles);
                 }
                 more
             });
-            let o = softmax.take_sums(k, &visits.o);
+            let o = softmax.take_sums(k, &main_loop.o);
             self.if_complete(k, consumer, tile, &softmax, &o, |k| {
-                let finished = softmax.finish(k, &o); //                      O / l
+                let finished = softmax.finish(k, &o); //                      O / l, LSE = m + ln l
                 match &bulk {
                     None => self.store(k, consumer, tile, &rows, &o),
                     Some(bulk) => self.store_bulk(k, bulk, consumer, tile, &rows, &o),
@@ -384,30 +366,36 @@ impl<'a> Forward<'a> {
     }
 
     /// A warpgroup's registers and its positions in the rings.
-    fn visits(&self, k: &mut Builder, consumer: &Consumer) -> Visits {
+    fn main_loop(&self, k: &mut Builder, consumer: &Consumer) -> MainLoop {
         let plan = self.plan;
-        Visits {
+        let products = Products::new(self.half);
+        let queries = TileStream::own_rows(k, self.queries, consumer);
+        let keys = TileStream::over_columns(k, self.keys, consumer);
+        let values = match self.ones {
+            None => TileStream::over_rows(k, self.values, consumer),
+            Some(ones) => TileStream::over_rows_beside(k, self.values, ones, consumer),
+        };
+        let ping_pong = (plan.turns == Turns::PingPong).then(|| PingPong::new(k, consumer, plan.consumers));
+        MainLoop {
             half: self.half,
             block_n: plan.block_n,
+            order: plan.products,
+            products: if self.problem.softmax_scale() < 0.0 { products.negating_scores() } else { products },
+            softcap: self.params.softcap,
+            chains: plan.chains,
             tiles: plan.tiles,
-            products: plan.products,
-            queries: TileStream::own_rows(k, self.queries, consumer),
-            keys: TileStream::over_columns(k, self.keys, consumer),
-            values: match self.ones {
-                None => TileStream::over_rows(k, self.values, consumer),
-                Some(ones) => TileStream::over_rows_beside(k, self.values, ones, consumer),
-            },
-            ping_pong: (plan.turns == Turns::PingPong).then(|| PingPong::new(k, consumer, plan.consumers)),
+            queries,
+            keys,
+            values,
+            ping_pong,
             speculative: match plan.softmax {
                 Softmax::Optimistic { limit, .. } => {
                     Some(SpeculativeMax::new(self.half, limit, WarpgroupVote::new(k, consumer.group)))
                 }
                 _ => None,
             },
-            chains: plan.chains,
             halved: (plan.diagonal == Diagonal::Halved).then(|| k.mov(0)),
-            skips: (plan.ends == Ends::Own).then(|| Skips::none(k)),
-            softcap: self.params.softcap,
+            skips: (plan.ends == Ends::Own).then(|| Skips::none(k, keys, values, ping_pong)),
             s: AccTile::unset(k, 16, plan.block_n),
             p: ProbTile::unset(k, 16, plan.block_n),
             shared_probs: self.probs.map(|(tile, first)| {

@@ -1,6 +1,6 @@
 //! The query rows of a CTA and of a warpgroup, and the KV blocks that these rows see.
 
-use attend::{Blocks, Bound, Masked, RowRange, Visits};
+use attend::{Bound, MainLoop, Masked, RowRange, Walk};
 use ptx::{Builder, CmpOp, R32, Src};
 use tile::{Consumer, TileCursor, WARPGROUP_ROWS, WorkTile};
 
@@ -69,14 +69,14 @@ impl Forward<'_> {
     }
 
     /// The KV blocks of a tile that a warpgroup visits.
-    pub(super) fn own_blocks(&self, k: &mut Builder, tile: &WorkTile, own: &RowRange) -> Blocks {
+    pub(super) fn walk(&self, k: &mut Builder, tile: &WorkTile, own: &RowRange) -> Walk {
         let (from, end) = match (tile.part, self.params.band.before) {
             (None, None) => (0.into(), self.own_end(k, tile, own)),
             (None, Some(_)) => (self.tile_bound(k, tile).from(), self.own_end(k, tile, own)),
             (Some(_), _) => self.span(k, tile),
         };
         let (full_from, masked) = self.masked(k, own);
-        Blocks { from, full_from, end, masked }
+        Walk { from, full_from, end, masked }
     }
 
     /// One past the last KV block of a tile that a warpgroup visits. A warpgroup without queries visits one
@@ -97,16 +97,16 @@ impl Forward<'_> {
     }
 
     /// Sets the blocks of a tile to skip: those from the warpgroup's own end on.
-    pub(super) fn skip(&self, k: &mut Builder, visits: &Visits, tile: &WorkTile, own_end: R32) {
-        let Some(skips) = &visits.skips else { return };
+    pub(super) fn skip(&self, k: &mut Builder, main_loop: &MainLoop, tile: &WorkTile, own_end: R32) {
+        let Some(skips) = &main_loop.skips else { return };
         let end = self.end(k, tile);
         let blocks = k.sub(end, own_end);
         skips.set(k, blocks);
     }
 
     /// Records whether the warpgroup's last row sees at most the first half of the first block visited.
-    pub(super) fn halve(&self, k: &mut Builder, visits: &Visits, own: &RowRange) {
-        let Some(halved) = visits.halved else { return };
+    pub(super) fn halve(&self, k: &mut Builder, main_loop: &MainLoop, own: &RowRange) {
+        let Some(halved) = main_loop.halved else { return };
         let halves = Bound::new(k, &self.params.band, own, self.plan.block_n / 2, false).end;
         let odd = k.and(halves, 1);
         k.mov_to(halved, odd);
@@ -117,15 +117,15 @@ impl Forward<'_> {
         &self,
         k: &mut Builder,
         consumer: &Consumer,
-        visits: &Visits,
-        turn: &TileCursor,
+        main_loop: &MainLoop,
+        tiles: &TileCursor,
     ) {
-        if visits.skips.is_some() {
-            let tile = turn.next(k);
+        if main_loop.skips.is_some() {
+            let tile = tiles.next(k);
             let rows = self.rows(k, &tile);
             let own = self.own_rows(k, &rows, consumer);
             let own_end = self.own_end(k, &tile, &own);
-            self.skip(k, visits, &tile, own_end);
+            self.skip(k, main_loop, &tile, own_end);
         }
     }
 

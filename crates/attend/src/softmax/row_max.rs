@@ -1,0 +1,182 @@
+//! The row max m that exponentials subtract: when it is raised, and the rescale of O and l that follows. With
+//! [`Rescale::Beyond`] (lazy rescaling, FlashAttention-4) the stored row max may be stale.
+
+use ptx::{Builder, CmpOp, F32, Half, Pred};
+use tile::AccTile;
+
+use super::reduce::quad_reduce;
+use super::{Chains, LaneMaxima, OnlineSoftmax};
+
+/// When the stored row max follows the running max and O is rescaled.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Rescale {
+    /// At every block.
+    Always,
+    /// When a row of the warp exceeds its stored row max by more than this many powers of two (lazy
+    /// rescaling). Until then probabilities may reach `2^threshold`, which f16 holds up to 15; numerator and
+    /// denominator share the factor.
+    Beyond(u8),
+}
+
+impl Rescale {
+    /// The most powers of two that probabilities may grow by in f16: a maximum weighs 2^7 there, and 2^15 is
+    /// the last power of two.
+    pub const MOST_IN_F16: u8 = F16_LARGEST_POWER - F16_BELOW_MAXIMA;
+}
+
+/// Powers of two by which stored maxima lie below the row max where probabilities are f16, whose smallest
+/// number is 2^-24: what weighs less than 2^-25 of a stored maximum is lost to P V, while its row's sum
+/// counts it. So that is 2^-32 of the maximum. A bf16 has the exponents of an f32.
+const F16_BELOW_MAXIMA: u8 = 7;
+/// The last power of two in f16.
+pub(super) const F16_LARGEST_POWER: u8 = 15;
+
+/// Powers of two by which stored maxima lie above the row max, where nothing else asks for more.
+pub(super) const fn usual_headroom(half: Half) -> f32 {
+    match half {
+        Half::F16 => -(F16_BELOW_MAXIMA as f32),
+        Half::Bf16 => 0.0,
+    }
+}
+
+/// The stored row max of a row that has seen only −∞, from the mask or from the inputs. It is finite, so −∞
+/// minus it is −∞ and the weight is 0, as in the oracle; −∞ − (−∞) would be NaN. No finite score lies below
+/// it.
+pub(crate) const NO_MAX: f32 = f32::MIN;
+
+/// A rescale of O that waits until the product that adds to O is complete.
+#[derive(Clone, Debug)]
+pub struct DeferredRescale {
+    /// Whether any row max of the warp was raised; `None` if O is rescaled at every block.
+    raised: Option<Pred>,
+    /// The rescale factor α of each row.
+    factors: Vec<F32>,
+}
+
+impl DeferredRescale {
+    /// Rescales the rows of `o`.
+    pub fn apply(&self, k: &mut Builder, o: &AccTile) {
+        let scale = |k: &mut Builder| {
+            for (row, &factor) in (0..).zip(&self.factors) {
+                o.scale_row(k, row, factor);
+            }
+        };
+        match self.raised {
+            Some(raised) => k.if_(raised, scale),
+            None => scale(k),
+        }
+    }
+}
+
+impl OnlineSoftmax {
+    /// Updates the row maxima with the scores of a block, and rescales `o` and the running sums.
+    pub fn update(&self, k: &mut Builder, s: &AccTile, o: &AccTile) {
+        let own = LaneMaxima::of(k, s);
+        let maxima = self.scaled(k, &own);
+        match self.when {
+            Rescale::Always => self.rescale(k, &maxima, o),
+            Rescale::Beyond(threshold) => {
+                let exceeds = self.exceeds(k, &maxima, threshold.into());
+                let any = k.vote_any(exceeds);
+                k.if_(any, |k| self.rescale(k, &maxima, o));
+            }
+        }
+    }
+
+    /// Sets the row maxima from the first block, when nothing has to be rescaled.
+    pub fn set_row_max(&self, k: &mut Builder, maxima: &LaneMaxima) {
+        for (&row_max, maximum) in self.row_max.iter().zip(self.scaled(k, maxima)) {
+            k.max_to(row_max, row_max, maximum);
+        }
+    }
+
+    /// Raises the row maxima and rescales the running sums. Returns each row's rescale factor for O.
+    pub fn raise_to(&self, k: &mut Builder, maxima: &LaneMaxima) -> Vec<F32> {
+        let maxima = self.scaled(k, maxima);
+        (0..).zip(maxima).map(|(i, maximum)| self.raise_row(k, i, maximum)).collect()
+    }
+
+    /// Raises the row maxima to those of a block, as [`Rescale`] says, and rescales the running sums.
+    pub fn update_row_max(&self, k: &mut Builder, s: &AccTile, chains: Chains) -> DeferredRescale {
+        let maxima = LaneMaxima::in_chains(k, s, chains.max);
+        match self.when {
+            Rescale::Always => DeferredRescale { raised: None, factors: self.raise_to(k, &maxima) },
+            Rescale::Beyond(threshold) => {
+                let exceeds = self.lane_exceeds(k, &maxima, self.above_row_max(threshold));
+                let raised = k.vote_any(exceeds);
+                let mut factors = Vec::new();
+                k.if_(raised, |k| factors = self.raise_to(k, &maxima));
+                DeferredRescale { raised: Some(raised), factors }
+            }
+        }
+    }
+
+    /// Raises the row maxima to those of a block, without a threshold.
+    pub fn raise_row_max(&self, k: &mut Builder, s: &AccTile, chains: Chains) -> DeferredRescale {
+        let maxima = LaneMaxima::in_chains(k, s, chains.max);
+        DeferredRescale { raised: None, factors: self.raise_to(k, &maxima) }
+    }
+
+    /// Whether one of the lane's own scores exceeds its row's stored max by more than `threshold`. A warp
+    /// vote over this needs no shuffles for the row max. NaN does not exceed.
+    fn lane_exceeds(&self, k: &mut Builder, maxima: &LaneMaxima, threshold: f32) -> Pred {
+        let mut exceeds: Option<Pred> = None;
+        for (&row_max, &maximum) in self.row_max.iter().zip(&maxima.0) {
+            let minus = k.neg(row_max);
+            let growth = k.mad(maximum, self.factor, minus);
+            exceeds = Some(match exceeds {
+                None => k.setp_f(CmpOp::Gt, growth, threshold),
+                Some(other) => k.setp_f_or(CmpOp::Gt, growth, threshold, other),
+            });
+        }
+        exceeds.expect("a tile has rows")
+    }
+
+    /// The scaled row maxima, with the headroom, from the maxima of the lanes.
+    fn scaled(&self, k: &mut Builder, maxima: &LaneMaxima) -> Vec<F32> {
+        let of_row = |&own: &F32| {
+            let row = quad_reduce(k, own, |k, a, b| k.max(a, b));
+            if self.headroom == 0.0 {
+                k.mul(row, self.factor)
+            } else {
+                k.mad(row, self.factor, self.headroom)
+            }
+        };
+        maxima.0.iter().map(of_row).collect()
+    }
+
+    /// Converts a threshold relative to the largest score into one relative to the stored row max.
+    pub(crate) fn above_row_max(&self, threshold: u8) -> f32 {
+        f32::from(threshold) - self.headroom
+    }
+
+    /// Whether a row's maximum exceeds its stored row max by more than `threshold`. NaN does not.
+    fn exceeds(&self, k: &mut Builder, maxima: &[F32], threshold: f32) -> Pred {
+        let growth = k.mov(f32::NEG_INFINITY);
+        for (&row_max, &maximum) in self.row_max.iter().zip(maxima) {
+            let of_row = k.sub(maximum, row_max);
+            k.max_to(growth, growth, of_row);
+        }
+        k.setp_f(CmpOp::Gt, growth, threshold)
+    }
+
+    /// Raises the row maxima and rescales `o` and the sums.
+    fn rescale(&self, k: &mut Builder, maxima: &[F32], o: &AccTile) {
+        for (i, &maximum) in maxima.iter().enumerate() {
+            let alpha = self.raise_row(k, i, maximum);
+            o.scale_row(k, i as u32, alpha);
+        }
+    }
+
+    /// Raises a row's stored max and rescales its sum; returns the factor α for O.
+    fn raise_row(&self, k: &mut Builder, i: usize, maximum: F32) -> F32 {
+        let row_max = self.row_max[i];
+        let next = k.max(row_max, maximum);
+        let distance = k.sub(row_max, next);
+        let alpha = k.ex2(distance);
+        k.mov_to(row_max, next);
+        k.mul_to(self.sum[i], self.sum[i], alpha);
+        alpha
+    }
+}

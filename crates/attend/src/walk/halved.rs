@@ -1,0 +1,45 @@
+//! Variant of the first block: a warpgroup whose rows see at most the first half of the block computes only
+//! that half. Under a causal mask, this is the block on the diagonal.
+
+use ptx::{Builder, CmpOp, R32};
+use tile::AccTile;
+
+use super::Tiles;
+use super::main_loop::{MainLoop, TileRows};
+use crate::Coverage;
+
+impl MainLoop {
+    /// The first block: its first half if `halved` is non-zero, else all of it. P of the other half is zero.
+    pub(super) fn first_block_halved(
+        &self,
+        k: &mut Builder,
+        halved: R32,
+        block: (R32, Coverage),
+        rows: &TileRows,
+    ) {
+        if self.tiles == Tiles::InTurn {
+            self.wait_for_first(k);
+        }
+        // If tiles overlap, the scores were issued beside the last P V of the previous tile and are complete.
+        let scores = |k: &mut Builder, s: &AccTile| match self.tiles {
+            Tiles::InTurn => self.first_scores(k, s),
+            Tiles::Overlapped => {}
+        };
+        let halved = k.setp_u(CmpOp::Ne, halved, 0);
+        k.if_else(
+            halved,
+            |k| {
+                let (columns, k_tiles) = (self.s.n_tiles() / 2, self.p.k_tiles() / 2);
+                let (s, p) = (self.s.columns(0, columns), self.p.first_tiles(k_tiles));
+                scores(k, &s);
+                self.first_softmax(k, (&s, &p), block, rows);
+                self.p.clear_from(k, k_tiles);
+            },
+            |k| {
+                scores(k, &self.s);
+                self.first_softmax(k, (&self.s, &self.p), block, rows);
+            },
+        );
+        self.skip_owed_values(k);
+    }
+}

@@ -1,0 +1,39 @@
+//! Variant of the softmax of a full block: no row max is taken, and the block is recomputed if a score
+//! exceeds the stored row max by too much ([`SpeculativeMax`]).
+
+use ptx::Builder;
+
+use super::main_loop::MainLoop;
+use crate::{OnlineSoftmax, SpeculativeMax};
+
+impl MainLoop {
+    /// The softmax of a block with the row max of earlier blocks. If a row of the warpgroup exceeds the limit
+    /// (infinities and NaN included), the block is recomputed: its keys are still in their stage, and neither
+    /// O nor the running sums include the block yet.
+    pub(super) fn softmax_speculative(
+        &self,
+        k: &mut Builder,
+        speculative: &SpeculativeMax,
+        softmax: &OnlineSoftmax,
+    ) {
+        let MainLoop { half, keys, values, s, p, o, chains, .. } = self;
+        let sums = softmax.speculative_exponentials(k, s, *chains); //   P = exp2(S·c − m), with an old m
+        self.wait_for_output(k);
+        values.release(k);
+        s.round_to(k, *half, p);
+        let holds = speculative.holds(k, softmax, &sums, p);
+        k.if_(!holds, |k| {
+            self.issue(k, |k| self.scores(k, s)); //                     S = Q Kᵀ, again
+            k.wgmma_wait(0);
+            self.cap(k, s);
+            softmax.raise_row_max(k, s, *chains).apply(k, o); //         m = max(m, S·c); O, l rescaled
+            let exact = softmax.exponentials(k, s, *chains); //          P = exp2(S·c − m)
+            for (&sum, &exact) in sums.iter().zip(&exact) {
+                k.mov_to(sum, exact);
+            }
+            s.round_to(k, *half, p);
+        });
+        keys.release(k);
+        softmax.add_sums(k, &sums); //                                   l += Σ P
+    }
+}
