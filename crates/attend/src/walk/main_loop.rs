@@ -1,15 +1,20 @@
 //! Main loop of a consumer warpgroup over the KV blocks of a tile, from the last block to the first, with
 //! keys and values from rings: FlashAttention-3 (Shah et al. 2024), Algorithm 2.
 //!
-//! [`MainLoop::blocks`] is the loop in issue order. The numbers at its margin are the lines of Algorithm 2,
-//! the equations are in the log2 domain with `c = scale · log2 e`. The scores of a block are issued together
-//! with the P V of the block before it. Both are in flight while the warpgroup waits for the scores alone. A
-//! `wgmma` with A in registers blocks its warps until these registers are read, some 200 cycles before the
-//! product ends. Within one warpgroup the product therefore overlaps only the beginning of the exponentials;
-//! the rest of the overlap must come from another warpgroup ([`PingPong`]).
+//! [`MainLoop::blocks`] is the loop in issue order. The numbers in the margin are the lines of Algorithm 2.
+//! The equations are in the log2 domain, with `c = scale · log2 e` and `α = exp2(m_old − m)`;
+//! [`Rescale`](crate::Rescale) says when m is raised. With [`Order::InTurn`] the warpgroup waits for both
+//! products in line 12.
 //!
-//! Variants replace one step each: `halved.rs` the first block, `speculative.rs` the softmax of a full block,
-//! `overlapped.rs` the end of a tile; `skips.rs` passes over blocks before the first one.
+//! The scores of a block are issued together with the P V of the block before it. Both are in flight while
+//! the warpgroup waits for the scores alone. A `wgmma` with A in registers blocks its warps until these
+//! registers are read, some 200 cycles before the product ends. Within one warpgroup the product therefore
+//! overlaps only the beginning of the exponentials; the rest of the overlap must come from another warpgroup
+//! ([`PingPong`]).
+//!
+//! Variants are layered on the loop, each in its own file: `halved.rs` replaces the first block,
+//! `speculative.rs` the softmax of a full block, and `overlapped.rs` the end of a tile. `skips.rs` passes
+//! over blocks before the first one.
 
 use ptx::{Builder, Half, Pred, R32};
 use tile::{AccTile, Accumulate, PingPong, ProbTile, Products, TileStream};
@@ -98,55 +103,65 @@ impl MainLoop {
 
     /// All of a tile except the P V of its last block.
     fn blocks(&self, k: &mut Builder, walk: &Walk, rows: &TileRows) {
-        let MainLoop { half, keys, values, s, p, o, chains, .. } = self;
+        let MainLoop { half, chains, keys, values, s, p, o, .. } = self;
         let softmax = rows.softmax;
-        o.clear(k); //                                                1  O = 0 (`softmax` has l = 0, m = −∞)
+        o.clear(k); //                                                    2  O = 0; `softmax` has l = 0, m = −∞
         let block = walk.first(k);
-        match self.halved {
-            Some(halved) => self.first_block_halved(k, halved, (block, walk.first_coverage()), rows),
-            None => {
-                if self.tiles == Tiles::InTurn {
-                    self.wait_for_first(k); //                        2
-                    self.first_scores(k, s); //                       3  S = Q Kᵀ
-                }
-                self.skip_owed_values(k);
-                self.first_softmax(k, (s, p), (block, walk.first_coverage()), rows); // 5
-            }
-        }
+        self.first_block(k, (block, walk.first_coverage()), rows); //   3–6
         walk.rest(k, block, |k, coverage| {
-            //                                                        6  for each further block
-            self.issue_both(k); //                                    7  S = Q Kᵀ beside O += P V
-            self.wait_for_scores(k); //                              11
-            self.cap(k, s); //                                           S = tanh(S·c'), if capped
+            //                                                            7  for each further block
+            self.issue_both(k); //                                     8–11  S = Q Kᵀ, beside O += P V
+            self.wait_for_scores(k); //                                  12
+            self.cap(k, s); //                                               S = tanh(S·c'), if capped
             if let (Some(speculative), Coverage::Full) = (&self.speculative, coverage) {
                 return self.softmax_speculative(k, speculative, softmax);
             }
-            keys.release(k); //                                      14  the stage of K
-            self.hide(k, s, (block, coverage), rows); //                 S = −∞ where a row sees no key
-            let rescale = softmax.update_row_max(k, s, *chains); //  12  m = max(m, S·c); α = exp2(m' − m); l·α
-            let sums = softmax.exponentials(k, s, *chains); //       12  P = exp2(S·c − m)
-            softmax.add_sums(k, &sums); //                           12  l += Σ P
-            self.wait_for_output(k); //                              13
-            values.release(k); //                                    14  the stage of V
-            s.round_to(k, *half, p); //                              15  P rounded to the input type
-            rescale.apply(k, o); //                                  13  O·α
+            keys.release(k); //                                          15  for K
+            self.hide(k, s, (block, coverage), rows); //                     S = −∞ where a row sees no key
+            let rescale = softmax.update_row_max(k, s, *chains); //      13  m = max(m, S·c); l·α
+            let sums = softmax.exponentials(k, s, *chains); //           13  P = exp2(S·c − m)
+            softmax.add_sums(k, &sums); //                               13  l += Σ P
+            self.wait_for_output(k); //                                  14
+            values.release(k); //                                        15  for V
+            s.round_to(k, *half, p); //                                  16  P, rounded to the input type
+            rescale.apply(k, o); //                                      14  O·α
         });
     }
 
-    /// Issues the scores of a block and the P V of the block before it, with the tensor cores to itself if
-    /// warpgroups take turns.
+    /// The first block, up to its probabilities.
+    fn first_block(&self, k: &mut Builder, block: (R32, Coverage), rows: &TileRows) {
+        if let Some(halved) = self.halved {
+            return self.first_block_halved(k, halved, block, rows);
+        }
+        if self.tiles == Tiles::InTurn {
+            self.wait_for_first(k); //                                    3
+            self.first_scores(k, &self.s); //                           4–5  S = Q Kᵀ
+        }
+        self.skip_owed_values(k);
+        self.first_softmax(k, (&self.s, &self.p), block, rows); //        6  m, P and l from S
+    }
+
+    /// Issues the scores of a block and the P V of the block before it, in the warpgroup's turn if warpgroups
+    /// use the tensor cores in turn.
     pub(super) fn issue_both(&self, k: &mut Builder) {
-        self.keys.wait(k); //                                         7
+        self.keys.wait(k); //                                             8
         if let Some(ping_pong) = &self.ping_pong {
             ping_pong.wait(k);
         }
-        self.issue(k, |k| self.scores(k, &self.s)); //                8  S = Q Kᵀ
-        self.values.wait(k); //                                       9
-        self.output(k); //                                           10  O += P V
+        self.issue(k, |k| self.scores(k, &self.s)); //                    9  S = Q Kᵀ
+        self.values.wait(k); //                                          10
+        self.output(k); //                                               11  O += P V
         k.wgmma_commit();
         if let Some(ping_pong) = &self.ping_pong {
             ping_pong.arrive(k);
         }
+    }
+
+    /// The P V of a tile's last block, with nothing else in flight.
+    pub(super) fn last_output(&self, k: &mut Builder) {
+        self.values.wait(k); //                                          18
+        self.issue(k, |k| self.output(k)); //                            19  O += P V
+        k.wgmma_wait(0);
     }
 
     /// Waits for a tile's queries and the keys of its first block.
@@ -181,13 +196,6 @@ impl MainLoop {
         let sums = rows.softmax.exponentials(k, s, self.chains);
         rows.softmax.add_sums(k, &sums);
         s.round_to(k, self.half, p);
-    }
-
-    /// The P V of a tile's last block, with nothing else in flight.
-    pub(super) fn last_output(&self, k: &mut Builder) {
-        self.values.wait(k); //                                      17
-        self.issue(k, |k| self.output(k)); //                        18  O += P V
-        k.wgmma_wait(0);
     }
 
     /// Waits for the scores. In order [`Order::ScoresAhead`], P V may still be in flight.

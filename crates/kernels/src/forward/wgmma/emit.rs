@@ -251,7 +251,9 @@ impl<'a> Forward<'a> {
         }
     }
 
-    /// The producer: keys one block ahead of values, in the order in which the consumers read them.
+    /// The producer: FlashAttention-3, Algorithm 1, whose lines are in the margin. Keys are one block ahead
+    /// of values, in the order in which the consumers read them. A request waits until its stage is empty
+    /// (line 7).
     fn produce(&self, k: &mut Builder) {
         let [q_map, key_map, value_map] = self.params.maps;
         for map in self.params.maps {
@@ -275,20 +277,20 @@ impl<'a> Forward<'a> {
                 };
             let block = k.sub(end, 1);
             // The keys come before Q, whose stage is released later.
-            request(k, &self.keys, &key_at, key_map, block, key_part.clone());
+            request(k, &self.keys, &key_at, key_map, block, key_part.clone()); //          8  last K
             let [head, batch] = q_part;
-            self.queries.request(k, &q_at, q_map, [position.into(), head, batch]);
+            self.queries.request(k, &q_at, q_map, [position.into(), head, batch]); //      4  Q
             k.while_(
-                |k| k.setp_u(CmpOp::Ne, block, from),
+                |k| k.setp_u(CmpOp::Ne, block, from), //                                   6
                 |k| {
                     let next = k.sub(block, 1);
-                    request(k, &self.keys, &key_at, key_map, next, key_part.clone());
-                    request(k, &self.values, &value_at, value_map, block, value_part.clone());
+                    request(k, &self.keys, &key_at, key_map, next, key_part.clone()); //   8  K
+                    request(k, &self.values, &value_at, value_map, block, value_part.clone()); // 8  V
                     k.mov_to(block, next);
                 },
             );
             take_next(k);
-            request(k, &self.values, &value_at, value_map, block, value_part.clone());
+            request(k, &self.values, &value_at, value_map, block, value_part.clone()); //  8  last V
         });
     }
 
