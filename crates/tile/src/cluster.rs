@@ -1,4 +1,4 @@
-//! CTAs of a cluster that work on the same keys. Each CTA requests a part of the rows of every tile by
+//! CTAs of a cluster that read the same tiles. Each CTA requests a part of the rows of every tile by
 //! multicast to all of them, so a tile is read from L2 once.
 
 use ptx::{Builder, CmpOp, Pred, R16, R32, SpecialReg};

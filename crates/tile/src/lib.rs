@@ -23,14 +23,14 @@ pub use copy::{
     store_rows,
 };
 pub use divide::divide;
-pub use layout::{AccTile, Fragment, ProbTile, SwizzledTile, Threads, TileLayout};
+pub use layout::{AccTile, Fragment, OperandTile, SwizzledTile, Threads, TileLayout};
 pub use pipeline::{
     Consumer, Mbarriers, PingPong, Pipeline, PipelineState, Roles, Supply, TileRing, TileStream, Turns,
     WarpgroupVote,
 };
 pub use product::{
-    Accumulate, Group, KeyTile, MatrixReader, Ones, OpenTile, Products, Queries, SharedMatrix, Sign,
-    WARPGROUP_ROWS, WARPGROUP_THREADS, mma_pv, mma_qk,
+    Accumulate, Group, MatrixReader, Ones, OpenTile, OperandA, OperandB, Products, SharedMatrix, Sign,
+    WARPGROUP_ROWS, WARPGROUP_THREADS, mma_ab, mma_abt,
 };
 pub use schedule::{
     COUNTER_BYTES, Handout, LastWave, StreamK, Tail, TileBroadcast, TileCursor, TileGrid, TileOrder,

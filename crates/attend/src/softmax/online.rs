@@ -3,7 +3,7 @@
 //! one EX2 each.
 
 use ptx::{Builder, CmpOp, F32, Half};
-use tile::{AccTile, ProbTile};
+use tile::{AccTile, OperandTile};
 
 use super::reduce::{QUAD, reduce};
 use super::row_max::{NO_MAX, usual_headroom};
@@ -61,7 +61,7 @@ impl OnlineSoftmax {
 
     /// Turns the scores of a block into probabilities, rounded to the input type, and adds them to the
     /// running sums.
-    pub fn probabilities(&self, k: &mut Builder, s: &AccTile) -> ProbTile {
+    pub fn probabilities(&self, k: &mut Builder, s: &AccTile) -> OperandTile {
         for i in 0..s.lane_rows() {
             self.exponentiate(k, s, i);
         }

@@ -2,7 +2,7 @@
 //! result says whether the block must be recomputed with its own row max.
 
 use ptx::{Builder, CmpOp, F32, Half, Pred};
-use tile::{ProbTile, WarpgroupVote};
+use tile::{OperandTile, WarpgroupVote};
 
 use super::row_max::{F16_LARGEST_POWER, usual_headroom};
 use super::{OnlineSoftmax, Sums};
@@ -27,7 +27,13 @@ impl SpeculativeMax {
 
     /// Whether the assumption holds for a block in all rows of the warpgroup, from the lane's sums of the
     /// block or from the rounded probabilities.
-    pub(crate) fn holds(&self, k: &mut Builder, softmax: &OnlineSoftmax, sums: &[F32], p: &ProbTile) -> Pred {
+    pub(crate) fn holds(
+        &self,
+        k: &mut Builder,
+        softmax: &OnlineSoftmax,
+        sums: &[F32],
+        p: &OperandTile,
+    ) -> Pred {
         let good = match softmax.sums {
             Sums::Lanes => all_below(k, sums, self.limit),
             Sums::Product => p.below_two(k),

@@ -6,7 +6,7 @@
 
 use ptx::{Builder, CmpOp, Global, Pointer, R32, Shared, Src};
 
-use tile::{AccTile, KeyTile, MatrixReader, OpenTile, TileCopy, TileLayout};
+use tile::{AccTile, MatrixReader, OpenTile, OperandB, TileCopy, TileLayout};
 
 use super::Order;
 use crate::{Bound, Coverage, Lower};
@@ -342,8 +342,8 @@ impl KvPipeline {
         if self.stages == 1 { stream.tile } else { k.shared_advance(stream.tile, self.stage) }
     }
 
-    fn open_keys(&self, k: &mut Builder, tile: Shared) -> KeyTile {
-        KeyTile { tile: self.key.reader.open(k, tile), tail: self.key.tail.map(|tail| tail.open(k, tile)) }
+    fn open_keys(&self, k: &mut Builder, tile: Shared) -> OperandB {
+        OperandB { tile: self.key.reader.open(k, tile), tail: self.key.tail.map(|tail| tail.open(k, tile)) }
     }
 
     /// The offset of the stage that the last visit released.
@@ -377,7 +377,7 @@ impl KvPipeline {
 
 impl Block<'_> {
     /// The block's keys. Waits until they are complete and visible, unless the round has done so.
-    pub fn key(&self, k: &mut Builder) -> KeyTile {
+    pub fn key(&self, k: &mut Builder) -> OperandB {
         let p = self.pipeline;
         if let Some(stage) = self.key_stage {
             let tile = k.shared_advance(p.key.tile, stage);

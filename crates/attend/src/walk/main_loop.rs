@@ -17,7 +17,7 @@
 //! over blocks before the first one.
 
 use ptx::{Builder, Half, Pred, R32};
-use tile::{AccTile, Accumulate, PingPong, ProbTile, Products, TileStream};
+use tile::{AccTile, Accumulate, OperandTile, PingPong, Products, TileStream};
 
 use super::{Order, SharedProbs, Skips, Tiles, Walk};
 use crate::{Chains, Coverage, Masker, OnlineSoftmax, Softcap, SpeculativeMax};
@@ -46,7 +46,7 @@ pub struct MainLoop {
     /// S.
     pub s: AccTile,
     /// P.
-    pub p: ProbTile,
+    pub p: OperandTile,
     /// The copy of P in shared memory, if P V takes P from there.
     pub shared_probs: Option<SharedProbs>,
     /// The accumulator of O. Its last columns are the row sums, if a product computes them.
@@ -105,7 +105,7 @@ impl MainLoop {
     fn blocks(&self, k: &mut Builder, walk: &Walk, rows: &TileRows) {
         let MainLoop { half, chains, keys, values, s, p, o, .. } = self;
         let softmax = rows.softmax;
-        o.clear(k); //                                                    2  O = 0; `softmax` has l = 0, m = −∞
+        o.clear(k); //                                                    2  O = 0 (`softmax`: l = 0, m = −∞)
         let block = walk.first(k);
         self.first_block(k, (block, walk.first_coverage()), rows); //   3–6
         walk.rest(k, block, |k, coverage| {
@@ -186,7 +186,7 @@ impl MainLoop {
     pub(super) fn first_softmax(
         &self,
         k: &mut Builder,
-        (s, p): (&AccTile, &ProbTile),
+        (s, p): (&AccTile, &OperandTile),
         block: (R32, Coverage),
         rows: &TileRows,
     ) {
@@ -224,7 +224,7 @@ impl MainLoop {
     pub(super) fn scores(&self, k: &mut Builder, s: &AccTile) {
         let key = self.keys.matrix(k);
         let q = self.queries.matrix(k);
-        self.products.wgmma_qk(k, q, key, s);
+        self.products.wgmma_ss(k, q, key, s, Accumulate::Set);
     }
 
     /// O += P V of the current values.
@@ -234,8 +234,8 @@ impl MainLoop {
         }
         let value = self.values.matrix(k);
         match &self.shared_probs {
-            None => self.products.wgmma_pv(k, &self.p, value, &self.o, Accumulate::Add),
-            Some(probs) => self.products.wgmma_pv_shared(k, probs.matrix, value, &self.o),
+            None => self.products.wgmma_rs(k, &self.p, value, &self.o, Accumulate::Add),
+            Some(probs) => self.products.wgmma_ss(k, probs.matrix, value, &self.o, Accumulate::Add),
         }
     }
 

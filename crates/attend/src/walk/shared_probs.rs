@@ -2,7 +2,7 @@
 
 use ptx::Builder;
 
-use tile::{ProbTile, SharedMatrix, WarpRows, WarpgroupVote};
+use tile::{OperandTile, SharedMatrix, WarpRows, WarpgroupVote};
 
 /// P in shared memory, as the A operand of P V.
 #[derive(Clone, Copy, Debug)]
@@ -17,7 +17,7 @@ pub struct SharedProbs {
 
 impl SharedProbs {
     /// Writes P for the warpgroup's next product. Returns when all warps have written.
-    pub(super) fn write(&self, k: &mut Builder, p: &ProbTile) {
+    pub(super) fn write(&self, k: &mut Builder, p: &OperandTile) {
         self.rows.write(k, p);
         k.fence_proxy_async_shared();
         self.warpgroup.sync(k);

@@ -2,7 +2,7 @@
 
 use ptx::{Builder, Shared};
 
-use crate::{ProbTile, SwizzledTile, Threads};
+use crate::{OperandTile, SwizzledTile, Threads};
 
 /// 16 rows of a [`SwizzledTile`] that a warp writes with `stmatrix`.
 #[derive(Clone, Copy, Debug)]
@@ -30,7 +30,7 @@ impl WarpRows {
         WarpRows { lane_place, panel_bytes: tile.panel_bytes() }
     }
 
-    pub fn write(&self, k: &mut Builder, rows: &ProbTile) {
+    pub fn write(&self, k: &mut Builder, rows: &OperandTile) {
         let per_panel = SwizzledTile::PANEL / 16;
         // A step of two chunks changes an address bit that the swizzle may have flipped, so it is an XOR.
         let lane_places: Vec<Shared> = (0..per_panel.min(rows.k_tiles()))

@@ -88,7 +88,7 @@ impl AccTile {
     /// Rounds the tile to 16 bits as the A operand of the next product. The accumulators of two neighbouring
     /// 16×8 tiles hold exactly the elements of one 16×16 A fragment in every lane, so no data moves between
     /// lanes.
-    pub fn round(&self, k: &mut Builder, half: Half) -> ProbTile {
+    pub fn round(&self, k: &mut Builder, half: Half) -> OperandTile {
         let pair = |k: &mut Builder, t: [F32; 4]| [k.pack(half, t[0], t[1]), k.pack(half, t[2], t[3])];
         let k_tiles = self.n_tiles / 2;
         let fragments = (0..self.m_tiles() * k_tiles)
@@ -98,7 +98,7 @@ impl AccTile {
                 [low[0], low[1], high[0], high[1]]
             })
             .collect();
-        ProbTile { k_tiles, fragments }
+        OperandTile { k_tiles, fragments }
     }
 }
 
@@ -110,34 +110,34 @@ impl AccTile {
         }
     }
 
-    /// Like [`AccTile::round`], but writes to the registers of `p`.
-    pub fn round_to(&self, k: &mut Builder, half: Half, p: &ProbTile) {
+    /// Like [`AccTile::round`], but writes to the registers of `to`.
+    pub fn round_to(&self, k: &mut Builder, half: Half, to: &OperandTile) {
         let rounded = self.round(k, half);
-        for (to, from) in p.fragments.iter().flatten().zip(rounded.fragments.iter().flatten()) {
+        for (to, from) in to.fragments.iter().flatten().zip(rounded.fragments.iter().flatten()) {
             k.mov_to(*to, *from);
         }
     }
 }
 
-/// An A operand of `16 · m` rows × `16 · k_tiles` columns in registers: the probabilities P.
+/// An A operand of `16 · m` rows × `16 · k_tiles` columns in registers.
 #[derive(Clone, Debug)]
-pub struct ProbTile {
+pub struct OperandTile {
     k_tiles: u32,
     fragments: Vec<[R32; 4]>,
 }
 
-impl ProbTile {
+impl OperandTile {
     /// Uninitialised registers.
-    pub fn unset(k: &mut Builder, rows: u32, columns: u32) -> ProbTile {
+    pub fn unset(k: &mut Builder, rows: u32, columns: u32) -> OperandTile {
         let k_tiles = columns / 16;
-        ProbTile { k_tiles, fragments: (0..rows / 16 * k_tiles).map(|_| k.regs()).collect() }
+        OperandTile { k_tiles, fragments: (0..rows / 16 * k_tiles).map(|_| k.regs()).collect() }
     }
 
     /// A view of the first `k_tiles` 16-column tiles: the returned tile names the registers of `self`.
     /// Requires a tile of 16 rows.
     #[must_use]
-    pub fn first_tiles(&self, k_tiles: u32) -> ProbTile {
-        ProbTile { k_tiles, fragments: self.fragments[..k_tiles as usize].to_vec() }
+    pub fn first_tiles(&self, k_tiles: u32) -> OperandTile {
+        OperandTile { k_tiles, fragments: self.fragments[..k_tiles as usize].to_vec() }
     }
 
     /// Sets the 16-column tiles from `first` on to zero, in a tile of 16 rows.
@@ -147,9 +147,9 @@ impl ProbTile {
         }
     }
 
-    /// Whether all probabilities are below 2. In f16 and in bf16, 2 is the smallest number whose highest
-    /// exponent bit is set; infinities and NaN have that bit too. Costs one instruction per register, which
-    /// holds two probabilities, plus the reduction of four chains.
+    /// Whether all elements are below 2, if none is negative. In f16 and in bf16, 2 is the smallest number
+    /// whose highest exponent bit is set; infinities and NaN have that bit too. Costs one instruction per
+    /// register, which holds two elements, plus the reduction of four chains.
     pub fn below_two(&self, k: &mut Builder) -> Pred {
         const HIGHEST: u32 = 0x4000_4000;
         let (first, others) = self.fragments.split_first().expect("a tile has fragments");

@@ -21,9 +21,9 @@ pub struct Threads {
     pub column: R32,
     /// Index of the warp's group of rows in the CTA.
     pub row_warp: R32,
-    /// Warps that share a group of rows and divide each KV block among them.
+    /// Warps that share a group of rows and divide the columns or the k dimension among them (each KV block).
     pub kv_warps: u32,
-    /// Index of the warp's part of each KV block; `None` if the warp takes whole blocks.
+    /// Index of the warp's part; `None` if the warp takes all.
     pub part: Option<R32>,
 }
 

@@ -5,7 +5,7 @@ use ptx::{Builder, CmpOp, Pred, R32, Src, TensorMapPtr};
 
 use crate::{Consumer, Ones, PipelineState, SharedMatrix, TileRing, WARPGROUP_ROWS};
 
-/// A consumer's position in the ring of queries, keys or values.
+/// A consumer's position in a ring of tiles.
 #[derive(Clone, Copy, Debug)]
 pub struct TileStream {
     ring: TileRing,
@@ -74,25 +74,25 @@ impl Supply {
 }
 
 impl TileStream {
-    /// Tiles whose columns are the k dimension of the product: keys.
+    /// Tiles whose columns are the k dimension of the product.
     pub fn over_columns(k: &mut Builder, ring: TileRing, consumer: &Consumer) -> TileStream {
         let first = SharedMatrix::over_columns(k, ring.tile, ring.first);
         TileStream::new(k, ring, first, consumer)
     }
 
-    /// Tiles of which each warpgroup reads its own 64 rows: queries.
+    /// Tiles of which each warpgroup reads its own 64 rows, with the columns as the k dimension.
     pub fn own_rows(k: &mut Builder, ring: TileRing, consumer: &Consumer) -> TileStream {
         let whole = TileStream::over_columns(k, ring, consumer);
         TileStream { first: whole.first.row_part(k, consumer.group, WARPGROUP_ROWS), ..whole }
     }
 
-    /// Tiles whose rows are the k dimension of the product: values.
+    /// Tiles whose rows are the k dimension of the product.
     pub fn over_rows(k: &mut Builder, ring: TileRing, consumer: &Consumer) -> TileStream {
         let first = SharedMatrix::over_rows(k, ring.tile, ring.first);
         TileStream::new(k, ring, first, consumer)
     }
 
-    /// Values with columns of ones after the tile's own columns.
+    /// Like [`TileStream::over_rows`], with columns of ones after the tile's own columns.
     pub fn over_rows_beside(k: &mut Builder, ring: TileRing, ones: Ones, consumer: &Consumer) -> TileStream {
         let first = SharedMatrix::over_rows_beside(k, ring.tile, ring.first, ones);
         TileStream::new(k, ring, first, consumer)

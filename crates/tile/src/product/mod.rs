@@ -5,7 +5,7 @@ mod ones;
 mod reader;
 mod wgmma;
 
-pub use mma::{KeyTile, Queries, Sign, mma_pv, mma_qk};
+pub use mma::{OperandA, OperandB, Sign, mma_ab, mma_abt};
 pub use ones::Ones;
 pub use reader::{MatrixReader, OpenTile};
 pub use wgmma::{Accumulate, Group, Products, SharedMatrix, WARPGROUP_ROWS, WARPGROUP_THREADS};

@@ -1,4 +1,4 @@
-//! Row sums on the tensor cores: columns of ones beside V, so that P V also yields the row sums of P.
+//! Row sums on the tensor cores: columns of ones beside B, so that A B also yields the row sums of A.
 
 use ptx::{Builder, CmpOp, Half, R32, Shared, SpecialReg};
 

@@ -33,7 +33,7 @@ impl MatrixReader {
         MatrixReader::new(k, threads, layout, Order::RowsFirst)
     }
 
-    /// Reads B fragments of a tile whose rows run along n (rows are keys, k is head_dim).
+    /// Reads B fragments of a tile whose rows run along n (k is contiguous).
     pub fn chunks_first(k: &mut Builder, threads: &Threads, layout: TileLayout) -> MatrixReader {
         MatrixReader::new(k, threads, layout, Order::ChunksFirst)
     }

@@ -7,7 +7,7 @@
 
 use ptx::{Builder, Half, Major, R32, R64, Shared};
 
-use crate::{AccTile, Ones, ProbTile, SwizzledTile};
+use crate::{AccTile, Ones, OperandTile, SwizzledTile};
 
 /// Rows of a warpgroup's accumulator.
 pub const WARPGROUP_ROWS: u32 = 64;
@@ -158,9 +158,10 @@ impl Products {
         Products { half, negates: false, committed: 0 }
     }
 
-    /// Computes S = −Q Kᵀ, so that a softmax with a negative scale can use a positive factor.
+    /// Computes D = −A B in products of two shared operands that replace D ([`Accumulate::Set`]), so that a
+    /// softmax with a negative scale can use a positive factor.
     #[must_use]
-    pub const fn negating_scores(self) -> Products {
+    pub const fn negating(self) -> Products {
         Products { negates: true, ..self }
     }
 
@@ -183,44 +184,42 @@ impl Products {
         k.wgmma_wait(self.committed - group.0);
     }
 
-    /// S = Q Kᵀ, or the part of S for the rows and columns of the operands. `s` has 64 rows and one column
-    /// for each row of `key`.
-    pub fn wgmma_qk(&self, k: &mut Builder, q: SharedMatrix, key: SharedMatrix, s: &AccTile) {
-        let registers = s.registers();
-        for step in 0..q.column_steps() {
-            let (a, b) = (q.step(k, step), key.step(k, step));
-            if self.negates {
-                k.wgmma_ss_negated(self.half, &registers, a, b, step > 0);
+    /// D = A B, or D += A B, with A and B in shared memory (SS). `d` has 64 rows.
+    pub fn wgmma_ss(
+        &self,
+        k: &mut Builder,
+        a: SharedMatrix,
+        b: SharedMatrix,
+        d: &AccTile,
+        accumulate: Accumulate,
+    ) {
+        let registers = d.registers();
+        for step in 0..a.column_steps() {
+            let (a, b) = (a.step(k, step), b.step(k, step));
+            let add = step > 0 || accumulate == Accumulate::Add;
+            if self.negates && accumulate == Accumulate::Set {
+                k.wgmma_ss_negated(self.half, &registers, a, b, add);
             } else {
-                k.wgmma_ss(self.half, &registers, a, b, step > 0);
+                k.wgmma_ss(self.half, &registers, a, b, add);
             }
         }
     }
 
-    /// O += P V with P in shared memory. `p` has one column for each row of `value`.
-    pub fn wgmma_pv_shared(&self, k: &mut Builder, p: SharedMatrix, value: SharedMatrix, o: &AccTile) {
-        let registers = o.registers();
-        for step in 0..p.column_steps() {
-            let (a, b) = (p.step(k, step), value.step(k, step));
-            k.wgmma_ss(self.half, &registers, a, b, true);
-        }
-    }
-
-    /// O = P V, or O += P V, with P in registers. `p` has one column for each row of `value`, `o` one for
-    /// each column of it. The rounded accumulator of S is the A fragment without any exchange between lanes.
-    pub fn wgmma_pv(
+    /// D = A B, or D += A B, with A in registers and B in shared memory (RS). `d` has 64 rows, and `a` has
+    /// one column for each row of `b`. A rounded accumulator is such an A without any exchange between lanes.
+    pub fn wgmma_rs(
         &self,
         k: &mut Builder,
-        p: &ProbTile,
-        value: SharedMatrix,
-        o: &AccTile,
+        a: &OperandTile,
+        b: SharedMatrix,
+        d: &AccTile,
         accumulate: Accumulate,
     ) {
-        let registers = o.registers();
-        for step in 0..p.k_tiles() {
-            let b = value.step(k, step);
+        let registers = d.registers();
+        for step in 0..a.k_tiles() {
+            let b = b.step(k, step);
             let add = step > 0 || accumulate == Accumulate::Add;
-            k.wgmma_rs(self.half, &registers, p.fragment(0, step), b, add);
+            k.wgmma_rs(self.half, &registers, a.fragment(0, step), b, add);
         }
     }
 }

@@ -20,7 +20,7 @@ pub(crate) struct IndexedTile {
 }
 
 impl IndexedTile {
-    /// Bytes of a [`IndexedTile`].
+    /// Bytes of an [`IndexedTile`].
     const BYTES: u32 = 16;
 
     pub(crate) fn new(k: &mut Builder, grid: &TileGrid, index: R32) -> IndexedTile {

@@ -1,4 +1,4 @@
-//! The tiles of query rows and the order of their indices.
+//! The tiles of output rows and the order of their indices.
 
 use ptx::{Builder, R32};
 
@@ -10,8 +10,8 @@ use crate::TilePart;
 pub enum TileOrder {
     /// Head by head, row blocks in ascending order.
     InOrder,
-    /// By sections of heads whose keys and values fit L2 together. Within a section the last row blocks of
-    /// all heads come first, because they see most keys under a causal mask.
+    /// By sections of heads whose inputs fit L2 together. Within a section the last row blocks of all heads
+    /// come first: under a causal mask they take longest (longest-processing-time-first).
     LongestFirst,
     /// Successive indices are a stride apart in the order of [`TileOrder::InOrder`], modulo the number of
     /// tiles, with a stride coprime to that number. Tiles that run at the same time have all lengths and
@@ -35,16 +35,16 @@ pub struct TileGrid {
     pub section: R32,
 }
 
-/// A tile of query rows.
+/// A tile of output rows.
 #[derive(Clone, Copy, Debug)]
 pub struct WorkTile {
     /// Index of the tile's row block in its head.
     pub row_block: R32,
-    /// The query head, or the group of packed heads.
+    /// The head, or the group of packed heads.
     pub head: R32,
     /// The batch entry.
     pub batch: R32,
-    /// The KV blocks to compute; `None` for all, if no tile of the last round is shared.
+    /// The blocks along the reduction to compute; `None` for all, if no tile of the last round is shared.
     pub part: Option<TilePart>,
 }
 

@@ -1,4 +1,4 @@
-//! Tile scheduler: which CTA of a persistent kernel computes which tiles of query rows, and in which order.
+//! Tile scheduler: which CTA of a persistent kernel computes which tiles, and in which order.
 
 use ptx::{Builder, CmpOp, Pred, R32, SpecialReg};
 
@@ -40,7 +40,7 @@ enum Stride {
     StreamK([R32; 2]),
 }
 
-/// The tile scheduler for both roles. A launch has at most as many CTAs as tiles (or as KV blocks, if the
+/// The tile scheduler for both roles. A launch has at most as many CTAs as tiles (or as blocks, if the
 /// tiles of the last round are shared), so every CTA has work at the start.
 #[derive(Clone, Copy, Debug)]
 pub struct TileScheduler {

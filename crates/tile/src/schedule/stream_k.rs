@@ -1,7 +1,7 @@
 //! The last, partial wave of a persistent kernel, where fewer tiles than CTAs remain. With stream-K (Osama et
-//! al. 2023) the KV blocks of these tiles form one line, tile after tile, and each CTA takes one piece of the
-//! line. Piece lengths differ by at most one block. A piece is shorter than a tile, so it is a part of one
-//! tile, or the end of one tile and the beginning of the next.
+//! al. 2023) the blocks of these tiles along the reduction (KV blocks) form one line, tile after tile, and
+//! each CTA takes one piece of the line. Piece lengths differ by at most one block. A piece is shorter than a
+//! tile, so it is a part of one tile, or the end of one tile and the beginning of the next.
 
 use ptx::{Builder, CmpOp, R32};
 
@@ -21,7 +21,7 @@ pub enum Tail {
 pub struct LastWave {
     /// Tiles in all.
     pub tiles: u64,
-    /// KV blocks of a tile.
+    /// Blocks of a tile.
     pub blocks: u64,
     /// CTAs or clusters that take tiles: at least one, at most the number of all blocks.
     pub takers: u64,
@@ -57,7 +57,7 @@ impl LastWave {
 /// The values of a [`LastWave`] in registers.
 #[derive(Clone, Copy, Debug)]
 pub struct StreamK {
-    /// KV blocks of a tile.
+    /// Blocks of a tile.
     pub blocks: R32,
     /// Number of tiles that are computed whole.
     pub whole: R32,
@@ -91,7 +91,7 @@ impl StreamK {
 /// The part of a tile that a CTA computes.
 #[derive(Clone, Copy, Debug)]
 pub struct TilePart {
-    /// Its lowest KV block, which is visited last.
+    /// Its lowest block, which is visited last.
     pub from: R32,
     /// One past its last block.
     pub end: R32,

@@ -9,7 +9,7 @@ use ptx::{
     Arg, Builder, Dim3, F32, Global, Half, Kernel, Launch, Pointer, R32, R64, Shared, SpecialReg, Violations,
 };
 use tile::{
-    AccTile, MatrixReader, Queries, Sign, Threads, TileCopy, TileLayout, divide, mma_pv, mma_qk, store_rows,
+    AccTile, MatrixReader, OperandA, Sign, Threads, TileCopy, TileLayout, divide, mma_ab, mma_abt, store_rows,
 };
 
 use super::plan::{Grid, MmaPlan, QueryHome};
@@ -139,7 +139,7 @@ impl<'a> Forward<'a> {
         let softmax = OnlineSoftmax::new(k, self.half, plan.rescale, self.params.factor, plan.warp_rows());
         let scores = |k: &mut Builder, block: &Block| {
             let key = block.key(k);
-            let s = mma_qk(k, &q, &key); //                      S = Q Kᵀ
+            let s = mma_abt(k, &q, &key); //                     S = Q Kᵀ
             if let Some(softcap) = &self.params.softcap {
                 softcap.apply(k, &s); //                         S = tanh(S·c')
             }
@@ -152,7 +152,7 @@ impl<'a> Forward<'a> {
         let accumulate = |k: &mut Builder, s: &AccTile, block: &Block| {
             let p = softmax.probabilities(k, s); //              P = exp2(S·c − m); l += Σ P
             let value = block.value(k);
-            mma_pv(k, self.half, &p, &value, &o); //             O += P V
+            mma_ab(k, self.half, &p, &value, &o); //             O += P V
         };
         blocks.for_each_block(k, Steps { scores, update, accumulate });
         let (softmax, o) = self.merge(k, softmax, o);
@@ -222,7 +222,7 @@ impl<'a> Forward<'a> {
     }
 
     /// The warp's queries, in registers or in shared memory as the plan says.
-    fn queries(&self, k: &mut Builder, blocks: &KvPipeline) -> Queries {
+    fn queries(&self, k: &mut Builder, blocks: &KvPipeline) -> OperandA {
         let [layout, ..] = self.layouts();
         let (half, rows) = (self.half, self.plan.warp_rows());
         let sign = match self.problem.softmax_scale() {
@@ -230,7 +230,7 @@ impl<'a> Forward<'a> {
             scale if scale < 0.0 => Sign::Negate,
             _ => Sign::Keep,
         };
-        let q = Queries::shared(k, &self.threads, half, sign, layout, self.shared, rows);
+        let q = OperandA::shared(k, &self.threads, half, sign, layout, self.shared, rows);
         if self.waits_for_queries() {
             blocks.wait_for_first(k);
         }

@@ -5,7 +5,7 @@ use std::ops::Range;
 use attend::{LaneMaxima, Masker, Place, Softcap};
 use problem::Problem;
 use ptx::{Builder, F32, R32};
-use tile::{AccTile, Accumulate, Group, ProbTile, Products, SharedMatrix};
+use tile::{AccTile, Accumulate, Group, OperandTile, Products, SharedMatrix};
 
 use super::loads::Loads;
 use super::paths::Seen;
@@ -111,7 +111,8 @@ impl<'a> Block<'a> {
                 self.products.fence(k);
             }
             let keys_of_piece = self.keys.tile(copy).from_row(in_copy * keys);
-            self.products.wgmma_qk(k, self.queries, keys_of_piece, &self.piece_of_scores(piece));
+            let s = self.piece_of_scores(piece);
+            self.products.wgmma_ss(k, self.queries, keys_of_piece, &s, Accumulate::Set);
             self.score_groups.push(self.products.commit(k));
         }
     }
@@ -164,7 +165,7 @@ impl<'a> Block<'a> {
     }
 
     /// Issues O += P V of one piece of P.
-    pub(super) fn issue_output(&mut self, k: &mut Builder, p: &ProbTile, piece: u32) {
+    pub(super) fn issue_output(&mut self, k: &mut Builder, p: &OperandTile, piece: u32) {
         if piece == 0 {
             self.loads.wait_for_values(k);
         }
@@ -176,7 +177,7 @@ impl<'a> Block<'a> {
         self.products.fence(k);
         self.share_groups.clear();
         for (i, (share, values)) in self.shares.iter().enumerate() {
-            self.products.wgmma_pv(k, p, values.from_row(first_key), share, accumulate);
+            self.products.wgmma_rs(k, p, values.from_row(first_key), share, accumulate);
             // The shares of the last piece complete one by one, so that the first can be sent early.
             if last || ends_step && i + 1 == self.shares.len() {
                 self.share_groups.push(self.products.commit(k));

@@ -209,7 +209,7 @@ impl<'a> Forward<'a> {
 
     pub(super) fn products(&self) -> Products {
         let products = Products::new(self.half);
-        if self.problem.softmax_scale() < 0.0 { products.negating_scores() } else { products }
+        if self.problem.softmax_scale() < 0.0 { products.negating() } else { products }
     }
 
     pub(super) fn softmax(&self, k: &mut Builder) -> OnlineSoftmax {

@@ -143,7 +143,7 @@ impl<'a> Loads<'a> {
                 mine.iter().for_each(|copy| copy.request(k));
             });
         }
-        meet(k, self.plan, self.lane, exchange);
+        sync_cta(k, self.plan, self.lane, exchange);
         if !late.is_empty() {
             self.one_lane_of(k, LATE_WARP, |k| late.iter().for_each(|copy| copy.request(k)));
         }
@@ -219,7 +219,7 @@ impl<'a> Loads<'a> {
 
 /// Initialises the exchange's mbarriers and synchronises the CTA: afterwards all mbarriers of the CTA are
 /// initialised.
-pub(super) fn meet(k: &mut Builder, plan: &SmallPlan, lane: R32, exchange: Option<&Exchange>) {
+pub(super) fn sync_cta(k: &mut Builder, plan: &SmallPlan, lane: R32, exchange: Option<&Exchange>) {
     if let Some(exchange) = exchange {
         let elected = k.setp_u(CmpOp::Eq, lane, ELECTED_LANE);
         k.if_(elected, |k| exchange.expect(k));

@@ -8,13 +8,13 @@ use attend::{
 use problem::Tensor;
 use ptx::{Builder, CmpOp, Pointer, Pred, Shared, Src};
 use tile::{
-    AccTile, Consumer, PingPong, Pipeline, ProbTile, Supply, SwizzledTile, TileRing, TileStream, Turns,
+    AccTile, Consumer, OperandTile, PingPong, Pipeline, Supply, SwizzledTile, TileRing, TileStream, Turns,
     WarpgroupVote,
 };
 
 use super::block::WARP_ROWS;
 use super::emit::Forward;
-use super::loads::meet;
+use super::loads::sync_cta;
 
 /// Warps of a warpgroup.
 const WARPS: u32 = 4;
@@ -79,7 +79,7 @@ impl Forward<'_> {
             }
             values.request_first(k, plan.stages - 1);
         });
-        meet(k, plan, self.threads.lane, self.exchange.as_ref());
+        sync_cta(k, plan, self.threads.lane, self.exchange.as_ref());
         if plan.overlapping {
             k.griddep_launch_dependents();
         }
@@ -108,7 +108,7 @@ impl Forward<'_> {
             halved: None,
             skips: self.ends_differ().then(|| Skips::none(k, keys, values, ping_pong)),
             s: AccTile::unset(k, WARP_ROWS, plan.block_n),
-            p: ProbTile::unset(k, WARP_ROWS, plan.block_n),
+            p: OperandTile::unset(k, WARP_ROWS, plan.block_n),
             o: AccTile::unset(k, WARP_ROWS, self.problem.head_dim_v as u32),
         }
     }

@@ -11,7 +11,7 @@ use ptx::{
     Violations,
 };
 use tile::{
-    AccTile, BulkStore, Cluster, Consumer, Handout, Ones, PingPong, Pipeline, ProbTile, Products, Roles,
+    AccTile, BulkStore, Cluster, Consumer, Handout, Ones, OperandTile, PingPong, Pipeline, Products, Roles,
     SharedMatrix, StreamK, SwizzledTile, Tail, TileBroadcast, TileGrid, TileRing, TileScheduler, TileStream,
     Turns, WarpRows, WarpgroupVote, WorkTile,
 };
@@ -382,7 +382,7 @@ impl<'a> Forward<'a> {
             half: self.half,
             block_n: plan.block_n,
             order: plan.products,
-            products: if self.problem.softmax_scale() < 0.0 { products.negating_scores() } else { products },
+            products: if self.problem.softmax_scale() < 0.0 { products.negating() } else { products },
             softcap: self.params.softcap,
             chains: plan.chains,
             tiles: plan.tiles,
@@ -399,7 +399,7 @@ impl<'a> Forward<'a> {
             halved: (plan.diagonal == Diagonal::Halved).then(|| k.mov(0)),
             skips: (plan.ends == Ends::Own).then(|| Skips::none(k, keys, values, ping_pong)),
             s: AccTile::unset(k, 16, plan.block_n),
-            p: ProbTile::unset(k, 16, plan.block_n),
+            p: OperandTile::unset(k, 16, plan.block_n),
             shared_probs: self.probs.map(|(tile, first)| {
                 let own = k.shared_index(first, consumer.group, tile.bytes());
                 let warp = k.and(consumer.threads.warp, 3);
