@@ -1,7 +1,7 @@
 //! The main loop over the KV blocks, from the last block to the first.
 
-mod async_ring;
 mod blocks;
+mod cp_async;
 mod halved;
 mod main_loop;
 mod overlapped;
@@ -9,8 +9,8 @@ mod shared_probs;
 mod skips;
 mod speculative;
 
-pub use async_ring::{Block, KvPipeline, Steps, Stream};
 pub use blocks::{Masked, Walk};
+pub use cp_async::{Block, KvPipeline, Steps, Stream};
 pub use main_loop::{MainLoop, TileRows};
 pub use shared_probs::SharedProbs;
 pub use skips::Skips;
