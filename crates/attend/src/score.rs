@@ -1,7 +1,6 @@
 //! Softcap of the logits: `t = cap · tanh(scale · s / cap)`.
 
 use ptx::{Builder, F32};
-
 use tile::AccTile;
 
 /// Turns scores into `tanh(scale · s / cap)`. The softmax then uses `cap · log2 e` as its factor.

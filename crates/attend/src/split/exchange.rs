@@ -8,7 +8,6 @@
 //! this CTA's shared memory, so no cluster barrier is needed at the end.
 
 use ptx::{Builder, CmpOp, F32, Guard, Pointer, R32, Shared, SpecialReg};
-
 use tile::{AccTile, Mbarriers, Threads, WARPGROUP_THREADS, divide};
 
 use crate::OnlineSoftmax;

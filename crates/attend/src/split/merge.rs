@@ -2,7 +2,6 @@
 //! of FlashDecoding (Dao et al. 2023) through shared memory.
 
 use ptx::{Builder, F32, Pointer, Shared};
-
 use tile::{AccTile, Threads};
 
 use crate::OnlineSoftmax;

@@ -6,7 +6,6 @@
 //! the order of the keys, so the result does not depend on which warp is last. No warp waits.
 
 use ptx::{Builder, CmpOp, F32, Global, Pointer, Pred, R32, SpecialReg};
-
 use tile::{AccTile, Cluster, Consumer, StreamK, TilePart, add_one};
 
 use crate::OnlineSoftmax;

@@ -5,7 +5,6 @@
 //! adds to O. [`Order`] says how the steps of successive blocks interleave.
 
 use ptx::{Builder, CmpOp, Global, Pointer, R32, Shared, Src};
-
 use tile::{AccTile, MatrixReader, OpenTile, OperandB, TileCopy, TileLayout};
 
 use super::Order;

@@ -1,7 +1,6 @@
 //! P through shared memory.
 
 use ptx::Builder;
-
 use tile::{OperandTile, SharedMatrix, WarpRows, WarpgroupVote};
 
 /// P in shared memory, as the A operand of P V.

@@ -2,7 +2,6 @@
 //! phases and the ping-pong order.
 
 use ptx::{Builder, CmpOp, Pred, R32};
-
 use tile::{PingPong, TileStream};
 
 use super::MainLoop;
