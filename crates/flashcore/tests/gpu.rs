@@ -343,7 +343,7 @@ fn scratch() {
         ..WgmmaPlan::default_for(&problem, gpu.arch())
     };
     let prepared = gpu.prepare(&problem, false, Some(&Plan::Wgmma(plan.clone()))).unwrap();
-    let kernel = kernels::emit(&problem, &Plan::Wgmma(plan), gpu.arch()).unwrap();
+    let kernel = kernels::emit(&problem, &Plan::Wgmma(plan), gpu.arch()).unwrap().kernel;
     let bytes = kernel.buffers.iter().find(|buffer| buffer.name == "scratch").unwrap().bytes;
     let place = bytes.next_multiple_of(1 << 20);
     let [q, k, v, out] = [(); 4].map(|()| Buffer::new(context, 5 * 4096 * 64 * 2).unwrap());

@@ -1,5 +1,5 @@
 //! Kernel families. A [`Plan`] says how a [`Problem`](problem::Problem) is computed on an [`Arch`]; [`emit`]
-//! turns the three into a [`ptx::Kernel`]. Nothing else changes a kernel: no environment, no global, no
+//! turns the three into a [`Step`], a kernel and what its buffers hold. Nothing else changes a kernel: no environment, no global, no
 //! device.
 //!
 //! ```
@@ -9,12 +9,14 @@
 //!
 //! let (problem, arch) = (Problem::mission(), Arch::SM_80);
 //! let plan = Plan::default_for(&problem, &arch)?;
-//! let kernel = emit(&problem, &plan, &arch)?;
-//! assert_eq!(kernel.buffers.iter().map(|b| b.name.as_str()).collect::<Vec<_>>(), ["q", "k", "v", "out"]);
+//! let step = emit(&problem, &plan, &arch)?;
+//! let operands: Vec<String> = step.operands.iter().map(|o| o.to_string()).collect();
+//! assert_eq!(operands, ["q", "k", "v", "out"]);
 //! # Ok::<(), kernels::KernelError>(())
 //! ```
 
 mod arch;
+mod contract;
 mod error;
 pub mod forward;
 pub mod ladder;
@@ -22,5 +24,6 @@ mod plan;
 pub mod select;
 
 pub use arch::Arch;
+pub use contract::{Operand, Step};
 pub use error::{KernelError, PlanError};
 pub use plan::{Family, Plan, emit};

@@ -1,8 +1,7 @@
 use problem::Problem;
-use ptx::Kernel;
 use serde::{Deserialize, Serialize};
 
-use crate::forward::contract::tensor_buffers;
+use crate::contract::Step;
 use crate::forward::mma::MmaPlan;
 use crate::forward::small::SmallPlan;
 use crate::forward::wgmma::WgmmaPlan;
@@ -145,18 +144,14 @@ impl Plan {
     }
 }
 
-/// Emits the kernel of a plan with its launch contract, for the [canonical](Problem::canonical) form of the
-/// problem, so keys that no row sees cost nothing.
-///
-/// Buffers are `q`, `k`, `v`, `out` and, where the plan returns it, `lse`, in this order and of exactly the
-/// size that the problem's strides span. A family with dynamic scheduling adds a `counter`; one that shares
-/// its last round adds `scratch` and then a `counter`. Counters must be zero at the first launch, and each
-/// launch leaves them zero. Scratch memory may hold anything.
+/// Emits the kernel of a plan with its launch contract, for the [canonical](Problem::canonical) form of
+/// the problem, so keys that no row sees cost nothing. Buffers of tensors and of the LSE have exactly the size
+/// that the problem's strides span.
 ///
 /// # Errors
 ///
 /// When the problem is invalid, or the plan does not fit the problem or the architecture.
-pub fn emit(problem: &Problem, plan: &Plan, arch: &Arch) -> Result<Kernel, KernelError> {
+pub fn emit(problem: &Problem, plan: &Plan, arch: &Arch) -> Result<Step, KernelError> {
     problem.check()?;
     plan.check(problem, arch)?;
     let canonical = &*problem.canonical();
@@ -166,12 +161,10 @@ pub fn emit(problem: &Problem, plan: &Plan, arch: &Arch) -> Result<Kernel, Kerne
         Plan::Wgmma(plan) => plan.emit(canonical, arch),
         Plan::Ladder { rung } => rung.emit(canonical, arch),
     };
-    let mut kernel =
+    let mut step =
         emitted.map_err(|violations| KernelError::Generator { family: plan.family(), violations })?;
     if canonical.seq_kv != problem.seq_kv {
-        for (buffer, whole) in kernel.buffers.iter_mut().zip(tensor_buffers(problem, false)) {
-            buffer.bytes = whole.bytes;
-        }
+        step.span_tensors_of(problem);
     }
-    Ok(kernel)
+    Ok(step)
 }

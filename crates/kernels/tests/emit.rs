@@ -94,7 +94,7 @@ fn golden_cases() -> Vec<(&'static str, Problem, Plan, Arch)> {
 fn histograms_are_the_golden_ones() {
     let folder = filetest::root().join("emit");
     let compared = golden_cases().into_iter().map(|(name, problem, plan, arch)| {
-        let kernel = emit(&problem, &plan, &arch).unwrap_or_else(|error| panic!("{name}: {error}"));
+        let kernel = emit(&problem, &plan, &arch).unwrap_or_else(|error| panic!("{name}: {error}")).kernel;
         filetest::golden(&folder.join(format!("{name}.txt")), &histogram(&kernel))
     });
     let different: Vec<String> = compared.filter_map(Result::err).collect();
@@ -129,7 +129,7 @@ fn defaults_assemble_without_spills() {
             let ptxas = &ptxas;
             scope.spawn(move || {
                 for (problem, plan, arch) in share {
-                    let kernel = emit(problem, &Plan::Mma(plan.clone()), arch).unwrap();
+                    let kernel = emit(problem, &Plan::Mma(plan.clone()), arch).unwrap().kernel;
                     let Assembled { registers, spills, .. } = tools::assemble(ptxas, &kernel);
                     assert_eq!(spills, 0, "{problem:?} {plan:?} sm_{}: {registers} registers", arch.sm);
                 }
@@ -147,7 +147,7 @@ fn machine_code_holds_tensor_cores_matrix_loads_and_asynchronous_copies() {
     };
     for arch in Arch::ALL {
         let problem = Problem::new(8, 32, 2048, 64, DType::F16);
-        let kernel = emit(&problem, &Plan::Mma(default_plan(&problem, &arch)), &arch).unwrap();
+        let kernel = emit(&problem, &Plan::Mma(default_plan(&problem, &arch)), &arch).unwrap().kernel;
         let text = kernel.module.to_string();
         let sass = tools::disassemble(&nvdisasm, &tools::assemble(&ptxas, &kernel));
         for (ptx, machine) in [("mma.sync", "HMMA"), ("ldmatrix", "LDSM"), ("cp.async.cg", "LDGSTS")] {
@@ -233,7 +233,7 @@ fn buffers_and_arguments_follow_the_strides() {
     problem.out.row = 72;
     problem.out.head = 512 * 72;
     let plan = MmaPlan { lse: true, ..default_plan(&problem, &Arch::SM_80) };
-    let kernel = emit(&problem, &Plan::Mma(plan), &Arch::SM_80).unwrap();
+    let kernel = emit(&problem, &Plan::Mma(plan), &Arch::SM_80).unwrap().kernel;
     let dense = 8 * 512 * 64 * 2;
     let sizes: Vec<(&str, usize)> = kernel.buffers.iter().map(|b| (b.name.as_str(), b.bytes)).collect();
     let out = 8 * 512 * 72 * 2 - 16;
@@ -252,7 +252,7 @@ fn ptxas_assembles_the_ladder_without_spills() {
     for arch in [Arch::SM_80, Arch::SM_89] {
         for rung in RungPlan::ALL {
             let problem = Problem::mission().with_band(rung.mask());
-            let kernel = emit(&problem, &Plan::Ladder { rung }, &arch).unwrap();
+            let kernel = emit(&problem, &Plan::Ladder { rung }, &arch).unwrap().kernel;
             let Assembled { registers, spills, .. } = tools::assemble(&ptxas, &kernel);
             assert_eq!(spills, 0, "{} sm_{}: {registers} registers", rung.name(), arch.sm);
         }
@@ -272,7 +272,7 @@ fn alignments_that_are_one_are_one_kernel() {
         for (seq, dim) in [(512, 64), (1000, 128)] {
             let plan =
                 |problem: &Problem| choose_of(family, problem, &device, TunedTable::builtin()).unwrap().plan;
-            let text = |problem: &Problem| emit(problem, &plan(problem), &Arch::SM_90).unwrap();
+            let text = |problem: &Problem| emit(problem, &plan(problem), &Arch::SM_90).unwrap().kernel;
             let square = of(Band::CAUSAL, seq, seq, dim);
             for seq_kv in [seq, seq + 300] {
                 let same = of(Band::CAUSAL_TOP_LEFT, seq, seq_kv, dim);
@@ -286,8 +286,8 @@ fn alignments_that_are_one_are_one_kernel() {
             }
             let (fewer, rectangle) =
                 (of(Band::CAUSAL_TOP_LEFT, seq, 300, dim), of(Band::CAUSAL, seq, 300, dim));
-            let kernels =
-                [&fewer, &rectangle].map(|problem| emit(problem, &plan(&fewer), &Arch::SM_90).unwrap());
+            let kernels = [&fewer, &rectangle]
+                .map(|problem| emit(problem, &plan(&fewer), &Arch::SM_90).unwrap().kernel);
             assert_ne!(kernels[0].module.to_string(), kernels[1].module.to_string(), "{}", family.name());
         }
     }

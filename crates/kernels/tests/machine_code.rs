@@ -39,7 +39,7 @@ struct Case {
 
 impl Case {
     fn new(source: &str, problem: &Problem, plan: &Plan, arch: &Arch) -> Case {
-        let kernel = emit(problem, plan, arch).unwrap_or_else(|e| panic!("{source} {plan:?}: {e}"));
+        let kernel = emit(problem, plan, arch).unwrap_or_else(|e| panic!("{source} {plan:?}: {e}")).kernel;
         let Problem {
             batch, heads_q, heads_kv, seq_q, seq_kv, head_dim, head_dim_v, dtype, band: mask, ..
         } = problem;

@@ -433,7 +433,7 @@ fn shapes_and_strides() {
 }
 
 fn kernel(problem: &Problem, plan: &SmallPlan) -> Kernel {
-    emit(problem, &Plan::Small(plan.clone()), &ARCH).unwrap_or_else(|e| panic!("{plan:?}: {e}"))
+    emit(problem, &Plan::Small(plan.clone()), &ARCH).unwrap_or_else(|e| panic!("{plan:?}: {e}")).kernel
 }
 
 /// Positions of the instructions that order memory accesses or products.

@@ -92,7 +92,8 @@ fn hopper_kernels() -> Vec<(Plan, Kernel)> {
             let Ok(Choice { plan, .. }) = choose_of(family, &problem, &device, table) else {
                 panic!("{}: no plan of the table's family", row.device);
             };
-            let kernel = emit(&problem, &plan, &Arch::SM_90).unwrap_or_else(|e| panic!("{plan:?}: {e}"));
+            let kernel =
+                emit(&problem, &plan, &Arch::SM_90).unwrap_or_else(|e| panic!("{plan:?}: {e}")).kernel;
             if seen.insert(kernel.module.to_string()) {
                 kernels.push((plan, kernel));
             }

@@ -44,7 +44,7 @@ fn overlapped(problem: &Problem) -> WgmmaPlan {
 }
 
 fn kernel(problem: &Problem, plan: &WgmmaPlan) -> Kernel {
-    emit(problem, &Plan::Wgmma(plan.clone()), &ARCH).unwrap_or_else(|e| panic!("{plan:?}: {e}"))
+    emit(problem, &Plan::Wgmma(plan.clone()), &ARCH).unwrap_or_else(|e| panic!("{plan:?}: {e}")).kernel
 }
 
 /// All CTAs share the last round (stream-K).

@@ -142,7 +142,7 @@ fn survivors(plan: &WgmmaPlan) -> Vec<String> {
     let arch = Arch { multiprocessors: takers * plan.cluster, ..Arch::SM_90 };
     let problems = problems(plan);
     let kernels =
-        problems.each_ref().map(|p| emit(p, &Plan::Wgmma(plan.clone()), &arch).expect("a good plan"));
+        problems.each_ref().map(|p| emit(p, &Plan::Wgmma(plan.clone()), &arch).expect("a good plan").kernel);
     let sites = kernels.each_ref().map(|kernel| sites(plan, kernel));
     assert!(sites.iter().all(|of| *of == sites[0]), "problems whose kernels differ in more than constants");
     let runs =

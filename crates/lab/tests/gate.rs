@@ -24,7 +24,7 @@ fn fused(problem: &Problem) -> Bound {
     let mut plan = Plan::default_for(problem, &arch).unwrap();
     let Plan::Mma(genes) = &mut plan else { panic!("the default is of the mma family") };
     genes.lse = true;
-    Bound::of_kernel(kernels::emit(problem, &plan, &arch).unwrap(), problem).unwrap()
+    Bound::of_step(kernels::emit(problem, &plan, &arch).unwrap(), problem)
 }
 
 fn show(check: &CheckReport) -> String {
@@ -63,8 +63,8 @@ fn tiles_that_ctas_share_pass() {
         tail: Tail::Shared,
         ..WgmmaPlan::default_for(&problem, &arch)
     };
-    let kernel = kernels::emit(&problem, &Plan::Wgmma(plan), &arch).unwrap();
-    let check = check_kernel(&Bound::of_kernel(kernel, &problem).unwrap(), &Settings::thorough()).unwrap();
+    let step = kernels::emit(&problem, &Plan::Wgmma(plan), &arch).unwrap();
+    let check = check_kernel(&Bound::of_step(step, &problem), &Settings::thorough()).unwrap();
     assert_eq!(check.verdict, Verdict::Passed, "{}", show(&check));
 }
 
@@ -139,10 +139,10 @@ fn what_is_left_beside_one_heavy_key_counts() {
         for family in [Family::Wgmma, Family::Small, Family::Mma] {
             let problem = Problem::new(1, 1, 64, 64, dtype).with_seq_kv(400, Layout::Bhsd);
             let plan = family.default_for(&problem, &Arch::SM_90).unwrap();
-            let kernel = kernels::emit(&problem, &plan, &Arch::SM_90).unwrap();
+            let step = kernels::emit(&problem, &plan, &Arch::SM_90).unwrap();
             let runs = vec![(Style::Spike, 1, Schedule::Late)];
             let settings = Settings { runs, ..Settings::quick() };
-            let check = check_kernel(&Bound::of_kernel(kernel, &problem).unwrap(), &settings).unwrap();
+            let check = check_kernel(&Bound::of_step(step, &problem), &settings).unwrap();
             assert_eq!(check.verdict, Verdict::Passed, "{dtype} {plan:?} {}", show(&check));
         }
     }
@@ -183,8 +183,8 @@ fn of_each_softmax(dtype: DType) -> Vec<Bound> {
             Plan::Wgmma(WgmmaPlan { softmax, sums: Sums::Lanes, lse: true, ..wgmma.clone() })
         }));
     let bind = |plan: &Plan| {
-        let kernel = kernels::emit(&problem, plan, &arch).unwrap_or_else(|e| panic!("{plan:?}: {e}"));
-        Bound::of_kernel(kernel, &problem).unwrap()
+        let step = kernels::emit(&problem, plan, &arch).unwrap_or_else(|e| panic!("{plan:?}: {e}"));
+        Bound::of_step(step, &problem)
     };
     plans.iter().map(bind).collect()
 }
@@ -252,11 +252,11 @@ fn one_large_element_costs_the_others_nothing() {
         for family in [Family::Wgmma, Family::Small, Family::Mma] {
             let problem = Problem::new(1, 1, 96, 64, dtype).with_band(Band::CAUSAL);
             let plan = family.default_for(&problem, &Arch::SM_90).unwrap();
-            let kernel = kernels::emit(&problem, &plan, &Arch::SM_90).unwrap();
+            let step = kernels::emit(&problem, &plan, &Arch::SM_90).unwrap();
             // Consecutive seeds put the element into different tensors.
             let runs = (3..9).map(|seed| (Style::Outlier, seed, Schedule::Late)).collect();
             let settings = Settings { runs, ..Settings::quick() };
-            let check = check_kernel(&Bound::of_kernel(kernel, &problem).unwrap(), &settings).unwrap();
+            let check = check_kernel(&Bound::of_step(step, &problem), &settings).unwrap();
             assert_eq!(check.verdict, Verdict::Passed, "{dtype} {plan:?} {}", show(&check));
         }
     }

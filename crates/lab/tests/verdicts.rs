@@ -20,8 +20,8 @@ use ptx::{Item, Kernel, Op, Statement};
 /// A rung of the ladder on one head.
 fn rung(rung: RungPlan) -> Bound {
     let problem = Problem::new(1, 1, 128, 64, DType::F16).with_band(rung.mask());
-    let kernel = kernels::emit(&problem, &Plan::Ladder { rung }, &Arch::SM_80).unwrap();
-    Bound::of_kernel(kernel, &problem).unwrap()
+    let step = kernels::emit(&problem, &Plan::Ladder { rung }, &Arch::SM_80).unwrap();
+    Bound::of_step(step, &problem)
 }
 
 /// The fused family, causal, with ragged tails and several blocks of keys.

@@ -136,8 +136,8 @@ mod tests {
                         let unaligned = unaligned(&candidate.plan, &problem, &arch).unwrap();
                         assert_eq!(unaligned.check(&problem, &arch), Ok(()));
                         assert!(!needs_alignment(&unaligned));
-                        let kernel = kernels::emit(&problem, &unaligned, &arch).unwrap();
-                        assert_eq!(kernel.buffers.last().unwrap().name, "lse");
+                        let step = kernels::emit(&problem, &unaligned, &arch).unwrap();
+                        assert_eq!(step.operands.last(), Some(&kernels::Operand::Lse));
                     }
                 }
             }

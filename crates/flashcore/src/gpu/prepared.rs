@@ -3,9 +3,10 @@
 use std::sync::{Arc, OnceLock};
 
 use driver::{Call, Context, DeviceSlice, DriverError, Expect, Function, Resources, Stream};
-use kernels::{Arch, Plan, emit, select};
-use problem::Problem;
-use ptx::{Kernel, Launch};
+use kernels::{Arch, Operand, Plan, Step, emit, select};
+use problem::{Problem, Tensor};
+use ptx::{BufferSpec, Launch};
+use smallvec::SmallVec;
 
 use super::candidates::{Candidate, PlanSource, candidates, needs_alignment, unaligned};
 use super::loaded::{Kernels, Loaded};
@@ -21,9 +22,16 @@ const MEASURED_SPILLS: u32 = 256;
 /// Alignment in bytes that 16-byte `cp.async` and tensor maps need (PTX ISA, "cp.async"; CUDA Driver API,
 /// `cuTensorMapEncodeTiled`).
 const ALIGNED: u64 = 16;
-const NAMES: [&str; 5] = ["q", "k", "v", "out", "lse"];
-/// Maximum number of counter and scratch buffers after the caller's buffers.
-const MOST_OWN: usize = 2;
+/// The buffers that the caller provides, in the order of [`Prepared::enqueue`].
+const CALLERS: [Operand; 5] = [
+    Operand::Tensor(Tensor::Q),
+    Operand::Tensor(Tensor::K),
+    Operand::Tensor(Tensor::V),
+    Operand::Tensor(Tensor::Out),
+    Operand::Lse,
+];
+/// Buffers of a launch that need no heap memory.
+const INLINE: usize = 8;
 
 /// A plan that was tried and rejected.
 #[derive(Clone, Debug, PartialEq)]
@@ -62,8 +70,19 @@ struct Ready {
     plan: Plan,
     loaded: Arc<Loaded>,
     call: Call,
+    /// One per buffer of the kernel.
+    sources: Vec<Source>,
     /// Minimum bytes of each of the caller's buffers.
-    needed: Vec<usize>,
+    needed: [usize; CALLERS.len()],
+}
+
+/// Where a launch takes a buffer from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Source {
+    /// The caller's buffer of this index in [`CALLERS`].
+    Caller(usize),
+    /// The kernel's own memory of this index in [`Loaded::own`].
+    Own(usize),
 }
 
 impl Prepared {
@@ -219,63 +238,76 @@ impl Ready {
         plan: Plan,
         spills: Option<u32>,
     ) -> Result<Ready, AttentionError> {
-        let kernel = emit(problem, &plan, arch)?;
-        let tensors = 4 + usize::from(lse);
-        let own = own(&kernel, &NAMES[..tensors])?;
-        let expect = Expect { local_bytes: spills, ..expect(&plan, &kernel.launch) };
-        let call = Call::of(&kernel);
+        let step = emit(problem, &plan, arch)?;
+        let (sources, own) = sources(&step, &CALLERS[..4 + usize::from(lse)])?;
+        let mut needed = [0; CALLERS.len()];
+        for (source, buffer) in sources.iter().zip(&step.kernel.buffers) {
+            if let Source::Caller(index) = *source {
+                needed[index] = buffer.bytes;
+            }
+        }
+        let expect = Expect { local_bytes: spills, ..expect(&plan, &step.kernel.launch) };
+        let call = Call::of(&step.kernel);
         call.check()?;
-        let loaded = kernels.load(context, &kernel, &expect, own)?;
-        let needed = kernel.buffers.iter().take(tensors).map(|buffer| buffer.bytes).collect();
-        Ok(Ready { plan, loaded, call, needed })
+        let loaded = kernels.load(context, &step.kernel, &expect, own)?;
+        Ok(Ready { plan, loaded, call, sources, needed })
     }
 
+    /// `slices` are the caller's, in the order of [`CALLERS`].
     fn enqueue(&self, stream: &Stream, slices: &[DeviceSlice<'_>]) -> Result<(), AttentionError> {
-        let function = &self.loaded.function;
-        let own = &self.loaded.own;
-        if own.is_empty() {
-            return Ok(function.launch(stream, &self.call, slices)?);
+        let mut leases: SmallVec<[Lease<'_>; 2]> = SmallVec::new();
+        if !self.loaded.own.is_empty() {
+            let queue = stream.queue()?;
+            for own in &self.loaded.own {
+                leases.push(own.lease(stream, queue)?);
+            }
         }
-        let queue = stream.queue()?;
-        let mut leases: [Option<Lease<'_>>; MOST_OWN] = Default::default();
-        for (lease, own) in leases.iter_mut().zip(own) {
-            *lease = Some(own.lease(stream, queue)?);
-        }
-        let mut all = [DeviceSlice::EMPTY; NAMES.len() + MOST_OWN];
-        all[..slices.len()].copy_from_slice(slices);
-        for (place, lease) in all[slices.len()..].iter_mut().zip(leases.iter().flatten()) {
-            *place = lease.slice();
-        }
-        function.launch(stream, &self.call, &all[..slices.len() + own.len()])?;
-        leases.into_iter().flatten().for_each(|lease| lease.launched(stream));
+        let mut all: SmallVec<[DeviceSlice<'_>; INLINE]> = SmallVec::new();
+        all.extend(self.sources.iter().map(|source| match *source {
+            Source::Caller(index) => slices[index],
+            Source::Own(index) => leases[index].slice(),
+        }));
+        self.loaded.function.launch(stream, &self.call, &all)?;
+        drop(all);
+        leases.into_iter().for_each(|lease| lease.launched(stream));
         Ok(())
     }
 }
 
-/// Purpose and size in bytes of the kernel's counter and scratch buffers. An error when its other buffers are
-/// not `wanted`.
-fn own(kernel: &Kernel, wanted: &[&str]) -> Result<Vec<(Purpose, usize)>, AttentionError> {
-    let names: Vec<&str> = kernel.buffers.iter().map(|buffer| buffer.name.as_str()).collect();
-    let own = kernel.buffers.iter().skip(wanted.len());
-    let own: Option<Vec<_>> = own.map(|buffer| Some((Purpose::of(&buffer.name)?, buffer.bytes))).collect();
-    own.filter(|own| names.starts_with(wanted) && own.len() <= MOST_OWN).ok_or_else(|| {
-        AttentionError::Unsupported {
-            what: format!("a plan whose kernel takes the buffers {names:?}"),
-            accepted: format!(
-                "a plan whose kernel takes {wanted:?}, optionally followed by a counter and scratch"
-            ),
+/// Purpose and size in bytes of a kernel's own memory.
+type OwnSizes = Vec<(Purpose, usize)>;
+
+/// Where each buffer of a kernel comes from, and purpose and size in bytes of the kernel's own memory. An
+/// error when the kernel has a buffer that is neither among the `callers`' nor the kernel's own.
+fn sources(step: &Step, callers: &[Operand]) -> Result<(Vec<Source>, OwnSizes), AttentionError> {
+    let mut own = Vec::new();
+    let source = |(&operand, buffer): (&Operand, &BufferSpec)| {
+        if let Some(index) = callers.iter().position(|&caller| caller == operand) {
+            return Ok::<_, AttentionError>(Source::Caller(index));
         }
-    })
+        let purpose = Purpose::of(operand).ok_or_else(|| AttentionError::Unsupported {
+            what: format!("a plan whose kernel takes the buffer {operand}"),
+            accepted: format!("a plan whose kernel takes only {}, counters and scratch", names(callers)),
+        })?;
+        own.push((purpose, buffer.bytes));
+        Ok(Source::Own(own.len() - 1))
+    };
+    let sources = step.operands.iter().zip(&step.kernel.buffers).map(source).collect::<Result<_, _>>()?;
+    Ok((sources, own))
 }
 
-/// Checks the slices against the sizes and alignments of their tensors.
+fn names(operands: &[Operand]) -> String {
+    operands.iter().map(|operand| operand.name()).collect::<Vec<_>>().join(", ")
+}
+
+/// Checks the caller's slices against the sizes and alignments of their tensors.
 fn check_slices(needed: &[usize], slices: &[DeviceSlice<'_>]) -> Result<(), AttentionError> {
-    for ((&needed, slice), tensor) in needed.iter().zip(slices).zip(NAMES) {
-        let bytes = slice.bytes();
+    for ((&needed, slice), operand) in needed.iter().zip(slices).zip(CALLERS) {
+        let (bytes, tensor) = (slice.bytes(), operand.name());
         if bytes < needed {
             return Err(AttentionError::DeviceSlice { tensor, bytes, needed });
         }
-        let accepted = if tensor == "lse" { 4 } else { 2 };
+        let accepted = if operand == Operand::Lse { 4 } else { 2 };
         let address = slice.address();
         if !address.is_multiple_of(accepted) {
             return Err(AttentionError::Alignment { tensor, address, accepted });

@@ -17,6 +17,7 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use driver::{Buffer, Context, DeviceSlice, DriverError, Event, Pool, PoolBuffer, Queue, Stream};
+use kernels::Operand;
 
 /// A sector of L2 in bytes. The memory of two queues never shares a sector.
 const SECTOR: usize = 32;
@@ -37,12 +38,12 @@ pub(super) enum Purpose {
 }
 
 impl Purpose {
-    /// The purpose of a kernel's buffer with this name.
-    pub(super) fn of(name: &str) -> Option<Purpose> {
-        match name {
-            "counter" => Some(Purpose::Counter),
-            "scratch" => Some(Purpose::Scratch),
-            _ => None,
+    /// The purpose of a kernel's buffer; `None` for buffers that the caller provides.
+    pub(super) fn of(operand: Operand) -> Option<Purpose> {
+        match operand {
+            Operand::Counter => Some(Purpose::Counter),
+            Operand::Scratch => Some(Purpose::Scratch),
+            Operand::Tensor(_) | Operand::Lse | Operand::Codes(_) | Operand::Scales => None,
         }
     }
 

@@ -2,10 +2,11 @@
 
 use attend::{After, KeyBand, Rescale, Softcap};
 use problem::{Band, Corner, DType, Problem, Strides, Tensor};
-use ptx::{Access, Arg, BufferSpec, Builder, Element, Global, Half, R32, R64};
-use tile::TensorRows;
+use ptx::{Builder, Element, Global, Half, R32, R64, TensorMapPtr};
+use tile::{SwizzledTile, TensorRows};
 
 use crate::PlanError;
+use crate::contract::{Contract, origin};
 use crate::error::accept;
 
 /// Strides of a tensor map lie below this many bytes (CUDA Driver API, `cuTensorMapEncodeTiled`).
@@ -46,35 +47,29 @@ pub(crate) fn band(problem: &Problem) -> Band {
     if problem.seq_q == problem.seq_kv { band.aligned(Corner::BottomRight) } else { band }
 }
 
-/// The band in a kernel. Declares the parameters of [`band_args`].
-pub(crate) fn declare_band(k: &mut Builder, problem: &Problem) -> KeyBand {
+/// The band in a kernel. The sizes of its bounds are parameters.
+pub(crate) fn declare_band(k: &mut Builder, contract: &mut Contract<'_>, problem: &Problem) -> KeyBand {
     let Band { corner, before, after } = band(problem);
     KeyBand {
         corner,
-        before: before.map(|_| k.param_u32("keys_before")),
+        before: before.map(|before| contract.u32(k, "keys_before", before)),
         after: after.map(|after| match after {
             0 => After::Diagonal,
-            _ => After::Keys(k.param_u32("keys_after")),
+            _ => After::Keys(contract.u32(k, "keys_after", after)),
         }),
     }
 }
 
-/// The sizes of the band's bounds.
-pub(crate) fn band_args(problem: &Problem) -> impl Iterator<Item = Arg> {
-    let Band { before, after, .. } = band(problem);
-    before.into_iter().chain(after.filter(|&after| after > 0)).map(Arg::U32)
-}
-
-/// The cap on logits in a kernel. Declares the parameter of [`softcap_args`].
-pub(crate) fn declare_softcap(k: &mut Builder, problem: &Problem) -> Option<Softcap> {
-    problem.score.softcap.map(|_| Softcap { factor: k.param_f32("softcap_factor") })
-}
-
-/// The factor of [`Softcap`].
-pub(crate) fn softcap_args(problem: &Problem) -> impl Iterator<Item = Arg> {
+/// The cap on logits in a kernel; its factor is a parameter.
+pub(crate) fn declare_softcap(
+    k: &mut Builder,
+    contract: &mut Contract<'_>,
+    problem: &Problem,
+) -> Option<Softcap> {
+    let cap = problem.score.softcap?;
     let scale = f64::from(problem.softmax_scale()).abs();
-    let factor = problem.score.softcap.map(|cap| 2.0 * std::f64::consts::LOG2_E * scale / f64::from(cap));
-    factor.into_iter().map(|factor| Arg::F32(factor as f32))
+    let factor = 2.0 * std::f64::consts::LOG2_E * scale / f64::from(cap);
+    Some(Softcap { factor: contract.f32(k, "softcap_factor", factor as f32) })
 }
 
 /// Lengths that a family takes: sums of positions and bounds of a band stay below 2³¹.
@@ -88,34 +83,6 @@ pub(crate) fn most_rows(problem: &Problem) -> (usize, &'static str) {
 /// A stride in bytes; 0 if the extent is 1, so that the stride is never used.
 pub(crate) fn stepped(extent: usize, stride: i64) -> i64 {
     if extent > 1 { stride.wrapping_mul(2) } else { 0 }
-}
-
-/// `q`, `k`, `v`, `out` and, where it is returned, `lse`, each of the size that the problem's strides span.
-pub(crate) fn tensor_buffers(problem: &Problem, lse: bool) -> Vec<BufferSpec> {
-    let bytes = |tensor| problem.span(tensor).map_or(0, |(elements, _)| 2 * elements);
-    let mut buffers: Vec<BufferSpec> = Tensor::ALL
-        .into_iter()
-        .map(|tensor| {
-            let dense = 2 * problem.extents(tensor).iter().product::<usize>();
-            let access = match tensor {
-                Tensor::Out if dense == bytes(tensor) => Access::Write,
-                // Elements between the rows must keep their values.
-                Tensor::Out => Access::ReadWrite,
-                _ => Access::Read,
-            };
-            BufferSpec { name: tensor.name().to_owned(), bytes: bytes(tensor), access }
-        })
-        .collect();
-    if lse {
-        let bytes = 4 * problem.batch * problem.heads_q * problem.seq_q;
-        buffers.push(BufferSpec { name: "lse".to_owned(), bytes, access: Access::Write });
-    }
-    buffers
-}
-
-/// Bytes from the start of a tensor's buffer to its element (0, 0, 0, 0).
-fn origin(problem: &Problem, tensor: Tensor) -> u64 {
-    2 * problem.span(tensor).map_or(0, |(_, origin)| origin) as u64
 }
 
 /// The first of a tensor's row strides (by name), or else its origin, that is not a multiple of `elements`.
@@ -134,16 +101,28 @@ pub(crate) fn misaligned(problem: &Problem, tensor: Tensor, elements: u32) -> Op
     .map(|(what, _, stride)| (what, stride))
 }
 
-/// The address of a tensor's element (0, 0, 0, 0).
-pub(crate) fn pointer(problem: &Problem, tensor: Tensor) -> Arg {
-    Arg::Buffer { index: tensor as usize, offset: origin(problem, tensor) }
-}
-
-/// Strides in bytes of a tensor's batch entries and heads.
-pub(crate) fn head_strides(problem: &Problem, tensor: Tensor) -> [Arg; 2] {
+/// Strides in bytes of a tensor's batch entries and heads, in parameters named after the tensor.
+pub(crate) fn declare_head_strides(
+    k: &mut Builder,
+    contract: &mut Contract<'_>,
+    problem: &Problem,
+    tensor: Tensor,
+) -> [R64; 2] {
     let ([batches, heads, ..], Strides { batch, head, .. }) =
         (problem.extents(tensor), problem.strides(tensor));
-    [Arg::I64(stepped(batches, batch)), Arg::I64(stepped(heads, head))]
+    [("batch", batches, batch), ("head", heads, head)].map(|(of, extent, stride)| {
+        contract.i64(k, &format!("{}_{of}_bytes", tensor.name()), stepped(extent, stride))
+    })
+}
+
+/// The tensor map with which a kernel loads or stores tiles of a tensor.
+pub(crate) fn declare_map(
+    k: &mut Builder,
+    contract: &mut Contract<'_>,
+    problem: &Problem,
+    (tensor, tile): (Tensor, SwizzledTile),
+) -> TensorMapPtr {
+    contract.tensor_map(k, tensor, |buffer| tile.map(&tensor_rows(problem, tensor, buffer)))
 }
 
 /// Where a row of the output begins, from its pointer, the bytes between its batch entries and those between
@@ -195,13 +174,13 @@ pub(crate) fn unsigned_factor(problem: &Problem) -> f32 {
 }
 
 /// A tensor as tensor maps describe it. Batch entries or heads with stride 0 become one.
-pub(crate) fn tensor_rows(problem: &Problem, tensor: Tensor) -> TensorRows {
+fn tensor_rows(problem: &Problem, tensor: Tensor, buffer: usize) -> TensorRows {
     let ([batch, heads, rows, columns], strides) = (problem.extents(tensor), problem.strides(tensor));
     let distinct = |extent: usize, stride: i64| if stride == 0 { 1 } else { extent as u64 };
     // The stride of an extent of 1 is not used: any stride that a map accepts will do.
     let bytes = |extent: usize, stride: i64| if extent > 1 && stride != 0 { 2 * stride as u64 } else { 16 };
     TensorRows {
-        buffer: tensor as usize,
+        buffer,
         offset: origin(problem, tensor),
         element: if problem.dtype == DType::Bf16 { Element::Bf16 } else { Element::F16 },
         extents: [distinct(batch, strides.batch), distinct(heads, strides.head), rows as u64, columns as u64],

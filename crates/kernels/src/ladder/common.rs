@@ -4,12 +4,12 @@ use std::f32::consts::LOG2_E;
 
 use problem::{DType, Layout, Problem, Tensor};
 use ptx::{
-    Access, Arg, BufferSpec, Builder, CmpOp, Dim3, F32, FloatMods, Global, Half, Kernel, Launch, Local, Op,
-    Operand, Pointer, Precision, R32, Rounding, Shared, SpecialReg, Src, TernaryOp, Type, UnaryOp, Value,
-    Violations,
+    Builder, CmpOp, Dim3, F32, FloatMods, Global, Half, Launch, Local, Op, Operand, Pointer, Precision, R32,
+    Rounding, Shared, SpecialReg, Src, TernaryOp, Type, UnaryOp, Value, Violations,
 };
 
 use super::RungPlan;
+use crate::contract::{Contract, Step};
 use crate::{Arch, PlanError};
 
 /// Head dimension, a constant in the seeds' kernels.
@@ -113,37 +113,25 @@ pub(super) fn kernel(
     rows: u32,
     threads: u32,
     body: impl FnOnce(&mut Builder, &Cta),
-) -> Result<Kernel, Violations> {
+) -> Result<Step, Violations> {
     let mut k = Builder::kernel(rung.name());
-    let cta = cta(&mut k, rows, threads);
+    let mut contract = Contract::new(problem);
+    let cta = cta(&mut k, &mut contract, problem, rows, threads);
     body(&mut k, &cta);
-    let elements = |tensor| problem.span(tensor).map_or(0, |(elements, _)| elements);
-    let buffer = |tensor: Tensor| BufferSpec {
-        name: tensor.name().to_owned(),
-        bytes: 2 * elements(tensor),
-        access: if tensor == Tensor::Out { Access::Write } else { Access::Read },
+    let launch = Launch {
+        grid: Dim3(problem.seq_q as u32 / rows, problem.heads_q as u32, problem.batch as u32),
+        cluster: Dim3(1, 1, 1),
+        block: Dim3(threads, 1, 1),
+        dynamic_shared: 0,
+        overlapping: false,
     };
-    let mut args: Vec<Arg> = (0..4).map(|index| Arg::Buffer { index, offset: 0 }).collect();
-    args.extend([Arg::U32(problem.seq_q as u32), Arg::F32(problem.softmax_scale())]);
-    Ok(Kernel {
-        module: k.into_verified(arch.target())?,
-        entry: rung.name().to_owned(),
-        launch: Launch {
-            grid: Dim3(problem.seq_q as u32 / rows, problem.heads_q as u32, problem.batch as u32),
-            cluster: Dim3(1, 1, 1),
-            block: Dim3(threads, 1, 1),
-            dynamic_shared: 0,
-            overlapping: false,
-        },
-        buffers: Tensor::ALL.map(buffer).into(),
-        tensor_maps: Vec::new(),
-        args,
-    })
+    Ok(contract.into_step(k.into_verified(arch.target())?, rung.name(), launch))
 }
 
-fn cta(k: &mut Builder, rows: u32, threads: u32) -> Cta {
-    let [q, keys, values, out] = Tensor::ALL.map(|t| k.param_pointer(t.name()));
-    let (seq, scale) = (k.param_u32("seq"), k.param_f32("scale"));
+fn cta(k: &mut Builder, contract: &mut Contract<'_>, problem: &Problem, rows: u32, threads: u32) -> Cta {
+    let [q, keys, values, out] = Tensor::ALL.map(|tensor| contract.tensor(k, tensor));
+    let seq = contract.u32(k, "seq", problem.seq_q as u32);
+    let scale = contract.f32(k, "scale", problem.softmax_scale());
     let [thread, block, head, batch] =
         [SpecialReg::TidX, SpecialReg::CtaidX, SpecialReg::CtaidY, SpecialReg::CtaidZ].map(|r| k.special(r));
     let heads = k.special(SpecialReg::NctaidY);

@@ -12,7 +12,7 @@
 //! and the sums of the output are f32 in shared memory, and a tile's sum is added there atomically.
 
 use problem::Problem;
-use ptx::{Builder, CmpOp, F32, Kernel, Pred, Shared, Violations};
+use ptx::{Builder, CmpOp, F32, Pred, Shared, Violations};
 
 use super::RungPlan;
 use super::common::{
@@ -20,11 +20,12 @@ use super::common::{
     serial_max, serial_sum, store_half, weigh,
 };
 use crate::Arch;
+use crate::contract::Step;
 
 const THREADS: u32 = 128;
 const MATH: Math = Math::Accurate;
 
-pub(super) fn emit(problem: &Problem, arch: &Arch) -> Result<Kernel, Violations> {
+pub(super) fn emit(problem: &Problem, arch: &Arch) -> Result<Step, Violations> {
     common::kernel(problem, arch, RungPlan::Minimal, 1, THREADS, |k, cta| {
         let row = Row::new(k, cta);
         cta.for_each_tile(k, |k, tile| {

@@ -30,9 +30,10 @@ mod u8_stage_b;
 pub use u8_common::{Quantised, dequantise, quantise};
 
 use problem::{Band, Problem};
-use ptx::{Kernel, Violations};
+use ptx::Violations;
 use serde::{Deserialize, Serialize};
 
+use crate::contract::Step;
 use crate::{Arch, PlanError};
 
 /// A rung: the whole plan of a kernel without genes.
@@ -264,7 +265,7 @@ impl RungPlan {
     }
 
     /// The kernel; the plan has been checked.
-    pub(crate) fn emit(self, problem: &Problem, arch: &Arch) -> Result<Kernel, Violations> {
+    pub(crate) fn emit(self, problem: &Problem, arch: &Arch) -> Result<Step, Violations> {
         match self {
             RungPlan::Minimal => minimal::emit(problem, arch),
             RungPlan::NanReduction => nan_reduction::emit(problem, arch),

@@ -13,14 +13,15 @@
 //! 1's.
 
 use problem::Problem;
-use ptx::{Builder, CmpOp, F32, Kernel, Pred, Shared, Violations};
+use ptx::{Builder, CmpOp, F32, Pred, Shared, Violations};
 
 use super::RungPlan;
 use super::common::{self, Array, Cta, shuffle_down};
 use super::phase1::{self, MATH, ROWS, Reduced, THREADS, Turn};
 use crate::Arch;
+use crate::contract::Step;
 
-pub(super) fn emit(problem: &Problem, arch: &Arch) -> Result<Kernel, Violations> {
+pub(super) fn emit(problem: &Problem, arch: &Arch) -> Result<Step, Violations> {
     common::kernel(problem, arch, RungPlan::NanReduction, ROWS, THREADS, |k, cta| {
         let warps = Warps::new(k, cta);
         phase1::body(k, cta, |k, row| warps.update(k, row));

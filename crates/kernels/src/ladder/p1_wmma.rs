@@ -16,13 +16,14 @@
 //! in that line of kernels.
 
 use problem::Problem;
-use ptx::{Builder, CmpOp, F32, Global, Kernel, MatrixOrder, Pointer, Pred, R16, R32, Shared, Violations};
+use ptx::{Builder, CmpOp, F32, Global, MatrixOrder, Pointer, Pred, R16, R32, Shared, Violations};
 
 use super::RungPlan;
 use super::common::{
     self, ALIGN, Array, Cta, DIM, KEYS, Math, ROW_BYTES, serial_max, serial_sum, store_half, weigh,
 };
 use crate::Arch;
+use crate::contract::Step;
 
 const ROWS: u32 = 32;
 const THREADS: u32 = 128;
@@ -30,7 +31,7 @@ const MATH: Math = Math::Fast;
 /// Extent of a WMMA fragment.
 const FRAGMENT: u32 = 16;
 
-pub(super) fn emit(problem: &Problem, arch: &Arch) -> Result<Kernel, Violations> {
+pub(super) fn emit(problem: &Problem, arch: &Arch) -> Result<Step, Violations> {
     common::kernel(problem, arch, RungPlan::P1Wmma, ROWS, THREADS, |k, cta| {
         k.max_threads(THREADS);
         let rows = SerialRows::new(k, cta);

@@ -14,7 +14,7 @@
 //! indexed at run time.
 
 use problem::Problem;
-use ptx::{Builder, CmpOp, F32, Global, Kernel, Local, Pointer, Pred, R16, R32, Shared, Violations};
+use ptx::{Builder, CmpOp, F32, Global, Local, Pointer, Pred, R16, R32, Shared, Violations};
 
 use super::RungPlan;
 use super::common::{
@@ -22,13 +22,14 @@ use super::common::{
     scale_in_place, serial_max, serial_sum, store_half, weigh,
 };
 use crate::Arch;
+use crate::contract::Step;
 
 /// Query rows of a CTA (`BLOCK_M`).
 pub(super) const ROWS: u32 = 32;
 pub(super) const THREADS: u32 = 128;
 const WARPS: u32 = THREADS / 32;
 
-pub(super) fn emit(problem: &Problem, arch: &Arch) -> Result<Kernel, Violations> {
+pub(super) fn emit(problem: &Problem, arch: &Arch) -> Result<Step, Violations> {
     common::kernel(problem, arch, RungPlan::Phase3, ROWS, THREADS, |k, cta| {
         let rows = Rows::new(k, cta, Math::Accurate);
         let lane_0 = k.setp_u(CmpOp::Eq, rows.lane, 0);

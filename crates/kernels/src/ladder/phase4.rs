@@ -14,12 +14,13 @@
 //! math among them; all but copies, reductions and barriers is Phase 3's.
 
 use problem::Problem;
-use ptx::{Builder, CmpOp, F32, Global, Kernel, Pred, R32, Shared, Violations};
+use ptx::{Builder, CmpOp, F32, Global, Pred, R32, Shared, Violations};
 
 use super::RungPlan;
 use super::common::{self, Array, DIM, Math, Tile, shuffle_down};
 use super::phase3::{ROWS, Reduced, Row, Rows, THREADS};
 use crate::Arch;
+use crate::contract::Step;
 
 /// Whether a barrier separates the writer of the scores from their readers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -30,7 +31,7 @@ pub(super) enum Scores {
     BehindBarrier,
 }
 
-pub(super) fn emit(problem: &Problem, arch: &Arch, order: Scores) -> Result<Kernel, Violations> {
+pub(super) fn emit(problem: &Problem, arch: &Arch, order: Scores) -> Result<Step, Violations> {
     let rung = match order {
         Scores::Unordered => RungPlan::Phase4Race,
         Scores::BehindBarrier => RungPlan::Phase4,

@@ -17,7 +17,7 @@
 //! local memory before the vector stores.
 
 use problem::Problem;
-use ptx::{Builder, CmpOp, F32, Global, Half, Kernel, Pointer, R16, R32, Shared, Violations};
+use ptx::{Builder, CmpOp, F32, Global, Half, Pointer, R16, R32, Shared, Violations};
 
 use super::RungPlan;
 use super::common::{
@@ -25,6 +25,7 @@ use super::common::{
     scale_in_place, store_half,
 };
 use crate::Arch;
+use crate::contract::Step;
 
 const ROWS: u32 = 32;
 const THREADS: u32 = 256;
@@ -39,7 +40,7 @@ pub(super) enum Home {
     Shared,
 }
 
-pub(super) fn emit(problem: &Problem, arch: &Arch, home: Home) -> Result<Kernel, Violations> {
+pub(super) fn emit(problem: &Problem, arch: &Arch, home: Home) -> Result<Step, Violations> {
     const ARRAYS: [(&str, u32); 3] = [("maxima", 4 * ROWS), ("sums", 4 * ROWS), ("output", 4 * ROWS * DIM)];
     match home {
         Home::Local => common::kernel(problem, arch, RungPlan::Phase6It1, ROWS, THREADS, |k, cta| {

@@ -9,17 +9,18 @@
 //! memory. The structure follows the published code of the record; rows are padded to 72 bytes.
 
 use problem::Problem;
-use ptx::{Builder, F32, Kernel, Pointer, R32, Shared, Violations};
+use ptx::{Builder, F32, Pointer, R32, Shared, Violations};
 
 use super::RungPlan;
 use super::common::ALIGN;
 use super::u8_common::{self, Cta, KEYS, ROWS, Tile, Tiles, load_decoded};
 use crate::Arch;
+use crate::contract::Step;
 
 /// Elements from row to row.
 const PITCH: u32 = 72;
 
-pub(super) fn emit(problem: &Problem, arch: &Arch) -> Result<Kernel, Violations> {
+pub(super) fn emit(problem: &Problem, arch: &Arch) -> Result<Step, Violations> {
     u8_common::emit(problem, arch, RungPlan::U8Baseline, |k| Bytes {
         queries: k.shared_array("queries", ALIGN, ROWS * PITCH),
         tiles: ["keys", "values"].map(|name| k.shared_array(name, ALIGN, KEYS * PITCH)),

@@ -12,15 +12,16 @@
 //! all lanes of a warp and written by lane 0 with only shuffles between, which order no memory: the emulator
 //! calls it a race. The rungs put `bar.warp.sync` there, so that each is judged by what the seeds changed.
 
-use problem::Problem;
+use problem::{Problem, Tensor};
 use ptx::{
-    Access, Arg, BinaryOp, BufferSpec, Builder, CacheOp, CmpOp, CpAsync, Dim3, F32, FloatMods, Global, Half,
-    Kernel, Launch, Local, Op, Operand, Pointer, Pred, R32, Shared, SpecialReg, Src, Type, Value, Violations,
+    BinaryOp, Builder, CacheOp, CmpOp, CpAsync, Dim3, F32, FloatMods, Global, Half, Launch, Local, Op,
+    Operand, Pointer, Pred, R32, Shared, SpecialReg, Src, Type, Value, Violations,
 };
 
 use super::common::ALIGN;
 use super::{RungPlan, common};
 use crate::Arch;
+use crate::contract::{Contract, Step};
 
 /// Query rows of a CTA.
 pub(super) const ROWS: u32 = 32;
@@ -140,39 +141,22 @@ pub(super) fn emit<T: Tiles>(
     arch: &Arch,
     rung: RungPlan,
     declare: impl FnOnce(&mut Builder) -> T,
-) -> Result<Kernel, Violations> {
+) -> Result<Step, Violations> {
     let mut k = Builder::kernel(rung.name());
     k.max_threads(THREADS);
     k.min_ctas_per_sm(2);
-    let heads = (problem.batch * problem.heads_q) as u32;
-    let cta = Cta::new(&mut k, heads);
+    let mut contract = Contract::new(problem);
+    let cta = Cta::new(&mut k, &mut contract, problem);
     let tiles = declare(&mut k);
     body(&mut k, &cta, tiles);
-    let elements = problem.batch * problem.heads_q * problem.seq_q * problem.head_dim;
-    let buffer = |name: &str, bytes: usize, access| BufferSpec { name: name.to_owned(), bytes, access };
-    let mut args: Vec<Arg> = (0..5).map(|index| Arg::Buffer { index, offset: 0 }).collect();
-    let sizes = [problem.seq_q, problem.head_dim].map(|n| Arg::U32(n as u32));
-    args.extend(sizes.into_iter().chain([Arg::F32(problem.softmax_scale())]));
-    Ok(Kernel {
-        module: k.into_verified(arch.target())?,
-        entry: rung.name().to_owned(),
-        launch: Launch {
-            grid: Dim3(problem.seq_q as u32 / ROWS, problem.heads_q as u32, problem.batch as u32),
-            cluster: Dim3(1, 1, 1),
-            block: Dim3(THREADS, 1, 1),
-            dynamic_shared: 0,
-            overlapping: false,
-        },
-        buffers: vec![
-            buffer("q_codes", elements, Access::Read),
-            buffer("k_codes", elements, Access::Read),
-            buffer("v_codes", elements, Access::Read),
-            buffer("out", 2 * elements, Access::Write),
-            buffer("scales", 3 * 4 * heads as usize, Access::Read),
-        ],
-        tensor_maps: Vec::new(),
-        args,
-    })
+    let launch = Launch {
+        grid: Dim3(problem.seq_q as u32 / ROWS, problem.heads_q as u32, problem.batch as u32),
+        cluster: Dim3(1, 1, 1),
+        block: Dim3(THREADS, 1, 1),
+        dynamic_shared: 0,
+        overlapping: false,
+    };
+    Ok(contract.into_step(k.into_verified(arch.target())?, rung.name(), launch))
 }
 
 fn body<T: Tiles>(k: &mut Builder, cta: &Cta, mut tiles: T) {
@@ -196,10 +180,13 @@ fn body<T: Tiles>(k: &mut Builder, cta: &Cta, mut tiles: T) {
 }
 
 impl Cta {
-    fn new(k: &mut Builder, heads: u32) -> Cta {
-        let inputs = ["q", "k", "v"].map(|name| k.param_pointer(name));
-        let (out, scales) = (k.param_pointer("out"), k.param_pointer("scales"));
-        let (seq, dim, softmax_scale) = (k.param_u32("seq"), k.param_u32("dim"), k.param_f32("scale"));
+    fn new(k: &mut Builder, contract: &mut Contract<'_>, problem: &Problem) -> Cta {
+        let heads = (problem.batch * problem.heads_q) as u32;
+        let inputs = [Tensor::Q, Tensor::K, Tensor::V].map(|tensor| contract.codes(k, tensor));
+        let (out, scales) = (contract.tensor(k, Tensor::Out), contract.scales(k));
+        let seq = contract.u32(k, "seq", problem.seq_q as u32);
+        let dim = contract.u32(k, "dim", problem.head_dim as u32);
+        let softmax_scale = contract.f32(k, "scale", problem.softmax_scale());
         let [thread, block, head, batch, heads_q] = [
             SpecialReg::TidX,
             SpecialReg::CtaidX,

@@ -8,17 +8,18 @@
 //! copies of a tile are waited for at once, so nothing runs beside them.
 
 use problem::Problem;
-use ptx::{Builder, F32, Kernel, Pointer, R32, Shared, Violations};
+use ptx::{Builder, F32, Pointer, R32, Shared, Violations};
 
 use super::RungPlan;
 use super::common::ALIGN;
 use super::u8_common::{self, Cta, KEYS, ROWS, Tile, Tiles, load_decoded};
 use crate::Arch;
+use crate::contract::Step;
 
 /// Elements from row to row.
 const PITCH: u32 = 72;
 
-pub(super) fn emit(problem: &Problem, arch: &Arch) -> Result<Kernel, Violations> {
+pub(super) fn emit(problem: &Problem, arch: &Arch) -> Result<Step, Violations> {
     u8_common::emit(problem, arch, RungPlan::U8Cycle2a, |k| Words {
         queries: k.shared_array("queries", ALIGN, ROWS * PITCH),
         tiles: ["keys", "values"].map(|name| k.shared_array(name, ALIGN, KEYS * PITCH)),

@@ -10,13 +10,14 @@
 //! rows of 80 elements included; copies are a byte a load again.
 
 use problem::Problem;
-use ptx::{Builder, F32, Kernel, Pointer, R32, Shared, Violations};
+use ptx::{Builder, F32, Pointer, R32, Shared, Violations};
 
 use super::RungPlan;
 use super::common::{load_half, store_half};
 use super::u8_common::{self, Cta, DIM, KEYS, ROWS, THREADS, Tile, Tiles, decode, load_code};
 use super::u8_stage_a::Tables;
 use crate::Arch;
+use crate::contract::Step;
 
 /// Elements from row to row.
 const PITCH: u32 = 80;
@@ -30,7 +31,7 @@ pub(super) enum Conversion {
     ThroughRegisters,
 }
 
-pub(super) fn emit(problem: &Problem, arch: &Arch, conversion: Conversion) -> Result<Kernel, Violations> {
+pub(super) fn emit(problem: &Problem, arch: &Arch, conversion: Conversion) -> Result<Step, Violations> {
     let rung = match conversion {
         Conversion::Union => RungPlan::U8StageB,
         Conversion::ThroughRegisters => RungPlan::U8StageBRepaired,

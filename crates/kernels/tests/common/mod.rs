@@ -74,7 +74,7 @@ fn bytes<T: Copy, const N: usize>(values: &[T], to: impl Fn(T) -> [u8; N]) -> Ve
 
 /// Emits the plan's kernel and runs it on fresh inputs.
 pub fn run<M: Machine>(machine: &mut M, problem: &Problem, plan: &Plan, arch: &Arch, seed: u64) -> Run {
-    let kernel = emit(problem, plan, arch).unwrap_or_else(|e| panic!("{plan:?}: {e}"));
+    let kernel = emit(problem, plan, arch).unwrap_or_else(|e| panic!("{plan:?}: {e}")).kernel;
     run_kernel(machine, problem, &kernel, seed).unwrap_or_else(|e| panic!("{plan:?}: {e}"))
 }
 

@@ -12,7 +12,7 @@ use flashcore_lab::launchfile::{Bound, Role};
 use flashcore_lab::provenance::Provenance;
 use flashcore_lab::store::append_line;
 use flashcore_lab::values::Values;
-use kernels::{Arch, Plan, emit};
+use kernels::{Arch, Operand, Plan, emit};
 use problem::Tensor;
 use serde_json::json;
 
@@ -117,9 +117,8 @@ fn try_out(
     arch: &Arch,
     found: &mut Found,
 ) -> Result<(), Error> {
-    let kernel = emit(&case.problem, plan, arch)?;
-    let launch = kernel.launch;
-    let bound = Bound::of_kernel(kernel, &case.problem)?;
+    let bound = Bound::of_step(emit(&case.problem, plan, arch)?, &case.problem);
+    let launch = bound.kernel.launch;
     let began = Instant::now();
     let function = Function::load(context, &bound.kernel, &Expect::of(&launch))?;
     found.compile_ms = began.elapsed().as_secs_f64() * 1e3;
@@ -155,7 +154,7 @@ impl Setup<'_> {
         let inputs = &answer.inputs;
         for (tensor, values) in [(Tensor::Q, &inputs.q), (Tensor::K, &inputs.k), (Tensor::V, &inputs.v)] {
             let laid = values.clone().scatter(problem, tensor);
-            if let Some(slice) = self.slice(Role::Tensor(tensor)) {
+            if let Some(slice) = self.slice(Role::Operand(Operand::Tensor(tensor))) {
                 self.stream.upload(slice, &laid.to_bytes())?;
             }
         }
@@ -179,13 +178,16 @@ impl Setup<'_> {
         let Some(problem) = &self.bound.problem else { return Err("no problem".into()) };
         let mut first = None;
         for repeat in 0..REPEATS {
-            for role in [Role::Tensor(Tensor::Out), Role::Lse] {
+            for role in [Role::Operand(Operand::Tensor(Tensor::Out)), Role::Operand(Operand::Lse)] {
                 self.slice(role).map_or(Ok(()), |slice| self.stream.fill(slice, 0xff))?;
             }
             self.launch()?;
             self.stream.synchronize()?;
-            let outputs = [self.contents(Role::Tensor(Tensor::Out))?, self.contents(Role::Lse)?];
-            if self.contents(Role::Counter)?.iter().any(|&byte| byte != 0) {
+            let outputs = [
+                self.contents(Role::Operand(Operand::Tensor(Tensor::Out)))?,
+                self.contents(Role::Operand(Operand::Lse))?,
+            ];
+            if self.contents(Role::Operand(Operand::Counter))?.iter().any(|&byte| byte != 0) {
                 return Ok(Some("WRONG  the counter is not at 0 after a launch".to_owned()));
             }
             let values = Values::from_bytes(problem.dtype, &outputs[0]).gather(problem, Tensor::Out);

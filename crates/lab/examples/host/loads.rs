@@ -25,7 +25,7 @@ pub fn load(family: &str, cached: bool) -> Outcome {
     for problem in problems() {
         let Ok(plan) = family.default_for(&problem, &arch) else { continue };
         let began = Instant::now();
-        let kernel = emit(&problem, &plan, &arch)?;
+        let kernel = emit(&problem, &plan, &arch)?.kernel;
         let function = Function::load(&context, &kernel, &Expect::of(&kernel.launch))?;
         let ms = began.elapsed().as_secs_f64() * 1e3;
         let text = format!("{ms:.1} ms: dim {}, S {}", problem.head_dim, problem.seq_q);

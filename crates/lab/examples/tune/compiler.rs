@@ -40,8 +40,8 @@ pub fn serve() -> Result<(), Error> {
     let device = Device::open()?;
     for line in io::stdin().lines() {
         let (problem, plan): (Problem, Plan) = serde_json::from_str(&line?)?;
-        if let Ok(kernel) = emit(&problem, &plan, &device.arch) {
-            let _ = device.function(&kernel, || ());
+        if let Ok(step) = emit(&problem, &plan, &device.arch) {
+            let _ = device.function(&step.kernel, || ());
         }
         println!();
     }

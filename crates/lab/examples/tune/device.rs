@@ -101,7 +101,7 @@ impl Device {
     }
 
     fn candidate(&self, problem: &Problem, plan: Plan, compiler: Option<&Compiler>) -> Option<Candidate> {
-        let kernel = emit(problem, &plan, &self.arch).ok()?;
+        let kernel = emit(problem, &plan, &self.arch).ok()?.kernel;
         let function = self.function(&kernel, || {
             if let Some(compiler) = compiler {
                 compiler.compile(problem, &plan);
@@ -142,7 +142,7 @@ impl Device {
 
     /// Draws the problem's tensors and computes the expected output by `plan`.
     pub fn tensors(&self, problem: &Problem, plan: &Plan) -> Result<Tensors, Error> {
-        let bound = Bound::of_kernel(emit(problem, plan, &self.arch)?, problem)?;
+        let bound = Bound::of_step(emit(problem, plan, &self.arch)?, problem);
         let mut buffers = Vec::new();
         let sizes: Vec<usize> = bound.kernel.buffers.iter().map(|spec| spec.bytes).collect();
         // Random inputs can be reused for another shape of equal size and element type.

@@ -7,6 +7,7 @@ use std::time::Instant;
 use driver::{
     Buffer, Call, Context, DeviceSlice, DriverError, Event, Expect, Function, Graph, GraphExec, Stream,
 };
+use kernels::Operand;
 use problem::{Problem, Tensor};
 use serde_json::Value;
 
@@ -127,25 +128,25 @@ impl<'a> Contestant<'a> {
         let mut own = Vec::new();
         for (spec, role) in kernel.buffers.iter().zip(&bound.roles) {
             own.push(match role {
-                Role::Tensor(Tensor::Q | Tensor::K | Tensor::V) => None,
-                Role::Tensor(Tensor::Out) | Role::Lse | Role::Scratch => {
-                    Some(Buffer::new(context, spec.bytes)?)
-                }
-                Role::Counter => Some(Buffer::zeroed(context, spec.bytes)?),
-                Role::Codes(_) | Role::Scales | Role::Fill { .. } => {
+                Role::Operand(Operand::Tensor(Tensor::Q | Tensor::K | Tensor::V)) => None,
+                Role::Operand(Operand::Tensor(Tensor::Out))
+                | Role::Operand(Operand::Lse)
+                | Role::Operand(Operand::Scratch) => Some(Buffer::new(context, spec.bytes)?),
+                Role::Operand(Operand::Counter) => Some(Buffer::zeroed(context, spec.bytes)?),
+                Role::Operand(Operand::Codes(_)) | Role::Operand(Operand::Scales) | Role::Fill { .. } => {
                     return Err(ContestantError::Buffer(spec.name.clone()));
                 }
             });
         }
         let slices: Vec<DeviceSlice<'_>> = (bound.roles.iter().zip(&own))
             .map(|(role, own)| match role {
-                Role::Tensor(Tensor::Q) => inputs[0],
-                Role::Tensor(Tensor::K) => inputs[1],
-                Role::Tensor(Tensor::V) => inputs[2],
+                Role::Operand(Operand::Tensor(Tensor::Q)) => inputs[0],
+                Role::Operand(Operand::Tensor(Tensor::K)) => inputs[1],
+                Role::Operand(Operand::Tensor(Tensor::V)) => inputs[2],
                 _ => own.as_ref().map_or(DeviceSlice::EMPTY, Buffer::slice),
             })
             .collect();
-        let place = bound.roles.iter().position(|role| *role == Role::Tensor(Tensor::Out));
+        let place = bound.roles.iter().position(|role| *role == Role::Operand(Operand::Tensor(Tensor::Out)));
         let out = place.map_or(DeviceSlice::EMPTY, |place| slices[place]);
         Tensors { q: inputs[0], k: inputs[1], v: inputs[2], out }.check(&problem)?;
         let call = Call::of(kernel);

@@ -4,6 +4,7 @@ use std::ops::Range;
 
 use cpu::CpuError;
 use emu::Buffer;
+use kernels::Operand;
 use problem::{Problem, Tensor};
 use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
@@ -33,7 +34,7 @@ impl Feed {
     /// Draws inputs. `None` where the kernel cannot take the style: quantised codes hold neither NaN nor
     /// infinity.
     pub fn draw(bound: &Bound, style: Style, seed: u64) -> Option<Feed> {
-        let quantises = bound.roles.contains(&Role::Scales);
+        let quantises = bound.roles.contains(&Role::Operand(Operand::Scales));
         if quantises && !style.is_finite() {
             return None;
         }
@@ -77,22 +78,34 @@ impl Feed {
         let specs = bound.kernel.buffers.iter().zip(&bound.roles).enumerate();
         specs
             .map(|(index, (spec, role))| match (role, inputs) {
-                (Role::Tensor(Tensor::Q), Some(inputs)) => Buffer::from_bytes(&inputs.q.to_bytes()),
-                (Role::Tensor(Tensor::K), Some(inputs)) => Buffer::from_bytes(&inputs.k.to_bytes()),
-                (Role::Tensor(Tensor::V), Some(inputs)) => Buffer::from_bytes(&inputs.v.to_bytes()),
+                (Role::Operand(Operand::Tensor(Tensor::Q)), Some(inputs)) => {
+                    Buffer::from_bytes(&inputs.q.to_bytes())
+                }
+                (Role::Operand(Operand::Tensor(Tensor::K)), Some(inputs)) => {
+                    Buffer::from_bytes(&inputs.k.to_bytes())
+                }
+                (Role::Operand(Operand::Tensor(Tensor::V)), Some(inputs)) => {
+                    Buffer::from_bytes(&inputs.v.to_bytes())
+                }
                 (Role::Fill { dtype, init }, _) => {
                     filled(spec.bytes, *dtype, *init, self.seed + index as u64)
                 }
-                (Role::Codes(tensor @ (Tensor::Q | Tensor::K | Tensor::V)), _) => quantised(*tensor)
-                    .map_or_else(|| Buffer::uninitialised(spec.bytes), |c| Buffer::from_bytes(c)),
-                (Role::Scales, _) => {
+                (Role::Operand(Operand::Codes(tensor @ (Tensor::Q | Tensor::K | Tensor::V))), _) => {
+                    quantised(*tensor)
+                        .map_or_else(|| Buffer::uninitialised(spec.bytes), |c| Buffer::from_bytes(c))
+                }
+                (Role::Operand(Operand::Scales), _) => {
                     let scales = codes.iter().flat_map(|c| &c.scales).flat_map(|x| x.to_le_bytes());
                     Buffer::from_bytes(&scales.collect::<Vec<u8>>())
                 }
-                (Role::Counter, _) => Buffer::from_bytes(&vec![0; spec.bytes]),
-                (Role::Tensor(_) | Role::Lse | Role::Scratch | Role::Codes(Tensor::Out), _) => {
-                    Buffer::uninitialised(spec.bytes)
-                }
+                (Role::Operand(Operand::Counter), _) => Buffer::from_bytes(&vec![0; spec.bytes]),
+                (
+                    Role::Operand(Operand::Tensor(_))
+                    | Role::Operand(Operand::Lse)
+                    | Role::Operand(Operand::Scratch)
+                    | Role::Operand(Operand::Codes(Tensor::Out)),
+                    _,
+                ) => Buffer::uninitialised(spec.bytes),
             })
             .collect()
     }
@@ -116,9 +129,11 @@ impl Feed {
         for ((spec, role), (before, after)) in specs.zip(before.iter().zip(after)) {
             let input = matches!(
                 role,
-                Role::Tensor(Tensor::Q | Tensor::K | Tensor::V) | Role::Codes(_) | Role::Scales
+                Role::Operand(Operand::Tensor(Tensor::Q | Tensor::K | Tensor::V))
+                    | Role::Operand(Operand::Codes(_))
+                    | Role::Operand(Operand::Scales)
             );
-            if *role == Role::Counter && before != after {
+            if *role == Role::Operand(Operand::Counter) && before != after {
                 check.fail(format!("the kernel left its {} at another value than 0", spec.name));
             }
             if input && before != after {
@@ -137,10 +152,10 @@ impl Feed {
     ) {
         let Some(problem) = &bound.problem else { return };
         let contents = |wanted: Role| bound.roles.iter().position(|&r| r == wanted).map(|i| &after[i]);
-        let Some(out) = contents(Role::Tensor(Tensor::Out)) else {
+        let Some(out) = contents(Role::Operand(Operand::Tensor(Tensor::Out))) else {
             return check.leave_incomplete("nothing was judged: the kernel has no `out`".to_owned());
         };
-        let lse = contents(Role::Lse)
+        let lse = contents(Role::Operand(Operand::Lse))
             .map(|bytes| wide(&Values::from_bytes(problem::DType::F32, bytes), 0..usize::MAX));
         let rows = row_ranges(problem);
         check_gaps(out, &rows, problem.dtype.bytes(), check);

@@ -4,6 +4,7 @@ use std::ops::Range;
 
 use cpu::CpuError;
 use emu::{Buffer, EmuError, Options, Schedule};
+use kernels::Operand;
 use problem::{Problem, Tensor};
 
 use super::feed::{Feed, row_ranges};
@@ -202,7 +203,7 @@ fn run_once(
 /// The bytes of `out` and `lse` that the kernel must write.
 pub(super) fn must_write(bound: &Bound) -> std::collections::HashMap<usize, Vec<Range<usize>>> {
     let Some(problem) = &bound.problem else { return Default::default() };
-    let at = bound.roles.iter().position(|&r| r == Role::Tensor(Tensor::Out));
+    let at = bound.roles.iter().position(|&r| r == Role::Operand(Operand::Tensor(Tensor::Out)));
     let Some(index) = at else { return Default::default() };
     let bytes = problem.dtype.bytes();
     let mut rows = row_ranges(problem);

@@ -4,8 +4,8 @@
 
 use cpu::CpuError;
 use emu::Buffer;
-use kernels::{Arch, KernelError, Plan};
-use problem::{Problem, ProblemError};
+use kernels::{Arch, KernelError, Operand, Plan};
+use problem::Problem;
 use ptx::{Access, Arg, Kernel, Machine};
 
 use super::feed::Feed;
@@ -56,13 +56,7 @@ pub enum TrialError<E: std::error::Error> {
 /// # Errors
 /// When the kernel cannot be emitted.
 pub fn bind(plan: &Plan, problem: &Problem, arch: &Arch) -> Result<Bound, KernelError> {
-    let kernel = kernels::emit(problem, plan, arch)?;
-    // `emit` guarantees the buffer names of every family.
-    Bound::of_kernel(kernel, problem).map_err(|_| {
-        let accepted = "q, k, v, out, lse, counter, q_codes, k_codes, v_codes, scales";
-        ProblemError::UnknownName { what: "buffer of the kernel", value: plan.family().to_owned(), accepted }
-            .into()
-    })
+    Ok(Bound::of_step(kernels::emit(problem, plan, arch)?, problem))
 }
 
 /// Runs `bound` once on `feed`. `references` belong to the feed and are computed by the caller, so that
@@ -167,7 +161,7 @@ fn guarded(kernel: &Kernel) -> Kernel {
 }
 
 const fn is_output(role: Role) -> bool {
-    matches!(role, Role::Tensor(problem::Tensor::Out) | Role::Lse)
+    matches!(role, Role::Operand(Operand::Tensor(problem::Tensor::Out)) | Role::Operand(Operand::Lse))
 }
 
 /// Checks that no output element still has the initial pattern of ones. Arithmetic yields a different NaN.
@@ -177,7 +171,7 @@ fn check_written(bound: &Bound, after: &[Vec<u8>], check: &mut CheckReport) {
         after.iter().zip(&bound.roles).enumerate().filter(|(_, (_, r))| is_output(**r))
     {
         let size = match (role, &bound.problem) {
-            (Role::Tensor(_), Some(problem)) => problem.dtype.bytes(),
+            (Role::Operand(Operand::Tensor(_)), Some(problem)) => problem.dtype.bytes(),
             _ => 4,
         };
         let whole = 0..bytes.len();

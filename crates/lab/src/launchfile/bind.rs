@@ -1,5 +1,6 @@
 //! Binds a launch file to the module that it launches.
 
+use kernels::{Operand, Step};
 use problem::{Problem, Tensor};
 use ptx::{Access, Arg, BufferSpec, Function, Kernel, Launch, Module, Param, TensorMapSpec, Verified};
 
@@ -8,20 +9,16 @@ use super::{ArgSpec, BufferType, Init, LaunchError, LaunchSpec, MapTarget, Memor
 /// The role of a kernel's buffer: what the gate fills in and what it judges.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Role {
-    /// A tensor of the problem. Inputs are drawn, the output is judged.
-    Tensor(Tensor),
-    /// An input quantised to u8, head by head.
-    Codes(Tensor),
-    /// The scales of quantised inputs, f32: of each head of Q, then of K, then of V.
-    Scales,
-    /// The log-sum-exp output, f32, `[batch][head][row]`.
-    Lse,
-    /// Memory that the kernel uses across launches: zeros before and after each launch.
-    Counter,
-    /// Memory that the kernel uses within a launch. Its contents before and after are not specified.
-    Scratch,
+    /// What generated kernels take. Inputs are drawn, `out` and the LSE are judged.
+    Operand(Operand),
     /// Memory with given initial contents. Its final contents are not judged.
     Fill { dtype: BufferType, init: Init },
+}
+
+impl From<Operand> for Role {
+    fn from(operand: Operand) -> Role {
+        Role::Operand(operand)
+    }
 }
 
 /// A kernel with the roles of its buffers, which the gate can check.
@@ -35,31 +32,10 @@ pub struct Bound {
 }
 
 impl Bound {
-    /// A generated kernel, whose buffers are named `q`, `k`, `v`, `out` and `lse`; `q_codes` and so on with
-    /// `scales` where inputs are quantised; and `counter` and `scratch` where CTAs share tiles. The module
-    /// gets the line numbers of its printed form, so that findings name lines.
-    ///
-    /// # Errors
-    /// When a buffer's name has no role.
-    pub fn of_kernel(kernel: Kernel, problem: &Problem) -> Result<Bound, LaunchError> {
-        let role = |buffer: &BufferSpec| match buffer.name.as_str() {
-            "lse" => Ok(Role::Lse),
-            "scales" => Ok(Role::Scales),
-            "counter" => Ok(Role::Counter),
-            "scratch" => Ok(Role::Scratch),
-            "q_codes" => Ok(Role::Codes(Tensor::Q)),
-            "k_codes" => Ok(Role::Codes(Tensor::K)),
-            "v_codes" => Ok(Role::Codes(Tensor::V)),
-            name => Tensor::ALL.into_iter().find(|t| t.name() == name).map(Role::Tensor).ok_or_else(|| {
-                LaunchError::value(
-                    "buffer",
-                    name,
-                    "q, k, v, out, lse, counter, scratch, q_codes, k_codes, v_codes, scales",
-                )
-            }),
-        };
-        let roles = kernel.buffers.iter().map(role).collect::<Result<_, _>>()?;
-        Ok(Bound { kernel, roles, problem: Some(problem.clone()) })
+    /// A generated kernel. The module gets the line numbers of its printed form, so that findings name lines.
+    pub fn of_step(step: Step, problem: &Problem) -> Bound {
+        let roles = step.operands.into_iter().map(Role::from).collect();
+        Bound { kernel: step.kernel, roles, problem: Some(problem.clone()) }
     }
 }
 
@@ -186,7 +162,12 @@ impl Contract {
         let arg = &spec.args[index];
         let tensor = |tensor: Tensor| {
             let access = if tensor == Tensor::Out { Access::Write } else { Access::Read };
-            (Role::Tensor(tensor), tensor.name().to_owned(), access, spec.tensor_bytes(tensor))
+            (
+                Role::Operand(Operand::Tensor(tensor)),
+                tensor.name().to_owned(),
+                access,
+                spec.tensor_bytes(tensor),
+            )
         };
         let memory = |memory: &Memory| {
             let role = Role::Fill { dtype: memory.dtype, init: memory.init };
@@ -194,7 +175,9 @@ impl Contract {
         };
         let (role, name, access, bytes) = match arg {
             ArgSpec::Tensor(of) => tensor(*of),
-            ArgSpec::Lse => (Role::Lse, "lse".to_owned(), Access::Write, spec.buffer_bytes(arg)),
+            ArgSpec::Lse => {
+                (Role::Operand(Operand::Lse), "lse".to_owned(), Access::Write, spec.buffer_bytes(arg))
+            }
             ArgSpec::Buffer(of) => memory(of),
             ArgSpec::TensorMap(map) => match &map.target {
                 MapTarget::Tensor(of) => tensor(*of),

@@ -1,3 +1,4 @@
+use kernels::Operand;
 use problem::{Band, DType, Tensor};
 use ptx::{
     Arg, Dim3, Function, FunctionKind, Item, LaunchBounds, Linkage, Module, Param, ParamSpace, Target,
@@ -77,7 +78,7 @@ fn reads_what_is_documented() {
     assert_eq!(bound.kernel.args[3], Arg::F32(2.0));
     assert_eq!(bound.kernel.args[2], Arg::Buffer { index: 2, offset: 0 });
     assert_eq!(bound.kernel.buffers[2].bytes, 40);
-    assert_eq!(bound.roles[1], Role::Tensor(Tensor::Out));
+    assert_eq!(bound.roles[1], Role::Operand(Operand::Tensor(Tensor::Out)));
 }
 
 fn refusal(from: &str, to: &str) -> String {
@@ -256,7 +257,10 @@ fn tensor_maps_show_tensors_buffers_and_memory_of_their_own() {
     let bound = spec.bind(module(&params, LaunchBounds::default())).unwrap();
     let own = Role::Fill { dtype: BufferType::U8, init: Init::Iota };
     let fill = Role::Fill { dtype: BufferType::F16, init: Init::Uninitialised };
-    assert_eq!(bound.roles, [fill, Role::Tensor(Tensor::K), own, Role::Tensor(Tensor::Out)]);
+    assert_eq!(
+        bound.roles,
+        [fill, Role::Operand(Operand::Tensor(Tensor::K)), own, Role::Operand(Operand::Tensor(Tensor::Out))]
+    );
     let buffers: Vec<_> = bound.kernel.tensor_maps.iter().map(|map| map.buffer).collect();
     assert_eq!(buffers, [1, 0, 2]);
     // Heads lie between rows, in the map as in the tensor of the pointer argument.

@@ -2,6 +2,7 @@
 
 use std::fmt::Write;
 
+use kernels::Operand;
 use kernels::select::Shape;
 use problem::{Problem, Score, Tensor};
 use ptx::{Arg, L2Promotion, Swizzle, TensorMapSpec};
@@ -44,14 +45,18 @@ impl Bound {
 
     fn role_name(&self, buffer: usize) -> Option<&'static str> {
         match self.roles.get(buffer)? {
-            Role::Tensor(tensor) => Some(tensor.name()),
-            Role::Lse => Some("lse"),
-            Role::Codes(_) | Role::Scales | Role::Counter | Role::Scratch | Role::Fill { .. } => None,
+            Role::Operand(Operand::Tensor(tensor)) => Some(tensor.name()),
+            Role::Operand(Operand::Lse) => Some("lse"),
+            Role::Operand(Operand::Codes(_))
+            | Role::Operand(Operand::Scales)
+            | Role::Operand(Operand::Counter)
+            | Role::Operand(Operand::Scratch)
+            | Role::Fill { .. } => None,
         }
     }
 
     fn map_table(&self, map: &TensorMapSpec) -> Option<String> {
-        let Some(Role::Tensor(tensor @ (Tensor::Q | Tensor::K | Tensor::V | Tensor::Out))) =
+        let Some(Role::Operand(Operand::Tensor(tensor @ (Tensor::Q | Tensor::K | Tensor::V | Tensor::Out)))) =
             self.roles.get(map.buffer)
         else {
             return None;

@@ -1,7 +1,7 @@
 //! The same launch on several streams at once, in varying order, must be bit-identical each time.
 
 use driver::{Buffer, Call, DriverError, Expect, Function, Gpu, Stream};
-use kernels::Arch;
+use kernels::{Arch, Operand};
 use problem::Problem;
 
 use super::{Check, FEW, Making, Settings};
@@ -58,7 +58,9 @@ fn at_once(gpu: &Gpu, bound: &Bound, rounds: u32, making: &mut Making) -> Result
         }
         lanes.push((Stream::new(context)?, buffers));
     }
-    let output = |role: &Role| matches!(role, Role::Tensor(problem::Tensor::Out) | Role::Lse);
+    let output = |role: &Role| {
+        matches!(role, Role::Operand(Operand::Tensor(problem::Tensor::Out)) | Role::Operand(Operand::Lse))
+    };
     let mut first: Option<Vec<u8>> = None;
     for round in 0..rounds as usize {
         // Each round starts with another stream, and every other round runs backwards.

@@ -22,5 +22,5 @@ pub fn small_tiles(problem: &Problem, queries: QueryHome, stages: u32) -> Bound 
         lse: true,
         ..MmaPlan::default_for(problem, &arch)
     };
-    Bound::of_kernel(kernels::emit(problem, &Plan::Mma(genes), &arch).unwrap(), problem).unwrap()
+    Bound::of_step(kernels::emit(problem, &Plan::Mma(genes), &arch).unwrap(), problem)
 }

@@ -5,39 +5,32 @@ use attend::{
     store_lse,
 };
 use problem::{Problem, Tensor};
-use ptx::{
-    Arg, Builder, Dim3, F32, Global, Half, Kernel, Launch, Pointer, R32, R64, Shared, SpecialReg, Violations,
-};
+use ptx::{Builder, Dim3, F32, Global, Half, Launch, Pointer, R32, R64, Shared, SpecialReg, Violations};
 use tile::{
     AccTile, MatrixReader, OperandA, Sign, Threads, TileCopy, TileLayout, divide, mma_ab, mma_abt, store_rows,
 };
 
 use super::plan::{Grid, MmaPlan, QueryHome};
 use crate::Arch;
+use crate::contract::{Contract, Step};
 use crate::forward::contract::{
-    band_args, declare_band, declare_softcap, factor, half, head_strides, lse_of_row, pointer, softcap_args,
-    stepped, tensor_buffers,
+    declare_band, declare_head_strides, declare_softcap, factor, half, lse_of_row, stepped,
 };
 
 const ENTRY: &str = "flash_forward_mma";
 
 impl MmaPlan {
     /// The kernel; the plan has been checked.
-    pub(crate) fn emit(&self, problem: &Problem, arch: &Arch) -> Result<Kernel, Violations> {
+    pub(crate) fn emit(&self, problem: &Problem, arch: &Arch) -> Result<Step, Violations> {
         let mut k = Builder::kernel(ENTRY);
         k.max_threads(self.threads());
         if let Some(resident) = self.resident_ctas {
             k.min_ctas_per_sm(resident);
         }
-        Forward::new(&mut k, problem, self).body(&mut k);
-        Ok(Kernel {
-            module: k.into_verified(arch.target())?,
-            entry: ENTRY.to_owned(),
-            launch: self.launch(problem),
-            buffers: tensor_buffers(problem, self.lse),
-            tensor_maps: Vec::new(),
-            args: args(problem, self.lse),
-        })
+        let mut contract = Contract::new(problem);
+        let params = Params::declare(&mut k, &mut contract, problem, self.lse);
+        Forward::new(&mut k, problem, self, params).body(&mut k);
+        Ok(contract.into_step(k.into_verified(arch.target())?, ENTRY, self.launch(problem)))
     }
 
     fn launch(&self, problem: &Problem) -> Launch {
@@ -67,7 +60,7 @@ struct Forward<'a> {
     shared: Shared,
 }
 
-/// The kernel's parameters, in the order of [`args`].
+/// The kernel's parameters.
 struct Params {
     /// For q, k, v and out: the start, and the strides in bytes of batch entries and of heads.
     tensors: [(Global, R64, R64); 4],
@@ -81,30 +74,27 @@ struct Params {
 }
 
 impl Params {
-    fn declare(k: &mut Builder, problem: &Problem, lse: bool) -> Params {
-        let pointers = Tensor::ALL.map(|tensor| k.param_pointer(tensor.name()));
-        let lse = lse.then(|| k.param_pointer("lse"));
-        let tensors = [0, 1, 2, 3].map(|i| {
-            let name = Tensor::ALL[i].name();
-            let batch_bytes = k.param_u64(&format!("{name}_batch_bytes"));
-            (pointers[i], batch_bytes, k.param_u64(&format!("{name}_head_bytes")))
+    fn declare(k: &mut Builder, c: &mut Contract<'_>, problem: &Problem, lse: bool) -> Params {
+        let pointers = Tensor::ALL.map(|tensor| c.tensor(k, tensor));
+        let lse = lse.then(|| c.lse(k));
+        let tensors = Tensor::ALL.map(|tensor| {
+            let [batch_bytes, head_bytes] = declare_head_strides(k, c, problem, tensor);
+            (pointers[tensor as usize], batch_bytes, head_bytes)
         });
-        let (seq_q, seq_kv) = (k.param_u32("seq_q"), k.param_u32("seq_kv"));
         Params {
             tensors,
             lse,
-            seq_q,
-            seq_kv,
-            factor: k.param_f32("scale_log2e"),
-            band: declare_band(k, problem),
-            softcap: declare_softcap(k, problem),
+            seq_q: c.u32(k, "seq_q", problem.seq_q as u32),
+            seq_kv: c.u32(k, "seq_kv", problem.seq_kv as u32),
+            factor: c.f32(k, "scale_log2e", factor(problem)),
+            band: declare_band(k, c, problem),
+            softcap: declare_softcap(k, c, problem),
         }
     }
 }
 
 impl<'a> Forward<'a> {
-    fn new(k: &mut Builder, problem: &'a Problem, plan: &'a MmaPlan) -> Forward<'a> {
-        let params = Params::declare(k, problem, plan.lse);
+    fn new(k: &mut Builder, problem: &'a Problem, plan: &'a MmaPlan, params: Params) -> Forward<'a> {
         let row_block = row_block(k, plan.grid, &params.band);
         let first = k.mul(row_block, plan.block_m);
         Forward {
@@ -341,16 +331,4 @@ fn head_and_batch(k: &mut Builder, grid: Grid) -> [R32; 2] {
         Grid::HeadsFirst => [SpecialReg::CtaidX, SpecialReg::CtaidY],
     }
     .map(|register| k.special(register))
-}
-
-/// One value per parameter, in the order in which [`Forward::new`] declares them.
-fn args(problem: &Problem, lse: bool) -> Vec<Arg> {
-    let mut args: Vec<Arg> = Tensor::ALL.into_iter().map(|tensor| pointer(problem, tensor)).collect();
-    args.extend(lse.then_some(Arg::Buffer { index: 4, offset: 0 }));
-    for tensor in Tensor::ALL {
-        args.extend(head_strides(problem, tensor));
-    }
-    args.extend([Arg::U32(problem.seq_q as u32), Arg::U32(problem.seq_kv as u32), Arg::F32(factor(problem))]);
-    args.extend(band_args(problem).chain(softcap_args(problem)));
-    args
 }

@@ -3,42 +3,31 @@
 use attend::{Exchange, KeyBand, Masker, OnlineSoftmax, Place, RowRange, Softcap};
 use problem::{Problem, Tensor};
 use ptx::{
-    Arg, Builder, CmpOp, Dim3, F32, Global, Half, Kernel, Launch, Pointer, R32, R64, Shared, SpecialReg,
-    Target, TensorMapPtr, Violations,
+    Builder, CmpOp, Dim3, F32, Global, Half, Launch, Pointer, R32, R64, Shared, SpecialReg, Target,
+    TensorMapPtr, Violations,
 };
 use tile::{AccTile, Mbarriers, Products, SwizzledTile, Threads, WARPGROUP_ROWS, divide};
 
 use super::block::{Block, WARP_ROWS};
 use super::loads::{Loads, Source};
 use super::plan::{Merge, RowOrder, Scores, SmallPlan};
+use crate::contract::{Contract, Step};
 use crate::forward::contract::{
-    band_args, declare_band, declare_softcap, half, head_strides, pointer, softcap_args, tensor_buffers,
-    tensor_rows, unsigned_factor,
+    declare_band, declare_head_strides, declare_map, declare_softcap, half, unsigned_factor,
 };
 
 const ENTRY: &str = "flash_forward_small";
 
 impl SmallPlan {
     /// The kernel; the plan has been checked.
-    pub(crate) fn emit(&self, problem: &Problem) -> Result<Kernel, Violations> {
+    pub(crate) fn emit(&self, problem: &Problem) -> Result<Step, Violations> {
         let mut k = Builder::kernel(ENTRY);
         k.max_threads(self.threads());
         k.min_ctas_per_sm(self.resident_ctas);
-        Forward::new(&mut k, problem, self).body(&mut k);
-        let tiles = [self.query_tile(problem), self.key_tile(problem), self.value_tile(problem)];
-        let tensors = [Tensor::Q, Tensor::K, Tensor::V];
-        Ok(Kernel {
-            module: k.into_verified(Target::sm_a(90))?,
-            entry: ENTRY.to_owned(),
-            launch: self.launch(problem),
-            buffers: tensor_buffers(problem, self.lse),
-            tensor_maps: tensors
-                .iter()
-                .zip(tiles)
-                .map(|(&t, tile)| tile.map(&tensor_rows(problem, t)))
-                .collect(),
-            args: args(problem, self.lse),
-        })
+        let mut contract = Contract::new(problem);
+        let params = Params::declare(&mut k, &mut contract, problem, self);
+        Forward::new(&mut k, problem, self, params).body(&mut k);
+        Ok(contract.into_step(k.into_verified(Target::sm_a(90))?, ENTRY, self.launch(problem)))
     }
 
     fn launch(&self, problem: &Problem) -> Launch {
@@ -57,7 +46,7 @@ impl SmallPlan {
     }
 }
 
-/// The kernel's parameters, in the order of [`args`].
+/// The kernel's parameters.
 pub(super) struct Params {
     /// Tensor maps of Q, K and V.
     maps: [TensorMapPtr; 3],
@@ -74,17 +63,22 @@ pub(super) struct Params {
 }
 
 impl Params {
-    fn declare(k: &mut Builder, problem: &Problem, lse: bool) -> Params {
+    fn declare(k: &mut Builder, c: &mut Contract<'_>, problem: &Problem, plan: &SmallPlan) -> Params {
+        let tiles = [
+            (Tensor::Q, plan.query_tile(problem)),
+            (Tensor::K, plan.key_tile(problem)),
+            (Tensor::V, plan.value_tile(problem)),
+        ];
         Params {
-            maps: ["q_map", "k_map", "v_map"].map(|name| k.param_tensor_map(name)),
-            out: k.param_pointer("out"),
-            lse: lse.then(|| k.param_pointer("lse")),
-            out_strides: ["out_batch_bytes", "out_head_bytes"].map(|name| k.param_u64(name)),
-            seq_q: k.param_u32("seq_q"),
-            seq_kv: k.param_u32("seq_kv"),
-            factor: k.param_f32("scale_log2e"),
-            band: declare_band(k, problem),
-            softcap: declare_softcap(k, problem),
+            maps: tiles.map(|tile| declare_map(k, c, problem, tile)),
+            out: c.tensor(k, Tensor::Out),
+            lse: plan.lse.then(|| c.lse(k)),
+            out_strides: declare_head_strides(k, c, problem, Tensor::Out),
+            seq_q: c.u32(k, "seq_q", problem.seq_q as u32),
+            seq_kv: c.u32(k, "seq_kv", problem.seq_kv as u32),
+            factor: c.f32(k, "scale_log2e", unsigned_factor(problem)),
+            band: declare_band(k, c, problem),
+            softcap: declare_softcap(k, c, problem),
         }
     }
 }
@@ -107,8 +101,7 @@ pub(super) struct Forward<'a> {
 }
 
 impl<'a> Forward<'a> {
-    fn new(k: &mut Builder, problem: &'a Problem, plan: &'a SmallPlan) -> Forward<'a> {
-        let params = Params::declare(k, problem, plan.lse);
+    fn new(k: &mut Builder, problem: &'a Problem, plan: &'a SmallPlan, params: Params) -> Forward<'a> {
         let place = Place::new(k, plan.division());
         let threads = place.threads(k, plan.division());
         let work = Work::of_cluster(k, plan, &params.band);
@@ -314,19 +307,4 @@ impl Work {
 fn from_last(k: &mut Builder, index: R32, count: R32) -> R32 {
     let last = k.sub(count, 1);
     k.sub(last, index)
-}
-
-/// One value per parameter, in the order in which [`Params::declare`] declares them.
-fn args(problem: &Problem, lse: bool) -> Vec<Arg> {
-    let mut args: Vec<Arg> = (0..3).map(|index| Arg::TensorMap { index }).collect();
-    args.push(pointer(problem, Tensor::Out));
-    args.extend(lse.then_some(Arg::Buffer { index: 4, offset: 0 }));
-    args.extend(head_strides(problem, Tensor::Out));
-    args.extend([
-        Arg::U32(problem.seq_q as u32),
-        Arg::U32(problem.seq_kv as u32),
-        Arg::F32(unsigned_factor(problem)),
-    ]);
-    args.extend(band_args(problem).chain(softcap_args(problem)));
-    args
 }

@@ -7,38 +7,48 @@ use attend::{
 };
 use problem::{Problem, Tensor};
 use ptx::{
-    Builder, CmpOp, F32, Global, Half, Kernel, Pointer, R32, R64, Shared, Src, Target, TensorMapPtr,
+    Builder, CmpOp, Dim3, F32, Global, Half, Launch, Pointer, R32, R64, Shared, Src, Target, TensorMapPtr,
     Violations,
 };
 use tile::{
-    AccTile, BulkStore, Cluster, Consumer, Handout, Ones, OperandTile, PingPong, Pipeline, Products, Roles,
-    SharedMatrix, StreamK, SwizzledTile, Tail, TileBroadcast, TileGrid, TileRing, TileScheduler, TileStream,
-    Turns, WarpRows, WarpgroupVote, WorkTile,
+    AccTile, BulkStore, COUNTER_BYTES, Cluster, Consumer, Handout, Ones, OperandTile, PingPong, Pipeline,
+    Products, Roles, SharedMatrix, StreamK, SwizzledTile, Tail, TileBroadcast, TileGrid, TileRing,
+    TileScheduler, TileStream, Turns, WarpRows, WarpgroupVote, WorkTile,
 };
 
-use super::launch::LOADED;
 use super::plan::{Diagonal, Ends, Softmax, Store, WgmmaPlan};
 use crate::Arch;
-use crate::forward::contract::{declare_band, declare_softcap, half};
+use crate::contract::{Contract, Step};
+use crate::forward::contract::{
+    declare_band, declare_head_strides, declare_map, declare_softcap, half, unsigned_factor,
+};
 
 const ENTRY: &str = "flash_forward_wgmma";
+/// The tensors that are loaded through tensor maps.
+const LOADED: [Tensor; 3] = [Tensor::Q, Tensor::K, Tensor::V];
 
 impl WgmmaPlan {
     /// The kernel; the plan has been checked.
-    pub(crate) fn emit(&self, problem: &Problem, arch: &Arch) -> Result<Kernel, Violations> {
+    pub(crate) fn emit(&self, problem: &Problem, arch: &Arch) -> Result<Step, Violations> {
         let mut k = Builder::kernel(ENTRY);
         k.max_threads(self.threads());
         // Without this bound ptxas ignores `setmaxnreg`.
         k.min_ctas_per_sm(self.resident);
-        Forward::new(&mut k, problem, self).body(&mut k);
-        Ok(Kernel {
-            module: k.into_verified(Target::sm_a(arch.sm))?,
-            entry: ENTRY.to_owned(),
-            launch: self.launch(problem, arch),
-            buffers: self.buffers(problem, arch),
-            tensor_maps: self.tensor_maps(problem),
-            args: self.args(problem, arch),
-        })
+        let mut contract = Contract::new(problem);
+        let params = Params::declare(&mut k, &mut contract, problem, self, arch);
+        Forward::new(&mut k, problem, self, params).body(&mut k);
+        Ok(contract.into_step(k.into_verified(Target::sm_a(arch.sm))?, ENTRY, self.launch(problem, arch)))
+    }
+
+    fn launch(&self, problem: &Problem, arch: &Arch) -> Launch {
+        let takers = self.takers(problem, arch) as u32;
+        Launch {
+            grid: Dim3(takers * self.cluster, 1, 1),
+            cluster: Dim3(self.cluster, 1, 1),
+            block: Dim3(self.threads(), 1, 1),
+            dynamic_shared: self.shared_bytes(problem),
+            overlapping: false,
+        }
     }
 
     fn roles(&self) -> Roles {
@@ -111,7 +121,7 @@ pub(super) struct Forward<'a> {
     pub(super) ones: Option<Ones>,
 }
 
-/// The kernel's parameters, in the order of [`WgmmaPlan::args`].
+/// The kernel's parameters.
 pub(super) struct Params {
     pub(super) maps: [TensorMapPtr; 3],
     pub(super) out_map: Option<TensorMapPtr>,
@@ -133,24 +143,46 @@ pub(super) struct Params {
 }
 
 impl Params {
-    fn declare(k: &mut Builder, problem: &Problem, plan: &WgmmaPlan) -> Params {
-        let maps = LOADED.map(|tensor| k.param_tensor_map(&format!("{}_map", tensor.name())));
-        let out_map = (plan.store == Store::Bulk).then(|| k.param_tensor_map("out_map"));
-        let out = k.param_pointer("out");
-        let lse = plan.lse.then(|| k.param_pointer("lse"));
-        let counter = (plan.handout == Handout::Dynamic).then(|| k.param_pointer("counter"));
-        let shared = plan.tail == Tail::Shared;
-        let parts = shared.then(|| ["scratch", "counter"].map(|name| k.param_pointer(name)));
-        let [out_batch_bytes, out_head_bytes] = ["out_batch_bytes", "out_head_bytes"].map(|n| k.param_u64(n));
-        let [seq_q, seq_kv, tiles, row_blocks, heads, section] =
-            ["seq_q", "seq_kv", "tiles", "row_blocks", "heads", "section"].map(|name| k.param_u32(name));
-        let grid = TileGrid { order: plan.order, tiles, row_blocks, heads, section };
-        let shares = shared.then(|| {
-            let [blocks, whole, piece, longer] =
-                ["blocks", "whole_tiles", "piece", "longer"].map(|name| k.param_u32(name));
-            StreamK { blocks, whole, piece, longer }
+    fn declare(
+        k: &mut Builder,
+        c: &mut Contract<'_>,
+        problem: &Problem,
+        plan: &WgmmaPlan,
+        arch: &Arch,
+    ) -> Params {
+        let [q, key, value] = plan.tile_shapes(problem);
+        let maps = [(Tensor::Q, q), (Tensor::K, key), (Tensor::V, value)]
+            .map(|tile| declare_map(k, c, problem, tile));
+        let rows_out = BulkStore::tile(problem.head_dim_v as u32);
+        let out_map =
+            (plan.store == Store::Bulk).then(|| declare_map(k, c, problem, (Tensor::Out, rows_out)));
+        let out = c.tensor(k, Tensor::Out);
+        let lse = plan.lse.then(|| c.lse(k));
+        let counter = (plan.handout == Handout::Dynamic).then(|| c.counter(k, COUNTER_BYTES));
+        let parts = (plan.tail == Tail::Shared).then(|| {
+            // The sizes do not depend on the lengths, and are never 0: an empty buffer has no address.
+            let (room, warps) = (plan.room(arch), plan.tile_warps());
+            let bytes = StreamKMerge::bytes(room, warps, problem.head_dim_v as u32).max(16);
+            let counter_bytes = StreamKMerge::counter_bytes(room, warps).max(16);
+            [c.scratch(k, bytes as usize), c.counter(k, counter_bytes as usize)]
         });
-        let factor = k.param_f32("scale_log2e");
+        let [out_batch_bytes, out_head_bytes] = declare_head_strides(k, c, problem, Tensor::Out);
+        let seq_q = c.u32(k, "seq_q", problem.seq_q as u32);
+        let seq_kv = c.u32(k, "seq_kv", problem.seq_kv as u32);
+        let grid = TileGrid {
+            order: plan.order,
+            tiles: c.u32(k, "tiles", plan.tile_count(problem) as u32),
+            row_blocks: c.u32(k, "row_blocks", plan.row_blocks(problem) as u32),
+            heads: c.u32(k, "heads", plan.tile_heads(problem) as u32),
+            section: c.u32(k, "section", plan.section(problem) as u32),
+        };
+        let shares = plan.last_round(problem, arch).map(|round| StreamK {
+            blocks: c.u32(k, "blocks", round.blocks as u32),
+            whole: c.u32(k, "whole_tiles", round.whole() as u32),
+            piece: c.u32(k, "piece", round.piece() as u32),
+            longer: c.u32(k, "longer", round.longer() as u32),
+        });
+        let factor = c.f32(k, "scale_log2e", unsigned_factor(problem));
         Params {
             maps,
             out_map,
@@ -165,15 +197,14 @@ impl Params {
             grid,
             shares,
             factor,
-            band: declare_band(k, problem),
-            softcap: declare_softcap(k, problem),
+            band: declare_band(k, c, problem),
+            softcap: declare_softcap(k, c, problem),
         }
     }
 }
 
 impl<'a> Forward<'a> {
-    fn new(k: &mut Builder, problem: &'a Problem, plan: &'a WgmmaPlan) -> Forward<'a> {
-        let params = Params::declare(k, problem, plan);
+    fn new(k: &mut Builder, problem: &'a Problem, plan: &'a WgmmaPlan, params: Params) -> Forward<'a> {
         let [q, key, value] = plan.tile_shapes(problem);
         let shared = k.dynamic_shared(SwizzledTile::ALIGNMENT);
         let cluster = Cluster::new(k, plan.cluster);

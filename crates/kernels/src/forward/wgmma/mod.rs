@@ -19,7 +19,6 @@
 mod check;
 mod default;
 mod emit;
-mod launch;
 mod plan;
 mod rows;
 mod store;

@@ -1,7 +1,7 @@
 //! Turns a candidate into a kernel with buffer roles, or into a fault.
 
 use kernels::select::Shape;
-use kernels::{Arch, KernelError, Plan, emit};
+use kernels::{Arch, KernelError, Operand, Plan, emit};
 use problem::{Problem, Tensor};
 
 use crate::evolve::{Candidate, Language, Source, Stage};
@@ -50,11 +50,11 @@ pub fn bound(candidate: &Candidate, problem: &Problem, arch: &Arch) -> Result<Bo
 
 fn of_plan(plan: &Plan, problem: &Problem, arch: &Arch) -> Result<Bound, Fault> {
     plan.check(problem, arch).map_err(|error| Fault::new("plan", error))?;
-    let kernel = emit(problem, plan, arch).map_err(|error| match error {
+    let step = emit(problem, plan, arch).map_err(|error| match error {
         KernelError::Plan(error) => Fault::new("plan", error),
         error => Fault::new("emit", error),
     })?;
-    Bound::of_kernel(kernel, problem).map_err(|error| Fault::new("emit", error))
+    Ok(Bound::of_step(step, problem))
 }
 
 fn of_source(source: &Source, problem: &Problem, arch: &Arch) -> Result<Bound, Fault> {
@@ -97,12 +97,17 @@ fn of_source(source: &Source, problem: &Problem, arch: &Arch) -> Result<Bound, F
     })?;
     let bound = launch.bind(module).map_err(|error| Fault::new("launch", error))?;
     // A race needs these tensors.
-    if let Some(missing) = Tensor::ALL.into_iter().find(|&t| !bound.roles.contains(&Role::Tensor(t))) {
+    if let Some(missing) =
+        Tensor::ALL.into_iter().find(|&t| !bound.roles.contains(&Role::Operand(Operand::Tensor(t))))
+    {
         let detail =
             format!("no argument is {}; accepted: all of q, k, v and out, and lse or not", missing.name());
         return Err(Fault::new("launch", detail));
     }
-    let other = bound.roles.iter().position(|role| !matches!(role, Role::Tensor(_) | Role::Lse));
+    let other = bound
+        .roles
+        .iter()
+        .position(|role| !matches!(role, Role::Operand(Operand::Tensor(_)) | Role::Operand(Operand::Lse)));
     other.map_or(Ok(()), |index| {
         let name = &bound.kernel.buffers[index].name;
         Err(Fault::new("launch", format!("{name} is a buffer of its own; accepted: q, k, v, out and lse")))

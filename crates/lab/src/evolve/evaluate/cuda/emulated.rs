@@ -3,7 +3,7 @@
 //! with fewer instructions as faster.
 
 use emu::{Buffer, Checks, EmuError, Emulator, HazardKind, Options};
-use kernels::Arch;
+use kernels::{Arch, Operand};
 use problem::{Problem, Tensor};
 use ptx::Kernel;
 
@@ -171,7 +171,7 @@ impl Stage for Track {
         for contestant in &mut self.contestants {
             let problem = contestant.bound.problem.clone().unwrap_or_else(|| self.problem.clone());
             for (tensor, values) in [(Tensor::Q, &inputs.q), (Tensor::K, &inputs.k), (Tensor::V, &inputs.v)] {
-                if let Some(buffer) = contestant.buffer(Role::Tensor(tensor)) {
+                if let Some(buffer) = contestant.buffer(Role::Operand(Operand::Tensor(tensor))) {
                     *buffer = Buffer::from_bytes(&values.clone().scatter(&problem, tensor).to_bytes());
                 }
             }
@@ -184,7 +184,7 @@ impl Stage for Track {
     }
 
     fn poison(&mut self, who: usize) -> Result<(), EmuError> {
-        if let Some(buffer) = self.contestants[who].buffer(Role::Tensor(Tensor::Out)) {
+        if let Some(buffer) = self.contestants[who].buffer(Role::Operand(Operand::Tensor(Tensor::Out))) {
             *buffer = Buffer::from_bytes(&vec![0xff; buffer.len()]);
         }
         Ok(())
@@ -202,8 +202,9 @@ impl Stage for Track {
 
     fn output(&mut self, who: usize) -> Result<Values, EmuError> {
         let problem = self.contestants[who].bound.problem.clone().unwrap_or_else(|| self.problem.clone());
-        let bytes =
-            self.contestants[who].buffer(Role::Tensor(Tensor::Out)).map_or_else(Vec::new, |b| b.to_bytes());
+        let bytes = self.contestants[who]
+            .buffer(Role::Operand(Operand::Tensor(Tensor::Out)))
+            .map_or_else(Vec::new, |b| b.to_bytes());
         Ok(Values::from_bytes(problem.dtype, &bytes).gather(&problem, Tensor::Out))
     }
 

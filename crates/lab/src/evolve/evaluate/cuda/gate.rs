@@ -1,6 +1,7 @@
 //! The gate on a device: correct outputs on several draws, every element written and nothing beside them, and
 //! bit-identical repetitions.
 
+use kernels::Operand;
 use problem::{Problem, Tensor};
 use rayon::prelude::*;
 
@@ -151,7 +152,7 @@ impl Case {
             return Ok((run, error));
         };
         let problem = problem_of(bound)?;
-        let out = bound.roles.iter().position(|&role| role == Role::Tensor(Tensor::Out));
+        let out = bound.roles.iter().position(|&role| role == Role::Operand(Operand::Tensor(Tensor::Out)));
         let Some(bytes) = out.map(|index| &run.after[index]) else {
             return Err(Fault::new("launch", "it has no output"));
         };

@@ -1,0 +1,208 @@
+//! The launch contract of a kernel under construction: one call declares a parameter and its argument.
+
+use std::fmt;
+
+use problem::{Problem, Tensor};
+use ptx::{
+    Access, Arg, BufferSpec, Builder, F32, Global, Kernel, Launch, R32, R64, TensorMapPtr, TensorMapSpec,
+    Verified,
+};
+
+/// What a buffer of a kernel holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Operand {
+    /// A tensor of the problem.
+    Tensor(Tensor),
+    /// The log-sum-exp output, f32, `[batch][head][row]`.
+    Lse,
+    /// An input tensor quantised to u8, head by head.
+    Codes(Tensor),
+    /// The scales of quantised inputs, f32: of each head of Q, then of K, then of V.
+    Scales,
+    /// Counters that the kernel uses across launches: zero before each launch and after it.
+    Counter,
+    /// Memory that the kernel uses within a launch. Its contents before and after are arbitrary.
+    Scratch,
+}
+
+impl Operand {
+    /// The name of the buffer in findings and errors.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Operand::Tensor(tensor) => tensor.name(),
+            Operand::Lse => "lse",
+            Operand::Codes(Tensor::Q) => "q_codes",
+            Operand::Codes(Tensor::K) => "k_codes",
+            Operand::Codes(Tensor::V) => "v_codes",
+            Operand::Codes(Tensor::Out) => "out_codes",
+            Operand::Scales => "scales",
+            Operand::Counter => "counter",
+            Operand::Scratch => "scratch",
+        }
+    }
+}
+
+impl fmt::Display for Operand {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// A kernel and what each of its buffers holds.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Step {
+    pub kernel: Kernel,
+    /// One per buffer in `kernel.buffers`, in order. Buffers of one launch may share an operand, except for
+    /// tensors and the LSE.
+    pub operands: Vec<Operand>,
+}
+
+impl Step {
+    /// Gives the buffers of tensors the size that the strides of `problem` span.
+    pub(crate) fn span_tensors_of(&mut self, problem: &Problem) {
+        for (buffer, operand) in self.kernel.buffers.iter_mut().zip(&self.operands) {
+            if let Operand::Tensor(tensor) = *operand {
+                buffer.bytes = span_bytes(problem, tensor);
+            }
+        }
+    }
+}
+
+/// Bytes of a tensor's buffer: what the problem's strides span.
+fn span_bytes(problem: &Problem, tensor: Tensor) -> usize {
+    problem.span(tensor).map_or(0, |(elements, _)| 2 * elements)
+}
+
+/// Bytes from the start of a tensor's buffer to its element (0, 0, 0, 0).
+pub(crate) fn origin(problem: &Problem, tensor: Tensor) -> u64 {
+    2 * problem.span(tensor).map_or(0, |(_, origin)| origin) as u64
+}
+
+/// A launch contract under construction. Each method declares the kernel's next parameter and gives its
+/// argument.
+#[derive(Debug)]
+pub(crate) struct Contract<'a> {
+    problem: &'a Problem,
+    operands: Vec<Operand>,
+    buffers: Vec<BufferSpec>,
+    tensor_maps: Vec<TensorMapSpec>,
+    args: Vec<Arg>,
+}
+
+impl<'a> Contract<'a> {
+    pub fn new(problem: &'a Problem) -> Contract<'a> {
+        Contract {
+            problem,
+            operands: Vec::new(),
+            buffers: Vec::new(),
+            tensor_maps: Vec::new(),
+            args: Vec::new(),
+        }
+    }
+
+    /// The address of a tensor's element (0, 0, 0, 0), in a parameter of the tensor's name.
+    pub fn tensor(&mut self, k: &mut Builder, tensor: Tensor) -> Global {
+        let index = self.tensor_buffer(tensor);
+        self.args.push(Arg::Buffer { index, offset: origin(self.problem, tensor) });
+        k.param_pointer(tensor.name())
+    }
+
+    /// A tensor map of a tensor, in the parameter `<tensor>_map`. `map` makes it from the index of the tensor's
+    /// buffer.
+    pub fn tensor_map(
+        &mut self,
+        k: &mut Builder,
+        tensor: Tensor,
+        map: impl FnOnce(usize) -> TensorMapSpec,
+    ) -> TensorMapPtr {
+        let buffer = self.tensor_buffer(tensor);
+        self.args.push(Arg::TensorMap { index: self.tensor_maps.len() });
+        self.tensor_maps.push(map(buffer));
+        k.param_tensor_map(&format!("{}_map", tensor.name()))
+    }
+
+    /// The address of the LSE of row (0, 0, 0).
+    pub fn lse(&mut self, k: &mut Builder) -> Global {
+        let bytes = 4 * self.problem.batch * self.problem.heads_q * self.problem.seq_q;
+        self.memory(k, Operand::Lse, bytes, Access::Write)
+    }
+
+    /// The address of counters of `bytes` bytes.
+    pub fn counter(&mut self, k: &mut Builder, bytes: usize) -> Global {
+        self.memory(k, Operand::Counter, bytes, Access::ReadWrite)
+    }
+
+    /// The address of scratch memory of `bytes` bytes.
+    pub fn scratch(&mut self, k: &mut Builder, bytes: usize) -> Global {
+        self.memory(k, Operand::Scratch, bytes, Access::ReadWrite)
+    }
+
+    /// The address of the codes of a quantised input, dense.
+    pub fn codes(&mut self, k: &mut Builder, tensor: Tensor) -> Global {
+        let bytes = self.problem.extents(tensor).iter().product();
+        self.memory(k, Operand::Codes(tensor), bytes, Access::Read)
+    }
+
+    /// The address of the scales of quantised inputs.
+    pub fn scales(&mut self, k: &mut Builder) -> Global {
+        let heads: usize = [Tensor::Q, Tensor::K, Tensor::V]
+            .map(|tensor| self.problem.extents(tensor)[..2].iter().product::<usize>())
+            .iter()
+            .sum();
+        self.memory(k, Operand::Scales, 4 * heads, Access::Read)
+    }
+
+    pub fn u32(&mut self, k: &mut Builder, name: &str, value: u32) -> R32 {
+        self.args.push(Arg::U32(value));
+        k.param_u32(name)
+    }
+
+    pub fn i64(&mut self, k: &mut Builder, name: &str, value: i64) -> R64 {
+        self.args.push(Arg::I64(value));
+        k.param_u64(name)
+    }
+
+    pub fn f32(&mut self, k: &mut Builder, name: &str, value: f32) -> F32 {
+        self.args.push(Arg::F32(value));
+        k.param_f32(name)
+    }
+
+    /// The kernel with this contract.
+    pub fn into_step(self, module: Verified, entry: &str, launch: Launch) -> Step {
+        let Contract { operands, buffers, tensor_maps, args, .. } = self;
+        Step {
+            kernel: Kernel { module, entry: entry.to_owned(), launch, buffers, tensor_maps, args },
+            operands,
+        }
+    }
+
+    /// A buffer of its own, in a parameter of the operand's name.
+    fn memory(&mut self, k: &mut Builder, operand: Operand, bytes: usize, access: Access) -> Global {
+        let index = self.buffer(operand, bytes, access);
+        self.args.push(Arg::Buffer { index, offset: 0 });
+        k.param_pointer(operand.name())
+    }
+
+    /// The index of a tensor's buffer, of the size that the problem's strides span.
+    fn tensor_buffer(&mut self, tensor: Tensor) -> usize {
+        let operand = Operand::Tensor(tensor);
+        if let Some(known) = self.operands.iter().position(|&o| o == operand) {
+            return known;
+        }
+        let bytes = span_bytes(self.problem, tensor);
+        let dense = 2 * self.problem.extents(tensor).iter().product::<usize>();
+        let access = match tensor {
+            Tensor::Out if dense == bytes => Access::Write,
+            // Elements between the rows must keep their values.
+            Tensor::Out => Access::ReadWrite,
+            _ => Access::Read,
+        };
+        self.buffer(operand, bytes, access)
+    }
+
+    fn buffer(&mut self, operand: Operand, bytes: usize, access: Access) -> usize {
+        self.operands.push(operand);
+        self.buffers.push(BufferSpec { name: operand.name().to_owned(), bytes, access });
+        self.buffers.len() - 1
+    }
+}
