@@ -119,17 +119,6 @@ impl Plan {
         }
     }
 
-    /// The plan with or without the LSE. The ladder's kernels never return it.
-    #[must_use]
-    pub fn with_lse(&self, lse: bool) -> Plan {
-        match self {
-            Plan::Mma(plan) => Plan::Mma(MmaPlan { lse, ..plan.clone() }),
-            Plan::Wgmma(plan) => Plan::Wgmma(plan.with_lse(lse)),
-            Plan::Small(plan) => Plan::Small(SmallPlan { lse, ..plan.clone() }),
-            Plan::Ladder { rung } => Plan::Ladder { rung: *rung },
-        }
-    }
-
     /// Whether a kernel can be emitted.
     ///
     /// # Errors
@@ -148,7 +137,7 @@ impl Plan {
 /// Emits the kernel of a plan with its launch contract, for the [canonical](Problem::canonical) form of the
 /// problem, so keys that no row sees cost nothing.
 ///
-/// Buffers are `q`, `k`, `v`, `out` and, where the plan returns it, `lse`, in this order and of exactly the
+/// Buffers are `q`, `k`, `v`, `out` and, where the problem asks for it, `lse`, in this order and of exactly the
 /// size that the problem's strides span. A family with dynamic scheduling adds a `counter`; one that shares
 /// its last round adds `scratch` and then a `counter`. Counters must be zero at the first launch, and each
 /// launch leaves them zero. Scratch memory may hold anything.

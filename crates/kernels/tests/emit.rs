@@ -58,11 +58,11 @@ fn golden_cases() -> Vec<(&'static str, Problem, Plan, Arch)> {
     let mut unaligned = Problem::new(1, 8, 500, 64, DType::F16);
     unaligned.q.row = 67;
     let simple = MmaPlan { stages: 1, rescale: Rescale::Always, ..of(&mission, Arch::SM_80) };
-    let lse = MmaPlan { lse: true, ..of(&causal, Arch::SM_80) };
+    let causal_lse = causal.clone().with_lse(true);
     let mma = [
         ("mission", mission.clone(), of(&mission, Arch::SM_90), Arch::SM_90),
         ("mission_one_stage_always", mission.clone(), simple, Arch::SM_80),
-        ("causal_d128_lse", causal.clone(), lse, Arch::SM_80),
+        ("causal_d128_lse", causal_lse.clone(), of(&causal_lse, Arch::SM_80), Arch::SM_80),
         ("ragged_d72", odd.clone(), of(&odd, Arch::SM_86), Arch::SM_86),
         ("d256_8_warps", wide.clone(), of(&wide, Arch::SM_80), Arch::SM_80),
         ("unaligned", unaligned.clone(), of(&unaligned, Arch::SM_89), Arch::SM_89),
@@ -80,10 +80,10 @@ fn golden_cases() -> Vec<(&'static str, Problem, Plan, Arch)> {
     mma.chain([
         hopper("wgmma_d128", &full, Plan::Wgmma(wgmma(&full))),
         hopper("wgmma_d128_lazy", &full, Plan::Wgmma(classic)),
-        hopper("wgmma_causal_d128_lse", &causal, Plan::Wgmma(wgmma(&causal).with_lse(true))),
+        hopper("wgmma_causal_d128_lse", &causal_lse, Plan::Wgmma(wgmma(&causal_lse))),
         hopper("small_at_once", &short, Plan::Small(small(&short))),
         hopper("small_mission", &mission, Plan::Small(small(&mission))),
-        hopper("small_streamed_lse", &long, Plan::Small(SmallPlan { lse: true, ..small(&long) })),
+        hopper("small_streamed_lse", &long.clone().with_lse(true), Plan::Small(small(&long))),
     ])
     .collect()
 }
@@ -231,7 +231,8 @@ fn buffers_and_arguments_follow_the_strides() {
     problem.k.row = -64;
     problem.out.row = 72;
     problem.out.head = 512 * 72;
-    let plan = MmaPlan { lse: true, ..default_plan(&problem, &Arch::SM_80) };
+    let problem = problem.with_lse(true);
+    let plan = default_plan(&problem, &Arch::SM_80);
     let kernel = emit(&problem, &Plan::Mma(plan), &Arch::SM_80).unwrap();
     let dense = 8 * 512 * 64 * 2;
     let sizes: Vec<(&str, usize)> = kernel.buffers.iter().map(|b| (b.name.as_str(), b.bytes)).collect();

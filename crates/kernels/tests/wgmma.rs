@@ -29,9 +29,11 @@ fn default_plan(problem: &Problem) -> WgmmaPlan {
     WgmmaPlan::default_for(problem, &ARCH)
 }
 
-/// With the LSE, and therefore with sums computed by lanes.
-fn with_lse(plan: WgmmaPlan) -> WgmmaPlan {
-    WgmmaPlan { lse: true, sums: Sums::Lanes, ..plan }
+/// The problem with the LSE, and its default plan.
+fn with_lse(problem: Problem) -> (Problem, WgmmaPlan) {
+    let problem = problem.with_lse(true);
+    let plan = default_plan(&problem);
+    (problem, plan)
 }
 
 fn classic(problem: &Problem) -> WgmmaPlan {
@@ -49,7 +51,7 @@ fn kernel(problem: &Problem, plan: &WgmmaPlan) -> Kernel {
 /// All CTAs share the last round (stream-K).
 fn shared(problem: &Problem) -> WgmmaPlan {
     let (handout, ends, tail) = (Handout::Static, Ends::Common, Tail::Shared);
-    WgmmaPlan { handout, ends, tail, ..with_lse(default_plan(problem)) }
+    WgmmaPlan { handout, ends, tail, sums: Sums::Lanes, ..default_plan(problem) }
 }
 
 fn shared_overlapped(problem: &Problem) -> WgmmaPlan {
@@ -84,12 +86,10 @@ fn sums_by_products_are_no_additions() {
     let block = 2 * plan.block_n as usize / 4;
     assert!(count(&by_lanes, additions) > count(&plan, additions) + block);
     assert!(count(&by_lanes, products) == 0 && count(&plan, products) > 0);
-    let Plan::Wgmma(returning) = Plan::Wgmma(plan.clone()).with_lse(true) else {
-        unreachable!("it is wgmma's")
-    };
-    assert_eq!(returning, WgmmaPlan { lse: true, ..by_lanes });
-    let both = Plan::Wgmma(WgmmaPlan { lse: true, ..plan }).check(&problem, &ARCH).expect_err("refused");
-    assert!(both.to_string().contains("invalid value 'true' for lse"), "{both}");
+    let (returning, its_plan) = with_lse(problem);
+    assert_eq!(its_plan, by_lanes);
+    let both = Plan::Wgmma(plan).check(&returning, &ARCH).expect_err("refused").to_string();
+    assert!(both.starts_with("invalid value 'product' for sums with family wgmma: expected lanes"), "{both}");
 }
 
 /// The number of heads in a section is an argument: another number needs no other kernel.
@@ -114,7 +114,7 @@ fn a_section_is_an_argument() {
 /// needs scratch memory. Plans from before the gene existed mean whole tiles.
 #[test]
 fn a_shared_tail_is_another_kernel_with_its_own_memory() {
-    let problem = problem(128, 16384, Band::FULL);
+    let problem = problem(128, 16384, Band::FULL).with_lse(true);
     let plan = shared(&problem);
     let whole = WgmmaPlan { tail: Tail::Whole, ..plan.clone() };
     assert_ne!(kernel(&problem, &plan).module, kernel(&problem, &whole).module);
@@ -141,8 +141,7 @@ fn contracts_hold_together() {
     for dim in [64, 72, 96, 128, 192, 256] {
         for (mask, layout) in [(Band::FULL, Layout::Bhsd), (Band::CAUSAL, Layout::Bshd)] {
             let problem = Problem::new(2, 8, 1000, dim, DType::F16).with_band(mask);
-            let problem = problem.with_seq_kv(777, layout).with_heads_kv(2, layout);
-            let plan = with_lse(default_plan(&problem));
+            let (problem, plan) = with_lse(problem.with_seq_kv(777, layout).with_heads_kv(2, layout));
             let kernel = kernel(&problem, &plan);
             let module = ptx::parse(&kernel.module.to_string()).expect("what is printed is parsed");
             assert_eq!(module, *kernel.module);
@@ -224,12 +223,8 @@ fn plans_that_cannot_work_are_refused_with_the_reason() {
         of(&|p| p.softmax = optimist(9, 9)).starts_with("invalid value '9' for limit: expected 10 to 60")
     );
     let narrow = Problem { head_dim: 64, head_dim_v: 64, ..good.clone() }.with_layout(Layout::Bshd);
-    let tiny = WgmmaPlan {
-        softmax: optimist(8, 16),
-        sums: Sums::Product,
-        lse: false,
-        ..WgmmaPlan::default_for(&narrow, &ARCH)
-    };
+    let tiny =
+        WgmmaPlan { softmax: optimist(8, 16), sums: Sums::Product, ..WgmmaPlan::default_for(&narrow, &ARCH) };
     assert_eq!(
         reason(&narrow, &tiny, &ARCH),
         "invalid value '16' for limit: expected 9 to 15 with sums = product"
@@ -264,10 +259,9 @@ fn lanes_sum_where_products_may_not() {
         refused.starts_with("invalid value 'f16' for dtype with family wgmma: expected bf16 with sums"),
         "{refused}"
     );
-    let with = bf16.with_lse(true);
-    assert_eq!(with.sums, Sums::Lanes);
+    let (problem, with) = with_lse(problem);
+    assert_eq!(with, WgmmaPlan { sums: Sums::Lanes, ..bf16 });
     Plan::Wgmma(with).check(&problem, &ARCH).unwrap();
-    assert_eq!(bf16.with_lse(false), bf16);
 }
 
 /// Dimensions that no tile has are rejected before any arithmetic with them.
@@ -309,7 +303,7 @@ fn products_are_not_serialised_and_nothing_spills() {
         cases.extend(
             [4001, 8192]
                 .map(|seq| (problem(dim, seq, Band::FULL), plan))
-                .map(|(p, plan)| (p.clone(), plan(&p))),
+                .map(|(p, plan)| (p.clone().with_lse(true), plan(&p))),
         );
     }
     for dim in [64, 96, 128, 192, 256] {
@@ -319,14 +313,14 @@ fn products_are_not_serialised_and_nothing_spills() {
             if plan.sums == Sums::Product {
                 cases.push((problem.clone(), plan.clone()));
             }
-            cases.push((problem, with_lse(plan)));
+            cases.push(with_lse(problem));
         }
     }
     for (dim, consumers, block_n) in [(64, 1, 256), (64, 2, 240), (128, 2, 192), (128, 3, 80), (256, 2, 112)]
     {
-        let problem = problem(dim, 4001, Band::CAUSAL);
+        let problem = problem(dim, 4001, Band::CAUSAL).with_lse(true);
         let softmax = OPTIMISTIC;
-        let plan = WgmmaPlan { consumers, block_n, softmax, stages: 1, lse: true, ..plan.clone() };
+        let plan = WgmmaPlan { consumers, block_n, softmax, stages: 1, ..plan.clone() };
         let wider = WgmmaPlan { block_n: block_n + 16, ..plan.clone() };
         assert!(
             Plan::Wgmma(wider).check(&problem, &ARCH).is_err(),
@@ -334,9 +328,7 @@ fn products_are_not_serialised_and_nothing_spills() {
         );
         cases.push((problem, plan));
     }
-    cases.extend(
-        cases::narrow_values(4001, 4001).into_iter().map(|p| (p.clone(), with_lse(default_plan(&p)))),
-    );
+    cases.extend(cases::narrow_values(4001, 4001).into_iter().map(with_lse));
     assemble_all(&ptxas, &cases);
 }
 

@@ -18,7 +18,7 @@ const DIM: u32 = 64;
 const ROW: u32 = 2 * DIM;
 
 fn plain() -> WgmmaPlan {
-    WgmmaPlan { consumers: 2, block_n: 16, lse: false, ..wgmma_plan::plain() }
+    WgmmaPlan { consumers: 2, block_n: 16, ..wgmma_plan::plain() }
 }
 
 /// An optimistic softmax that recomputes some blocks and keeps others.

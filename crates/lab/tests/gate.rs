@@ -20,9 +20,8 @@ use tile::{Handout, Rescale, RowStore, Sums, Tail, Turns};
 
 fn fused(problem: &Problem) -> Bound {
     let arch = Arch::SM_80;
-    let mut plan = Plan::default_for(problem, &arch).unwrap();
-    let Plan::Mma(genes) = &mut plan else { panic!("the default is of the mma family") };
-    genes.lse = true;
+    let problem = &problem.clone().with_lse(true);
+    let plan = Plan::default_for(problem, &arch).unwrap();
     Bound::of_kernel(kernels::emit(problem, &plan, &arch).unwrap(), problem).unwrap()
 }
 
@@ -149,7 +148,7 @@ fn what_is_left_beside_one_heavy_key_counts() {
 
 /// Kernels of all families in a 16-bit type, of each kind of softmax, on few rows and many keys.
 fn of_each_softmax(dtype: DType) -> Vec<Bound> {
-    let problem = Problem::new(1, 1, 64, 64, dtype).with_seq_kv(KEYS, Layout::Bhsd);
+    let problem = Problem::new(1, 1, 64, 64, dtype).with_seq_kv(KEYS, Layout::Bhsd).with_lse(true);
     let arch = Arch::SM_90;
     let wgmma = WgmmaPlan::default_for(&problem, &arch);
     let guessing = Softmax::Optimistic { slack: 8, limit: 15 };
@@ -177,10 +176,10 @@ fn of_each_softmax(dtype: DType) -> Vec<Bound> {
         Plan::Mma(MmaPlan { rescale: Rescale::Always, ..mma.clone() }),
         Plan::Mma(mma),
     ];
-    plans
-        .extend([Softmax::Classic, Softmax::Lazy { slack: 8 }, guessing].map(|softmax| {
-            Plan::Wgmma(WgmmaPlan { softmax, sums: Sums::Lanes, lse: true, ..wgmma.clone() })
-        }));
+    plans.extend(
+        [Softmax::Classic, Softmax::Lazy { slack: 8 }, guessing]
+            .map(|softmax| Plan::Wgmma(WgmmaPlan { softmax, sums: Sums::Lanes, ..wgmma.clone() })),
+    );
     let bind = |plan: &Plan| {
         let kernel = kernels::emit(&problem, plan, &arch).unwrap_or_else(|e| panic!("{plan:?}: {e}"));
         Bound::of_kernel(kernel, &problem).unwrap()

@@ -1,8 +1,6 @@
 //! Which plans are tried, and in which order.
 
 use kernels::forward::mma::{MmaPlan, QueryHome};
-use kernels::forward::small::SmallPlan;
-use kernels::forward::wgmma::WgmmaPlan;
 use kernels::select::{self, Source, TunedTable};
 use kernels::{Arch, KernelError, Plan};
 use problem::Problem;
@@ -36,14 +34,13 @@ pub(super) struct Candidate {
 /// When the problem is not valid or no family supports it.
 pub(super) fn candidates(
     problem: &Problem,
-    lse: bool,
     device: &select::Device<'_>,
     given: Option<&Plan>,
 ) -> Result<(Vec<Candidate>, Vec<String>), KernelError> {
     problem.check()?;
     // The default plans depend on the keys that rows see, which the canonical problem has.
     let problem = &*problem.canonical();
-    let of = |plan: &Plan, source| Candidate { plan: plan.with_lse(lse), source };
+    let of = |plan: &Plan, source| Candidate { plan: plan.clone(), source };
     if let Some(plan) = given {
         return Ok((vec![of(plan, PlanSource::Given)], vec!["chosen: the plan that was given".to_owned()]));
     }
@@ -104,8 +101,8 @@ pub(super) fn unaligned(plan: &Plan, problem: &Problem, arch: &Arch) -> Option<P
     let copy = CopyMode::Elements;
     match plan {
         Plan::Mma(plan) => Some(Plan::Mma(MmaPlan { copy, ..plan.clone() })),
-        Plan::Wgmma(WgmmaPlan { lse, .. }) | Plan::Small(SmallPlan { lse, .. }) => {
-            Some(Plan::Mma(MmaPlan { copy, lse: *lse, ..MmaPlan::default_for(&problem.canonical(), arch) }))
+        Plan::Wgmma(_) | Plan::Small(_) => {
+            Some(Plan::Mma(MmaPlan { copy, ..MmaPlan::default_for(&problem.canonical(), arch) }))
         }
         Plan::Ladder { .. } => None,
     }
@@ -124,10 +121,9 @@ mod tests {
         for arch in Arch::ALL {
             for dim in [8, 40, 64, 96, 128, 192, 256] {
                 for mask in Band::NAMED {
-                    let problem = Problem::new(2, 4, 300, dim, DType::Bf16).with_band(mask);
-                    let all = candidates(&problem, true, &select::Device { name: "unknown", arch }, None)
-                        .unwrap()
-                        .0;
+                    let problem = Problem::new(2, 4, 300, dim, DType::Bf16).with_band(mask).with_lse(true);
+                    let device = select::Device { name: "unknown", arch };
+                    let (all, _) = candidates(&problem, &device, None).unwrap();
                     assert!((2..=4).contains(&all.len()));
                     for candidate in all {
                         assert_eq!(candidate.plan.check(&problem, &arch), Ok(()), "{candidate:?}");
@@ -147,13 +143,13 @@ mod tests {
     fn a_given_plan_is_tried_alone() {
         let problem = Problem::mission();
         let plan = Plan::default_for(&problem, &Arch::SM_90).unwrap();
-        let (all, _) = candidates(&problem, false, &H200, Some(&plan)).unwrap();
+        let (all, _) = candidates(&problem, &H200, Some(&plan)).unwrap();
         assert_eq!(all, [Candidate { plan, source: PlanSource::Given }]);
     }
 
     #[test]
     fn what_no_family_computes_is_refused_with_what_is_accepted() {
-        let refuse = |problem: Problem| candidates(&problem, false, &H200, None).unwrap_err().to_string();
+        let refuse = |problem: Problem| candidates(&problem, &H200, None).unwrap_err().to_string();
         assert!(refuse(Problem::new(1, 1, 8, 64, DType::F32)).contains("expected f16, bf16"));
         assert!(
             refuse(Problem::new(1, 1, 8, 12, DType::F16))

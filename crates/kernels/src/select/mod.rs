@@ -60,7 +60,7 @@ pub struct Choice {
 /// Number of rows listed in [`Choice::why`].
 const NEIGHBOURS: usize = 4;
 
-/// The plan for a problem. The plan returns no LSE; set that gene as the caller needs it.
+/// The plan for a problem.
 ///
 /// # Errors
 /// When the problem cannot be stated or no family computes it.
@@ -153,7 +153,7 @@ fn neighbours<'t>(
 /// The row's genes, with replacements where the problem's strides or lengths do not allow them. A row of
 /// another shape also loses the genes that fill tiles with queries.
 fn adapt(row: &TunedRow, default: &Plan, problem: &Problem, arch: &Arch) -> Result<Plan, PlanError> {
-    let mut plan = row.plan.with_lse(false);
+    let mut plan = row.plan.clone();
     let own = row.problem == Shape::of(problem);
     if let Plan::Mma(ours) = &mut plan {
         let safe = match default {
@@ -284,6 +284,36 @@ mod tests {
         }
     }
 
+    /// A row was measured without the LSE. With it, lanes compute the sums, and nothing else changes.
+    #[test]
+    fn a_row_also_stands_for_the_problem_with_the_lse() {
+        let problem = Problem::new(4, 16, 4096, 64, DType::Bf16);
+        let mut row = row(problem.clone());
+        row.plan = Family::Wgmma.default_for(&problem, &Arch::SM_90).unwrap();
+        let genes = |lse| {
+            let problem = problem.clone().with_lse(lse);
+            let choice = choose(&problem, &H200, &table(vec![row.clone()])).unwrap();
+            assert!(matches!(choice.source, Source::Tuned { .. }), "{:?}", choice.why);
+            json!(choice.plan)
+        };
+        let (mut without, with) = (genes(false), genes(true));
+        assert_eq!((&without["sums"], &with["sums"]), (&json!("product"), &json!("lanes")));
+        without["sums"] = json!("lanes");
+        assert_eq!(without, with);
+    }
+
+    /// Lines of tables and ledgers that state `lse` in the plan are read, and the gene is ignored.
+    #[test]
+    fn plans_that_state_the_lse_are_read() {
+        for family in Family::ALL {
+            let plan = family.default_for(&Problem::mission(), &Arch::SM_90).unwrap();
+            let mut stored = json!(plan);
+            assert_eq!(stored.get("lse"), None);
+            stored["lse"] = json!(false);
+            assert_eq!(serde_json::from_value::<Plan>(stored).unwrap(), plan);
+        }
+    }
+
     /// The same of thresholds.
     #[test]
     fn a_threshold_beyond_f16_is_taken_within_it() {
@@ -390,12 +420,12 @@ mod tests {
     fn what_tensor_maps_cannot_take_goes_to_another_family() {
         let long = Problem::new(4, 16, 2048, 64, DType::Bf16);
         let mut wgmma = row(long.clone());
-        wgmma.plan = Family::Wgmma.default_for(&long, &Arch::SM_90).unwrap().with_lse(true);
-        let without_lse = wgmma.plan.with_lse(false);
+        wgmma.plan = Family::Wgmma.default_for(&long, &Arch::SM_90).unwrap();
+        let wgmma_plan = wgmma.plan.clone();
         let slower = marked(long.clone(), 48, 20.0);
         let table = table(vec![wgmma, slower]);
         let choice = choose(&long, &H200, &table).unwrap();
-        assert_eq!(choice.plan, without_lse);
+        assert_eq!(choice.plan, wgmma_plan);
         let mut ragged = long;
         (ragged.k.row, ragged.k.head, ragged.k.batch) = (65, 65 * 2048, 65 * 2048 * 16);
         let choice = choose(&ragged, &H200, &table).unwrap();

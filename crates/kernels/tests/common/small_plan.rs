@@ -27,6 +27,5 @@ pub fn plain() -> SmallPlan {
         store: RowStore::Pairs,
         overlapping: false,
         resident_ctas: 1,
-        lse: true,
     }
 }

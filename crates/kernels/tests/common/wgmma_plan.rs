@@ -29,6 +29,5 @@ pub fn plain() -> WgmmaPlan {
         tail: Tail::Whole,
         order: TileOrder::InOrder,
         section_mib: 32,
-        lse: true,
     }
 }

@@ -89,9 +89,10 @@ fn json(plan: &Plan) -> serde_json::Map<String, Value> {
     genes
 }
 
-/// Three heads with ragged ends.
+/// Three heads with ragged ends, with the LSE.
 fn rectangle(mask: Band) -> Problem {
-    Problem::new(1, 3, 150, 64, DType::Bf16).with_band(mask).with_seq_kv(170, Layout::Bshd)
+    let problem = Problem::new(1, 3, 150, 64, DType::Bf16).with_band(mask);
+    problem.with_seq_kv(170, Layout::Bshd).with_lse(true)
 }
 
 fn full() -> Problem {

@@ -19,7 +19,6 @@ pub fn plain() -> MmaPlan {
         rescale: Rescale::Always,
         copy: CopyMode::Async16,
         grid: Grid::RowsFirst,
-        lse: true,
     }
 }
 
@@ -39,5 +38,4 @@ pub const TABLE: &[Line<MmaPlan>] = &[
     (causal, alone, |p| p.rescale = Rescale::Beyond(0)),
     (causal, alone, |p| p.copy = CopyMode::Elements),
     (causal, alone, |p| p.grid = Grid::HeadsFirst),
-    (full, alone, |p| p.lse = false),
 ];

@@ -17,7 +17,8 @@ fn few_causal() -> Problem {
 
 /// Groups of heads that are packed.
 fn grouped() -> Problem {
-    Problem::new(1, 4, 50, 64, DType::Bf16).with_seq_kv(90, Layout::Bshd).with_heads_kv(2, Layout::Bshd)
+    let problem = Problem::new(1, 4, 50, 64, DType::Bf16).with_seq_kv(90, Layout::Bshd);
+    problem.with_heads_kv(2, Layout::Bshd).with_lse(true)
 }
 
 fn grouped_causal() -> Problem {
@@ -93,5 +94,4 @@ pub const TABLE: &[Line<SmallPlan>] = &[
     (few_keys, alone, |p| p.store = RowStore::Chunks),
     (few_keys, alone, |p| p.overlapping = true),
     (causal, crowded, |p| p.resident_ctas = 4),
-    (few_keys, alone, |p| p.lse = false),
 ];

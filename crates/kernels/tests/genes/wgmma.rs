@@ -8,12 +8,16 @@ use crate::{Line, causal, full};
 
 /// Groups of heads that are packed.
 fn grouped() -> Problem {
-    Problem::new(1, 4, 50, 64, DType::Bf16).with_heads_kv(2, Layout::Bshd)
+    Problem::new(1, 4, 50, 64, DType::Bf16).with_heads_kv(2, Layout::Bshd).with_lse(true)
+}
+
+fn without_lse() -> Problem {
+    full().with_lse(false)
 }
 
 /// Heads whose keys and values together exceed one MiB.
 fn many_heads() -> Problem {
-    Problem { seq_q: 8, ..Problem::new(1, 32, 256, 64, DType::Bf16) }.with_layout(Layout::Bshd)
+    Problem { seq_q: 8, ..Problem::new(1, 32, 256, 64, DType::Bf16) }.with_layout(Layout::Bshd).with_lse(true)
 }
 
 fn alone(_: &mut WgmmaPlan) {}
@@ -32,10 +36,6 @@ fn longest_first(p: &mut WgmmaPlan) {
 
 fn guessing(p: &mut WgmmaPlan) {
     p.softmax = optimistic(0, 1);
-}
-
-fn without_lse(p: &mut WgmmaPlan) {
-    p.lse = false;
 }
 
 const fn optimistic(slack: u8, limit: u8) -> Softmax {
@@ -76,7 +76,7 @@ pub const TABLE: &[Line<WgmmaPlan>] = &[
     (causal, alone, |p| p.chains.max = 1),
     (full, alone, |p| p.chains.max = 4),
     (full, alone, |p| p.chains.sum = 2),
-    (full, without_lse, |p| p.sums = Sums::Product),
+    (without_lse, alone, |p| p.sums = Sums::Product),
     (causal, two, |p| p.ends = Ends::Own),
     (causal, own, |p| p.diagonal = Diagonal::Halved),
     (causal, alone, |p| p.handout = Handout::Folded),
@@ -86,5 +86,4 @@ pub const TABLE: &[Line<WgmmaPlan>] = &[
     (causal, alone, |p| p.order = TileOrder::LongestFirst),
     (causal, alone, |p| p.order = TileOrder::Strided),
     (many_heads, longest_first, |p| p.section_mib = 1),
-    (causal, alone, |p| p.lse = false),
 ];

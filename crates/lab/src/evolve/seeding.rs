@@ -53,7 +53,7 @@ pub fn gpu(problem: &Shape, device: &str, arch: &Arch, wishes: &Wishes) -> Resul
     let domain = Domain::Gpu(problem.problem(), *arch);
     let mut seeds = Vec::new();
     let rows = TunedTable::builtin().rows().iter().filter(|row| row.sm == arch.sm);
-    let rows = rows.map(|row| (row.problem, Candidate::Gpu(row.plan.with_lse(false))));
+    let rows = rows.map(|row| (row.problem, Candidate::Gpu(row.plan.clone())));
     nearest(problem, rows, ROWS, "seed:tuned", &mut seeds);
     nearest(problem, wishes.known.iter().cloned(), ROWS, "seed:ledger", &mut seeds);
     let defaults =

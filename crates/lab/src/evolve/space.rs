@@ -78,9 +78,6 @@ pub struct Space {
     pub families: Vec<FamilySpace>,
 }
 
-/// Fields of a plan's serde form that are not genes.
-const NOT_GENES: [&str; 2] = ["family", "lse"];
-
 /// The genes of a plan by name; empty for a whole kernel.
 pub fn genome(candidate: &Candidate) -> Map<String, Value> {
     let plan = match candidate {
@@ -89,7 +86,7 @@ pub fn genome(candidate: &Candidate) -> Map<String, Value> {
         Candidate::Kernel(_) => Value::Null,
     };
     let Value::Object(mut genes) = plan else { return Map::new() };
-    genes.retain(|name, _| !NOT_GENES.contains(&name.as_str()));
+    genes.remove("family");
     genes
 }
 

@@ -15,6 +15,7 @@ use problem::{Band, DType, Layout, Problem};
 use rayon::prelude::*;
 use tile::{Chains, Handout, Order, Packing, Rescale, RowStore, Sums, Tail, TileOrder, Tiles, Turns};
 
+use super::plans::asking;
 use super::{Check, Making, Settings};
 use crate::gate::inputs::Style;
 use crate::gate::mutate::{Fault, mutant, sites};
@@ -180,7 +181,8 @@ fn suspects(arch: &Arch, families: &[Family]) -> Vec<Suspect> {
 
 fn suspect(name: &'static str, plans: &[Plan], problems: &[Problem], arch: &Arch) -> Suspect {
     let both = plans.iter().flat_map(|plan| problems.iter().map(move |problem| (plan, problem)));
-    let kernels = both.map(|(plan, problem)| bind(plan, problem, arch).map_err(|error| error.to_string()));
+    let kernels = both
+        .map(|(plan, problem)| bind(plan, &asking(problem, plan), arch).map_err(|error| error.to_string()));
     Suspect { name, kernels: kernels.collect() }
 }
 
@@ -199,7 +201,6 @@ fn mma() -> Suspect {
         stages: 2,
         resident_ctas: None,
         queries: QueryHome::Registers,
-        lse: true,
         ..MmaPlan::default_for(&problems[0], &Arch::SM_80)
     };
     suspect("mma", &[Plan::Mma(plan)], &problems, &Arch::SM_80)
@@ -237,10 +238,9 @@ fn wgmma() -> Vec<Suspect> {
         tail: Tail::Whole,
         order: TileOrder::InOrder,
         section_mib: 32,
-        lse: true,
     };
     let overlapped = WgmmaPlan { tiles: Tiles::Overlapped, softmax: guessing, ..plain.clone() };
-    let sums = WgmmaPlan { sums: Sums::Product, softmax: guessing, lse: false, ..plain.clone() };
+    let sums = WgmmaPlan { sums: Sums::Product, softmax: guessing, ..plain.clone() };
     let ahead = WgmmaPlan { queries_ahead: 1, ..plain.clone() };
     // Static, because a mailbox would be delayed by the single stage of queries.
     let handout = Handout::Static;
@@ -283,7 +283,6 @@ fn small() -> Vec<Suspect> {
         store: RowStore::Chunks,
         overlapping: false,
         resident_ctas: 1,
-        lse: true,
     };
     let streams = SmallPlan {
         stages: 2,

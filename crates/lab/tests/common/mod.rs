@@ -8,7 +8,7 @@ use problem::Problem;
 /// The fused family with 64 rows and 64 keys. The plan is fixed, so that better defaults do not move fault
 /// sites.
 pub fn small_tiles(problem: &Problem, queries: QueryHome, stages: u32) -> Bound {
-    let arch = Arch::SM_80;
+    let (problem, arch) = (&problem.clone().with_lse(true), Arch::SM_80);
     let genes = MmaPlan {
         block_m: 64,
         block_n: 64,
@@ -19,7 +19,6 @@ pub fn small_tiles(problem: &Problem, queries: QueryHome, stages: u32) -> Bound 
         resident_ctas: None,
         queries,
         grid: Grid::RowsFirst,
-        lse: true,
         ..MmaPlan::default_for(problem, &arch)
     };
     Bound::of_kernel(kernels::emit(problem, &Plan::Mma(genes), &arch).unwrap(), problem).unwrap()

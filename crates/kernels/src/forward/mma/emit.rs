@@ -32,9 +32,9 @@ impl MmaPlan {
             module: k.into_verified(arch.target())?,
             entry: ENTRY.to_owned(),
             launch: self.launch(problem),
-            buffers: tensor_buffers(problem, self.lse),
+            buffers: tensor_buffers(problem, problem.pass.lse()),
             tensor_maps: Vec::new(),
-            args: args(problem, self.lse),
+            args: args(problem, problem.pass.lse()),
         })
     }
 
@@ -102,7 +102,7 @@ impl Params {
 
 impl<'a> Forward<'a> {
     fn new(k: &mut Builder, problem: &'a Problem, plan: &'a MmaPlan) -> Forward<'a> {
-        let params = Params::declare(k, problem, plan.lse);
+        let params = Params::declare(k, problem, problem.pass.lse());
         let row_block = row_block(k, plan.grid, &params.band);
         let first = k.mul(row_block, plan.block_m);
         Forward {

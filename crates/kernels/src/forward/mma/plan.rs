@@ -53,8 +53,6 @@ pub struct MmaPlan {
     pub copy: CopyMode,
     /// Which tiles neighbouring CTAs compute.
     pub grid: Grid,
-    /// Whether the LSE is returned.
-    pub lse: bool,
 }
 
 /// Registers besides the tiles: addresses, loop state and B fragments (from ptxas' register counts of the
@@ -89,7 +87,6 @@ impl MmaPlan {
             rescale: Rescale::Beyond(8),
             copy: CopyMode::Async16,
             grid: if problem.band.is_causal() { Grid::HeadsFirst } else { Grid::RowsFirst },
-            lse: false,
         };
         if plan.check_problem(problem).is_err() {
             return plan; // its resource use may overflow

@@ -86,7 +86,6 @@ impl SmallPlan {
         store: RowStore::Chunks,
         overlapping: false,
         resident_ctas: 1,
-        lse: false,
     };
 
     /// Variants without a loop that hold all keys, best first.

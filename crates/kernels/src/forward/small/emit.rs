@@ -33,13 +33,13 @@ impl SmallPlan {
             module: k.into_verified(Target::sm_a(90))?,
             entry: ENTRY.to_owned(),
             launch: self.launch(problem),
-            buffers: tensor_buffers(problem, self.lse),
+            buffers: tensor_buffers(problem, problem.pass.lse()),
             tensor_maps: tensors
                 .iter()
                 .zip(tiles)
                 .map(|(&t, tile)| tile.map(&tensor_rows(problem, t)))
                 .collect(),
-            args: args(problem, self.lse),
+            args: args(problem, problem.pass.lse()),
         })
     }
 
@@ -110,7 +110,7 @@ pub(super) struct Forward<'a> {
 
 impl<'a> Forward<'a> {
     fn new(k: &mut Builder, problem: &'a Problem, plan: &'a SmallPlan) -> Forward<'a> {
-        let params = Params::declare(k, problem, plan.lse);
+        let params = Params::declare(k, problem, problem.pass.lse());
         let place = Place::new(k, plan.division());
         let threads = place.threads(k, plan.division());
         let work = Work::of_cluster(k, plan, &params.band);

@@ -114,8 +114,6 @@ pub struct SmallPlan {
     pub overlapping: bool,
     /// Least number of resident CTAs per SM, which bounds registers.
     pub resident_ctas: u32,
-    /// Whether the LSE is returned.
-    pub lse: bool,
 }
 
 /// Largest number of paths that see a part of a block.

@@ -115,12 +115,9 @@ impl WgmmaPlan {
                     "bf16 with sums = product, which need its range",
                 );
             }
-            if self.lse {
-                return refuse(
-                    "lse",
-                    "true",
-                    "false with sums = product, which are of rounded probabilities",
-                );
+            if problem.pass.lse() {
+                let accepted = "lanes where the LSE is returned: products sum rounded probabilities";
+                return refuse("sums", "product", accepted);
             }
         }
         let turns = self.turns == Turns::Free || self.consumers > 1;

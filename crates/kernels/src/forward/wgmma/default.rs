@@ -39,7 +39,6 @@ impl WgmmaPlan {
             tail: Tail::Whole,
             order: TileOrder::LongestFirst,
             section_mib: if dim > 64 && problem.seq_kv > 2048 { 64 } else { section_mib() },
-            lse: false,
         };
         let in_order = WgmmaPlan { handout: Handout::Static, order: TileOrder::InOrder, ..base.clone() };
         let mut plan = match (dim, causal) {
@@ -79,9 +78,10 @@ impl WgmmaPlan {
         plan
     }
 
-    /// The nearest plan that the problem's type and its output's strides allow.
+    /// The nearest plan that the problem's pass, its type and its output's strides allow. With an LSE, lanes
+    /// compute the sums: products would sum rounded probabilities.
     pub(crate) fn fitted(mut self, problem: &Problem) -> WgmmaPlan {
-        if problem.dtype != DType::Bf16 {
+        if problem.dtype != DType::Bf16 || problem.pass.lse() {
             self.sums = Sums::Lanes;
         }
         self.softmax = self.softmax.within(problem.dtype, self.sums);

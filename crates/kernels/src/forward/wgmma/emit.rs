@@ -134,7 +134,7 @@ impl Params {
         let maps = LOADED.map(|tensor| k.param_tensor_map(&format!("{}_map", tensor.name())));
         let out_map = (plan.store == Store::Bulk).then(|| k.param_tensor_map("out_map"));
         let out = k.param_pointer("out");
-        let lse = plan.lse.then(|| k.param_pointer("lse"));
+        let lse = problem.pass.lse().then(|| k.param_pointer("lse"));
         let counter = (plan.handout == Handout::Dynamic).then(|| k.param_pointer("counter"));
         let shared = plan.tail == Tail::Shared;
         let parts = shared.then(|| ["scratch", "counter"].map(|name| k.param_pointer(name)));

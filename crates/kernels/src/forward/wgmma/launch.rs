@@ -26,7 +26,7 @@ impl WgmmaPlan {
     }
 
     pub(super) fn buffers(&self, problem: &Problem, arch: &Arch) -> Vec<BufferSpec> {
-        let mut buffers = tensor_buffers(problem, self.lse);
+        let mut buffers = tensor_buffers(problem, problem.pass.lse());
         let mut own = |name: &str, bytes| {
             buffers.push(BufferSpec { name: name.to_owned(), bytes, access: Access::ReadWrite });
         };
@@ -64,7 +64,7 @@ impl WgmmaPlan {
         args.push(pointer(problem, Tensor::Out));
         let mut next = Tensor::Out as usize + 1;
         let shares = self.tail == Tail::Shared;
-        for wanted in [self.lse, self.handout == Handout::Dynamic, shares, shares] {
+        for wanted in [problem.pass.lse(), self.handout == Handout::Dynamic, shares, shares] {
             if wanted {
                 args.push(Arg::Buffer { index: next, offset: 0 });
                 next += 1;

@@ -186,8 +186,6 @@ pub struct WgmmaPlan {
     /// should hold. Fewer heads have more L2 hits; more heads leave shorter tiles for the end.
     #[serde(default = "section_mib")]
     pub section_mib: u32,
-    /// Whether the LSE is returned.
-    pub lse: bool,
 }
 
 /// About half of L2 (H100: 50 MB), FlashAttention-3's choice.
@@ -207,13 +205,6 @@ impl WgmmaPlan {
     /// Threads of a CTA.
     pub const fn threads(&self) -> u32 {
         128 * (self.consumers + 1)
-    }
-
-    /// The plan with or without the LSE. With it, lanes compute the sums: products would sum rounded
-    /// probabilities.
-    #[must_use]
-    pub fn with_lse(&self, lse: bool) -> WgmmaPlan {
-        WgmmaPlan { lse, sums: if lse { Sums::Lanes } else { self.sums }, ..self.clone() }
     }
 
     /// Query rows of a CTA.
