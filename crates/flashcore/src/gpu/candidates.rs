@@ -2,7 +2,7 @@
 
 use kernels::forward::mma::{MmaPlan, QueryHome};
 use kernels::select::{self, Source, TunedTable};
-use kernels::{Arch, KernelError, Plan};
+use kernels::{Arch, Family, KernelError, Plan};
 use problem::Problem;
 use tile::{CopyMode, Order};
 
@@ -31,7 +31,7 @@ pub(super) struct Candidate {
 /// The plans for a problem, best first, and the reasons in words for the first plan.
 ///
 /// # Errors
-/// When the problem is not valid or no family supports it.
+/// When the problem is not valid, no family supports it, or the given plan is a kernel of the ladder.
 pub(super) fn candidates(
     problem: &Problem,
     device: &select::Device<'_>,
@@ -41,6 +41,10 @@ pub(super) fn candidates(
     // The default plans depend on the keys that rows see, which the canonical problem has.
     let problem = &*problem.canonical();
     let of = |plan: &Plan, source| Candidate { plan: plan.clone(), source };
+    if let Some(Plan::Ladder { rung }) = given {
+        let accepted = Family::ALL.map(Family::name).join(", ");
+        return Err(KernelError::Exhibit { rung: rung.name(), accepted });
+    }
     if let Some(plan) = given {
         return Ok((vec![of(plan, PlanSource::Given)], vec!["chosen: the plan that was given".to_owned()]));
     }
@@ -87,31 +91,27 @@ fn safe(default: &MmaPlan) -> MmaPlan {
 pub(super) fn needs_alignment(plan: &Plan) -> bool {
     match plan {
         Plan::Mma(plan) => plan.copy == CopyMode::Async16,
-        // Tensor maps need such addresses.
-        Plan::Wgmma(_) | Plan::Small(_) => true,
-        // These kernels load single elements, or 16 bytes at a time. Only a caller chooses a ladder plan, and
-        // then answers for the rows' alignment.
-        Plan::Ladder { .. } => true,
+        // Tensor maps need such addresses. Kernels of the ladder, which are no candidates, load 16 bytes.
+        Plan::Wgmma(_) | Plan::Small(_) | Plan::Ladder { .. } => true,
     }
 }
 
 /// A plan for tensors at any address: an `mma` plan with element copies, else the default `mma` plan with
-/// element copies. `None` for the ladder, whose plans are chosen by the caller.
-pub(super) fn unaligned(plan: &Plan, problem: &Problem, arch: &Arch) -> Option<Plan> {
-    let copy = CopyMode::Elements;
-    match plan {
-        Plan::Mma(plan) => Some(Plan::Mma(MmaPlan { copy, ..plan.clone() })),
-        Plan::Wgmma(_) | Plan::Small(_) => {
-            Some(Plan::Mma(MmaPlan { copy, ..MmaPlan::default_for(&problem.canonical(), arch) }))
+/// element copies.
+pub(super) fn unaligned(plan: &Plan, problem: &Problem, arch: &Arch) -> Plan {
+    let plan = match plan {
+        Plan::Mma(plan) => plan.clone(),
+        Plan::Wgmma(_) | Plan::Small(_) | Plan::Ladder { .. } => {
+            MmaPlan::default_for(&problem.canonical(), arch)
         }
-        Plan::Ladder { .. } => None,
-    }
+    };
+    Plan::Mma(MmaPlan { copy: CopyMode::Elements, ..plan })
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use kernels::Arch;
+    use kernels::ladder::RungPlan;
     use problem::{Band, DType};
 
     const H200: select::Device<'_> = select::Device { name: "NVIDIA H200", arch: Arch::SM_90 };
@@ -128,7 +128,7 @@ mod tests {
                     for candidate in all {
                         assert_eq!(candidate.plan.check(&problem, &arch), Ok(()), "{candidate:?}");
                         assert!(needs_alignment(&candidate.plan));
-                        let unaligned = unaligned(&candidate.plan, &problem, &arch).unwrap();
+                        let unaligned = unaligned(&candidate.plan, &problem, &arch);
                         assert_eq!(unaligned.check(&problem, &arch), Ok(()));
                         assert!(!needs_alignment(&unaligned));
                         let kernel = kernels::emit(&problem, &unaligned, &arch).unwrap();
@@ -145,6 +145,20 @@ mod tests {
         let plan = Plan::default_for(&problem, &Arch::SM_90).unwrap();
         let (all, _) = candidates(&problem, &H200, Some(&plan)).unwrap();
         assert_eq!(all, [Candidate { plan, source: PlanSource::Given }]);
+    }
+
+    /// Some kernels of the ladder race. None of them is launched for a caller, on any architecture.
+    #[test]
+    fn kernels_of_the_ladder_are_refused() {
+        for (rung, arch) in RungPlan::ALL.into_iter().zip(Arch::ALL.into_iter().cycle()) {
+            let problem = Problem::mission().with_band(rung.mask());
+            let plan = Plan::Ladder { rung };
+            assert_eq!(plan.check(&problem, &arch), Ok(()));
+            let device = select::Device { name: "unknown", arch };
+            let refused = candidates(&problem, &device, Some(&plan)).unwrap_err().to_string();
+            let expected = format!("invalid value '{}' for plan: expected a plan of mma, wgmma, small;", rung.name());
+            assert!(refused.starts_with(&expected), "{refused}");
+        }
     }
 
     #[test]

@@ -191,14 +191,7 @@ impl Prepared {
         if let Some(ready) = self.unaligned.get() {
             return Ok(ready);
         }
-        let plan = unaligned(&self.main.plan, &self.problem, &self.arch).ok_or_else(|| {
-            AttentionError::Unsupported {
-                what: format!(
-                    "tensors at addresses that are not multiples of {ALIGNED} bytes, with the given plan"
-                ),
-                accepted: "aligned tensors, or another plan".to_owned(),
-            }
-        })?;
+        let plan = unaligned(&self.main.plan, &self.problem, &self.arch);
         // Only a success is kept: memory that is exhausted now may be free at the next call.
         let ready = Ready::new(&self.context, &self.kernels, &self.arch, &self.problem, plan, None)?;
         Ok(self.unaligned.get_or_init(|| ready))
