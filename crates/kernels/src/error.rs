@@ -11,7 +11,9 @@ pub enum KernelError {
     #[error(transparent)]
     Plan(#[from] PlanError),
     /// The plan is a kernel of the [ladder](crate::ladder), which is shown and measured but not used.
-    #[error("invalid value '{rung}' for plan: expected a plan of {accepted}; kernels of the ladder are exhibits, and some race")]
+    #[error(
+        "invalid value '{rung}' for plan: expected a plan of {accepted}; kernels of the ladder are exhibits, and some race"
+    )]
     Exhibit {
         /// The kernel's name.
         rung: &'static str,

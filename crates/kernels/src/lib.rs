@@ -16,11 +16,14 @@
 
 mod arch;
 mod error;
+mod family;
 pub mod forward;
+pub mod genes;
 pub mod ladder;
 mod plan;
 pub mod select;
 
 pub use arch::Arch;
 pub use error::{KernelError, PlanError};
-pub use plan::{Family, Plan, emit};
+pub use family::Family;
+pub use plan::{Plan, emit};

@@ -156,7 +156,8 @@ mod tests {
             assert_eq!(plan.check(&problem, &arch), Ok(()));
             let device = select::Device { name: "unknown", arch };
             let refused = candidates(&problem, &device, Some(&plan)).unwrap_err().to_string();
-            let expected = format!("invalid value '{}' for plan: expected a plan of mma, wgmma, small;", rung.name());
+            let expected =
+                format!("invalid value '{}' for plan: expected a plan of mma, wgmma, small;", rung.name());
             assert!(refused.starts_with(&expected), "{refused}");
         }
     }

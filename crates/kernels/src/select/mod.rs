@@ -12,8 +12,6 @@ use std::cmp::Ordering;
 use problem::Problem;
 use serde::Serialize;
 
-use crate::forward::contract::rescale_within;
-use crate::forward::mma::MmaPlan;
 use crate::{Arch, Family, KernelError, Plan, PlanError};
 
 /// The device for which a plan is chosen.
@@ -101,8 +99,7 @@ fn from(
             if index >= NEIGHBOURS && found.is_some() {
                 break;
             }
-            let adapted =
-                if found.is_none() { Some(adapt(row, &default, problem, &device.arch)) } else { None };
+            let adapted = if found.is_none() { Some(adapt(row, problem, &device.arch)) } else { None };
             let outcome = match (&adapted, &found) {
                 (Some(Ok(_)), _) => "chosen".to_owned(),
                 (Some(Err(error)), _) => format!("rejected: {error}"),
@@ -152,33 +149,8 @@ fn neighbours<'t>(
 
 /// The row's genes, with replacements where the problem's strides or lengths do not allow them. A row of
 /// another shape also loses the genes that fill tiles with queries.
-fn adapt(row: &TunedRow, default: &Plan, problem: &Problem, arch: &Arch) -> Result<Plan, PlanError> {
-    let mut plan = row.plan.clone();
-    let own = row.problem == Shape::of(problem);
-    if let Plan::Mma(ours) = &mut plan {
-        let safe = match default {
-            Plan::Mma(safe) => safe.clone(),
-            _ => MmaPlan::default_for(problem, arch),
-        };
-        ours.rescale = rescale_within(ours.rescale, problem.dtype);
-        if matches!(ours.check(problem, arch), Err(PlanError::Misaligned { .. })) {
-            ours.copy = safe.copy;
-        }
-        if ours.check(problem, arch).is_err() {
-            ours.grid = safe.grid;
-        }
-    }
-    match &mut plan {
-        Plan::Wgmma(ours) => {
-            let filled = if own { ours.clone() } else { ours.clone().filled(problem) };
-            *ours = filled.fitted(problem);
-        }
-        Plan::Small(ours) => {
-            let filled = if own { ours.clone() } else { ours.clone().filled(problem) };
-            *ours = filled.fitted(problem);
-        }
-        Plan::Mma(_) | Plan::Ladder { .. } => {}
-    }
+fn adapt(row: &TunedRow, problem: &Problem, arch: &Arch) -> Result<Plan, PlanError> {
+    let plan = row.plan.clone().adapted(problem, arch, row.problem == Shape::of(problem));
     plan.check(problem, arch).map(|()| plan)
 }
 

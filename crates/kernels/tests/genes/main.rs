@@ -156,6 +156,34 @@ fn every_gene_and_every_variant_is_in_its_table() {
     }
 }
 
+/// Each field of a plan is declared once, and serde reads each of its values.
+#[test]
+fn every_gene_is_declared() {
+    for family in Family::ALL {
+        let plan = &changes(family)[0].base;
+        let fields: Vec<String> = json(plan).into_iter().map(|(name, _)| name).collect();
+        let grouped = full().with_heads_kv(1, Layout::Bshd);
+        for problem in [full(), causal(), grouped] {
+            let genes = family.genes(&problem);
+            let mut declared: Vec<&str> = genes.iter().map(|gene| gene.name).chain(["family"]).collect();
+            declared.sort_unstable();
+            let mut fields = fields.clone();
+            fields.sort_unstable();
+            assert_eq!(declared, fields, "{}", family.name());
+            for (gene, value) in genes
+                .iter()
+                .flat_map(|gene| gene.searched.iter().chain(&gene.wider).map(move |value| (gene.name, value)))
+            {
+                let mut genes = json(plan);
+                genes[gene] = value.clone();
+                let read: Plan = serde_json::from_value(genes.into())
+                    .unwrap_or_else(|error| panic!("{}: {gene} {value}: {error}", family.name()));
+                assert_eq!(json(&read)[gene], *value);
+            }
+        }
+    }
+}
+
 /// A gene that changes nothing is dead: no two plans may give the same kernel.
 #[test]
 fn every_gene_changes_the_kernel() {

@@ -19,6 +19,7 @@
 mod check;
 mod default;
 mod emit;
+mod family;
 mod launch;
 mod plan;
 mod rows;
