@@ -12,7 +12,8 @@ pub enum KernelError {
     Plan(#[from] PlanError),
     /// The plan is a kernel of the [ladder](crate::ladder), which is shown and measured but not used.
     #[error(
-        "invalid value '{rung}' for plan: expected a plan of {accepted}; kernels of the ladder are exhibits, and some race"
+        "invalid value '{rung}' for plan: expected a plan of {accepted}; kernels of the ladder are exhibits, and \
+         some race"
     )]
     Exhibit {
         /// The kernel's name.

@@ -77,6 +77,13 @@ pub(crate) const STAGES: &[Cure] = &[
     ("serial", Up),
 ];
 
+/// Cures of the interleaving of the products of successive KV blocks.
+pub(crate) const PRODUCTS: &[Cure] = &[
+    ("register spills", To("in_turn")),
+    ("no overlap of copies", To("scores_ahead")),
+    ("latency", To("scores_ahead")),
+];
+
 /// Cures of the number of resident CTAs per SM.
 pub(crate) const RESIDENT_CTAS: &[Cure] =
     &[("low occupancy", Up), ("register spills", Down), ("local memory", Down), ("latency", Up)];

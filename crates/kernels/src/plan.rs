@@ -49,8 +49,8 @@ impl Plan {
 /// Emits the kernel of a plan with its launch contract, for the [canonical](Problem::canonical) form of the
 /// problem, so keys that no row sees cost nothing.
 ///
-/// Buffers are `q`, `k`, `v`, `out` and, where the problem asks for it, `lse`, in this order and of exactly the
-/// size that the problem's strides span. A family with dynamic scheduling adds a `counter`; one that shares
+/// Buffers are `q`, `k`, `v`, `out` and, where the problem asks for it, `lse`, in this order and of exactly
+/// the size that the problem's strides span. A family with dynamic scheduling adds a `counter`; one that shares
 /// its last round adds `scratch` and then a `counter`. Counters must be zero at the first launch, and each
 /// launch leaves them zero. Scratch memory may hold anything.
 ///

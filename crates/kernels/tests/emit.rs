@@ -8,7 +8,7 @@ use std::fmt::Write;
 
 use flashcore_kernels::forward::mma::{MmaPlan, QueryHome};
 use flashcore_kernels::forward::small::SmallPlan;
-use flashcore_kernels::forward::wgmma::{Softmax, WgmmaPlan};
+use flashcore_kernels::forward::wgmma::{Rescaling, WgmmaPlan};
 use flashcore_kernels::ladder::RungPlan;
 use flashcore_kernels::select::{Device, TunedTable, choose_of};
 use flashcore_kernels::{Arch, Family, Plan, emit};
@@ -72,7 +72,7 @@ fn golden_cases() -> Vec<(&'static str, Problem, Plan, Arch)> {
     let hopper = |name, problem: &Problem, plan| (name, problem.clone(), plan, Arch::SM_90);
     let full = Problem::new(4, 16, 2048, 128, DType::F16);
     let wgmma = |problem: &Problem| WgmmaPlan::default_for(problem, &Arch::SM_90);
-    let classic = WgmmaPlan { softmax: Softmax::Lazy { slack: 8 }, ..wgmma(&full) };
+    let classic = WgmmaPlan { rescale: Rescaling::Beyond(8), ..wgmma(&full) };
     let small = |problem: &Problem| SmallPlan::default_for(problem, &Arch::SM_90);
     let short = Problem::new(1, 8, 256, 64, DType::F16);
     let long = Problem::new(1, 8, 4096, 64, DType::F16);

@@ -20,7 +20,7 @@ fn default_plan(problem: &Problem, arch: &Arch) -> MmaPlan {
 
 /// The default plan without its adaptations to small grids, as a base for other genes.
 fn plain_plan(problem: &Problem, arch: &Arch) -> MmaPlan {
-    MmaPlan { kv_warps: 1, order: Order::InTurn, ..default_plan(problem, arch) }
+    MmaPlan { kv_warps: 1, products: Order::InTurn, ..default_plan(problem, arch) }
 }
 
 fn check(problem: &Problem, plan: MmaPlan, arch: &Arch, options: Options) {
@@ -44,7 +44,7 @@ fn torture_set_is_right_and_without_hazards() {
             stages: [2, 1, 3][i % 3],
             queries: if wide || i % 4 < 2 { QueryHome::Shared } else { QueryHome::Registers },
             rescale: [Rescale::Beyond(8), Rescale::Always][i / 3 % 2],
-            grid: [Grid::RowsFirst, Grid::HeadsFirst][i / 5 % 2],
+            tile_order: [Grid::RowsFirst, Grid::HeadsFirst][i / 5 % 2],
             ..plain_plan(problem, &arch)
         };
         // Every second plan divides the keys among warps, if the columns of O can be divided.
@@ -55,7 +55,7 @@ fn torture_set_is_right_and_without_hazards() {
             plan.stages -= 1;
         }
         if i / 2 % 2 == 1 && plan.stages > 1 {
-            plan.order = Order::ScoresAhead;
+            plan.products = Order::ScoresAhead;
         }
         let problem = problem.clone().with_lse(i % 4 != 0);
         check(&problem, plan, &arch, Options { seed: i as u64, ..Options::default() });
@@ -145,7 +145,7 @@ fn every_synchronisation_is_needed() {
     let base = MmaPlan { block_m: 64, block_n: 32, warps: 4, ..plain_plan(&problem, &Arch::SM_80) };
     let (shared, registers) = (QueryHome::Shared, QueryHome::Registers);
     let (in_turn, ahead) = (Order::InTurn, Order::ScoresAhead);
-    for (stages, queries, kv_warps, order) in [
+    for (stages, queries, kv_warps, products) in [
         (1, shared, 1, in_turn),
         (2, shared, 1, in_turn),
         (3, registers, 1, in_turn),
@@ -156,7 +156,8 @@ fn every_synchronisation_is_needed() {
     ] {
         let block_m = 64 / kv_warps;
         let block_n = 32.max(16 * kv_warps);
-        let plan = Plan::Mma(MmaPlan { stages, queries, kv_warps, order, block_m, block_n, ..base.clone() });
+        let plan =
+            Plan::Mma(MmaPlan { stages, queries, kv_warps, products, block_m, block_n, ..base.clone() });
         let problems = [5 * block_n as usize, 0].map(|keys| problem.clone().with_seq_kv(keys, Layout::Bhsd));
         let kernels = problems.each_ref().map(|p| emit(p, &plan, &Arch::SM_80).unwrap());
         for (item, at, op) in synchronisations(&kernels[0]) {
@@ -169,7 +170,7 @@ fn every_synchronisation_is_needed() {
             });
             assert!(
                 caught,
-                "{stages} stages, queries {queries:?}, {kv_warps} kv_warps, {order:?}: without statement {at}, {op:?}"
+                "{stages} stages, queries {queries:?}, {kv_warps} kv_warps, {products:?}: without statement {at}, {op:?}"
             );
         }
     }

@@ -11,7 +11,7 @@ mod tools;
 use std::path::Path;
 
 use each::each;
-use flashcore_kernels::forward::wgmma::{Diagonal, Ends, Softmax, WgmmaPlan};
+use flashcore_kernels::forward::wgmma::{Diagonal, Ends, Rescaling, WgmmaPlan};
 use flashcore_kernels::{Arch, Plan, emit};
 use problem::{Band, DType, Layout, Problem};
 use ptx::{Arg, Kernel};
@@ -19,7 +19,7 @@ use tile::{Handout, Packing, Sums, Tail, TileOrder, Tiles, Turns};
 use tools::Assembled;
 
 const ARCH: Arch = Arch::SM_90;
-const OPTIMISTIC: Softmax = Softmax::Optimistic { slack: 8, limit: 15 };
+const SPECULATIVE: Rescaling = Rescaling::Speculative { beyond: 8, limit: 15 };
 
 fn problem(dim: usize, seq: usize, mask: Band) -> Problem {
     Problem::new(1, 16, seq, dim, DType::Bf16).with_band(mask).with_layout(Layout::Bshd)
@@ -37,7 +37,7 @@ fn with_lse(problem: Problem) -> (Problem, WgmmaPlan) {
 }
 
 fn classic(problem: &Problem) -> WgmmaPlan {
-    WgmmaPlan { softmax: Softmax::Classic, ..default_plan(problem) }
+    WgmmaPlan { rescale: Rescaling::Always, ..default_plan(problem) }
 }
 
 fn overlapped(problem: &Problem) -> WgmmaPlan {
@@ -69,7 +69,8 @@ fn paired(problem: &Problem) -> WgmmaPlan {
 
 fn base() -> (Problem, WgmmaPlan) {
     let problem = problem(128, 8192, Band::CAUSAL);
-    let plan = WgmmaPlan { handout: Handout::Static, order: TileOrder::InOrder, ..default_plan(&problem) };
+    let plan =
+        WgmmaPlan { handout: Handout::Static, tile_order: TileOrder::InOrder, ..default_plan(&problem) };
     (problem, plan)
 }
 
@@ -97,8 +98,8 @@ fn sums_by_products_are_no_additions() {
 fn a_section_is_an_argument() {
     let (problem, base) = base();
     let kernels = [1, 16, 32, 4096].map(|section_mib| {
-        let order = TileOrder::LongestFirst;
-        kernel(&problem, &WgmmaPlan { order, section_mib, ..base.clone() })
+        let tile_order = TileOrder::LongestFirst;
+        kernel(&problem, &WgmmaPlan { tile_order, section_mib, ..base.clone() })
     });
     let heads = problem.batch * problem.heads_q;
     let bytes = 4 * problem.seq_kv * problem.head_dim;
@@ -173,9 +174,9 @@ fn plans_that_cannot_work_are_refused_with_the_reason() {
     assert!(of(&|p| p.consumers = 0).starts_with("invalid value '0' for consumers: expected 1 to 3"));
     assert!(of(&|p| p.consumers = 4).starts_with("invalid value '4' for consumers: expected 1 to 3"));
     assert!(of(&|p| p.cluster = 3).starts_with("invalid value '3' for cluster: expected 1 to 2"));
-    assert!(of(&|p| p.resident = 5).starts_with("invalid value '5' for resident: expected 1 to 4"));
-    assert!(of(&|p| (p.resident, p.consumers) = (2, 1)).contains("bytes of shared memory are needed"));
-    assert!(of(&|p| (p.resident, p.block_n) = (2, 32)).contains("registers per thread are needed"));
+    assert!(of(&|p| p.resident_ctas = 5).starts_with("invalid value '5' for resident_ctas: expected 1 to 4"));
+    assert!(of(&|p| (p.resident_ctas, p.consumers) = (2, 1)).contains("bytes of shared memory are needed"));
+    assert!(of(&|p| (p.resident_ctas, p.block_n) = (2, 32)).contains("registers per thread are needed"));
     assert!(
         of(&|p| p.block_n = 72)
             .starts_with("invalid value '72' for block_n: expected multiples of 16 up to 256")
@@ -215,25 +216,35 @@ fn plans_that_cannot_work_are_refused_with_the_reason() {
             .starts_with("invalid value '1' for consumers:")
     );
     assert!(
-        of(&|p| p.softmax = Softmax::Lazy { slack: 61 })
-            .starts_with("invalid value '61' for slack: expected 0 to 60")
+        of(&|p| p.rescale = Rescaling::Beyond(61))
+            .starts_with("invalid value '61' for rescale.beyond: expected 0 to 60")
     );
-    let optimist = |slack, limit| Softmax::Optimistic { slack, limit };
+    let speculative = |beyond, limit| Rescaling::Speculative { beyond, limit };
     assert!(
-        of(&|p| p.softmax = optimist(9, 9)).starts_with("invalid value '9' for limit: expected 10 to 60")
+        of(&|p| p.rescale = speculative(9, 9))
+            .starts_with("invalid value '9' for rescale.limit: expected 10 to 60")
     );
     let narrow = Problem { head_dim: 64, head_dim_v: 64, ..good.clone() }.with_layout(Layout::Bshd);
-    let tiny =
-        WgmmaPlan { softmax: optimist(8, 16), sums: Sums::Product, ..WgmmaPlan::default_for(&narrow, &ARCH) };
+    let tiny = WgmmaPlan {
+        rescale: speculative(8, 16),
+        sums: Sums::Product,
+        ..WgmmaPlan::default_for(&narrow, &ARCH)
+    };
     assert_eq!(
         reason(&narrow, &tiny, &ARCH),
-        "invalid value '16' for limit: expected 9 to 15 with sums = product"
+        "invalid value '16' for rescale.limit: expected 9 to 15 with sums = product"
     );
     let f16 = Problem { dtype: DType::F16, ..good.clone() };
-    let overflowing = WgmmaPlan { softmax: optimist(8, 16), ..plan.clone() };
-    assert!(reason(&f16, &overflowing, &ARCH).starts_with("invalid value '16' for limit: expected 9 to 15"));
-    let overflowing = WgmmaPlan { softmax: Softmax::Lazy { slack: 9 }, ..plan.clone() };
-    assert_eq!(reason(&f16, &overflowing, &ARCH), "invalid value '9' for slack: expected 0 to 8 in f16");
+    let overflowing = WgmmaPlan { rescale: speculative(8, 16), ..plan.clone() };
+    assert!(
+        reason(&f16, &overflowing, &ARCH)
+            .starts_with("invalid value '16' for rescale.limit: expected 9 to 15")
+    );
+    let overflowing = WgmmaPlan { rescale: Rescaling::Beyond(9), ..plan.clone() };
+    assert_eq!(
+        reason(&f16, &overflowing, &ARCH),
+        "invalid value '9' for rescale.beyond: expected 0 to 8 in f16"
+    );
     assert!(reason(&good, &plan, &Arch::SM_89).starts_with("invalid value '89' for sm: expected 90"));
     assert!(reason(&good, &plan, &Arch::SM_120).starts_with("invalid value '120' for sm: expected 90"));
     let no_keys = good.clone().with_seq_kv(0, Layout::Bhsd);
@@ -319,8 +330,8 @@ fn products_are_not_serialised_and_nothing_spills() {
     for (dim, consumers, block_n) in [(64, 1, 256), (64, 2, 240), (128, 2, 192), (128, 3, 80), (256, 2, 112)]
     {
         let problem = problem(dim, 4001, Band::CAUSAL).with_lse(true);
-        let softmax = OPTIMISTIC;
-        let plan = WgmmaPlan { consumers, block_n, softmax, stages: 1, ..plan.clone() };
+        let rescale = SPECULATIVE;
+        let plan = WgmmaPlan { consumers, block_n, rescale, stages: 1, ..plan.clone() };
         let wider = WgmmaPlan { block_n: block_n + 16, ..plan.clone() };
         assert!(
             Plan::Wgmma(wider).check(&problem, &ARCH).is_err(),

@@ -41,9 +41,9 @@ pub fn vary(plan: &Plan, group: &[Value], problem: &Problem, arch: &Arch) -> Vec
 type Declared<'a> = &'a dyn Fn(&str) -> Vec<Value>;
 
 fn wgmma(of: Declared<'_>) -> Vec<Vec<Value>> {
-    let alone = product(&[values("resident", [1]), of("consumers"), of("block_n"), of("turns")]);
+    let alone = product(&[values("resident_ctas", [1]), of("consumers"), of("block_n"), of("turns")]);
     // Several CTAs of an SM hide one another's latency.
-    let together = product(&[values("resident", [2, 3]), values("consumers", [1, 2]), of("block_n")]);
+    let together = product(&[values("resident_ctas", [2, 3]), values("consumers", [1, 2]), of("block_n")]);
     // The tiles of the last round can be shared by a static schedule of tiles of equal length.
     let tails = of("tail").into_iter().map(|tail| match tail["tail"].as_str() {
         Some("shared") => json!({ "tail": "shared", "handout": "static", "ends": "common" }),
@@ -51,8 +51,8 @@ fn wgmma(of: Declared<'_>) -> Vec<Vec<Value>> {
     });
     vec![
         [alone, together].concat(),
-        product(&[of("softmax"), of("ends"), of("sums")]),
-        product(&[of("handout"), of("order"), of("tiles")]),
+        product(&[of("rescale"), of("ends"), of("sums")]),
+        product(&[of("handout"), of("tile_order"), of("tiles")]),
         product(&[of("cluster"), of("stages")]),
         product(&[of("diagonal"), of("store"), of("queries_ahead")]),
         of("chains"),
@@ -68,7 +68,7 @@ fn wgmma(of: Declared<'_>) -> Vec<Vec<Value>> {
 
 fn small(of: Declared<'_>) -> Vec<Vec<Value>> {
     let at_once = product(&[
-        vec![json!({ "stages": 1, "rescale": "always", "guess": null, "turns": "free" })],
+        vec![json!({ "stages": 1, "rescale": "always", "speculative": null, "turns": "free" })],
         of("cluster"),
         of("kv_warpgroups"),
         values("row_warpgroups", [1, 2]),
@@ -91,7 +91,7 @@ fn small(of: Declared<'_>) -> Vec<Vec<Value>> {
         product(&[of("key_copies"), of("qk_pieces"), of("softmax_steps"), of("pv_pieces")]),
         product(&[of("requests"), of("scores"), of("merge")]),
         values("resident_ctas", [1, 2, 3]),
-        product(&[of("order"), of("guess"), of("turns")]),
+        product(&[of("tile_order"), of("speculative"), of("turns")]),
         of("paths"),
         of("packing"),
     ]
@@ -171,12 +171,12 @@ fn mma(of: Declared<'_>) -> Vec<Vec<Value>> {
         })
     });
     let orders = vec![
-        json!({ "order": "in_turn", "rescale": { "beyond": 8 } }),
-        json!({ "order": "scores_ahead", "rescale": { "beyond": 8 } }),
-        json!({ "order": "scores_ahead", "rescale": "always" }),
+        json!({ "products": "in_turn", "rescale": { "beyond": 8 } }),
+        json!({ "products": "scores_ahead", "rescale": { "beyond": 8 } }),
+        json!({ "products": "scores_ahead", "rescale": "always" }),
     ];
     let depth = product(&[of("stages"), of("queries")]);
-    vec![product(&[tiles.collect(), values("stages", [1, 2])]), depth, orders, of("grid")]
+    vec![product(&[tiles.collect(), values("stages", [1, 2])]), depth, orders, of("tile_order")]
 }
 
 #[cfg(test)]

@@ -8,7 +8,7 @@ use emu::Schedule;
 use flashcore_lab as lab;
 use kernels::forward::mma::{MmaPlan, QueryHome};
 use kernels::forward::small::SmallPlan;
-use kernels::forward::wgmma::{Ends, Softmax, WgmmaPlan};
+use kernels::forward::wgmma::{Ends, Rescaling, WgmmaPlan};
 use kernels::{Arch, Family, Plan};
 use lab::gate::inputs::Style;
 use lab::gate::mutate::{Fault, mutant, sites};
@@ -151,7 +151,7 @@ fn of_each_softmax(dtype: DType) -> Vec<Bound> {
     let problem = Problem::new(1, 1, 64, 64, dtype).with_seq_kv(KEYS, Layout::Bhsd).with_lse(true);
     let arch = Arch::SM_90;
     let wgmma = WgmmaPlan::default_for(&problem, &arch);
-    let guessing = Softmax::Optimistic { slack: 8, limit: 15 };
+    let guessing = Rescaling::Speculative { beyond: 8, limit: 15 };
     let small = SmallPlan::default_for(&problem, &arch);
     let at_once = SmallPlan {
         stages: 1,
@@ -161,7 +161,7 @@ fn of_each_softmax(dtype: DType) -> Vec<Bound> {
         block_n: 256,
         softmax_steps: 2,
         qk_pieces: 2,
-        guess: None,
+        speculative: None,
         rescale: Rescale::Always,
         turns: Turns::Free,
         store: RowStore::Pairs,
@@ -171,14 +171,14 @@ fn of_each_softmax(dtype: DType) -> Vec<Bound> {
     let mma = MmaPlan::default_for(&problem, &arch);
     let mut plans = vec![
         Plan::Small(at_once),
-        Plan::Small(SmallPlan { guess: Some(15), ..small.clone() }),
-        Plan::Small(SmallPlan { guess: None, rescale: Rescale::Always, ..small }),
+        Plan::Small(SmallPlan { speculative: Some(15), ..small.clone() }),
+        Plan::Small(SmallPlan { speculative: None, rescale: Rescale::Always, ..small }),
         Plan::Mma(MmaPlan { rescale: Rescale::Always, ..mma.clone() }),
         Plan::Mma(mma),
     ];
     plans.extend(
-        [Softmax::Classic, Softmax::Lazy { slack: 8 }, guessing]
-            .map(|softmax| Plan::Wgmma(WgmmaPlan { softmax, sums: Sums::Lanes, ..wgmma.clone() })),
+        [Rescaling::Always, Rescaling::Beyond(8), guessing]
+            .map(|rescale| Plan::Wgmma(WgmmaPlan { rescale, sums: Sums::Lanes, ..wgmma.clone() })),
     );
     let bind = |plan: &Plan| {
         let kernel = kernels::emit(&problem, plan, &arch).unwrap_or_else(|e| panic!("{plan:?}: {e}"));

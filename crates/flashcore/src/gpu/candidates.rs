@@ -80,7 +80,7 @@ fn safe(default: &MmaPlan) -> MmaPlan {
         warps: 4,
         kv_warps: 1,
         stages: 1,
-        order: Order::InTurn,
+        products: Order::InTurn,
         resident_ctas: None,
         queries: QueryHome::Shared,
         ..default.clone()

@@ -187,7 +187,7 @@ mod tests {
     use tile::Rescale;
 
     use super::*;
-    use crate::forward::wgmma::{Softmax, WgmmaPlan};
+    use crate::forward::wgmma::{Rescaling, WgmmaPlan};
 
     const H200: Device = Device { name: "NVIDIA H200", arch: Arch::SM_90 };
 
@@ -218,7 +218,7 @@ mod tests {
         let mut row = row(problem);
         if let Plan::Mma(plan) = &mut row.plan {
             (plan.block_n, plan.stages, plan.resident_ctas) = (block_n, 1, None);
-            (plan.block_m, plan.kv_warps, plan.order) = (64, 1, tile::Order::InTurn);
+            (plan.block_m, plan.kv_warps, plan.products) = (64, 1, tile::Order::InTurn);
         }
         row.us = us;
         row
@@ -245,14 +245,14 @@ mod tests {
     fn a_guess_beyond_f16_is_taken_within_it() {
         let problem = |dtype| Problem::new(4, 16, 4096, 128, dtype);
         let mut row = row(problem(DType::Bf16));
-        let guess = |limit| Softmax::Optimistic { slack: 8, limit };
+        let guess = |limit| Rescaling::Speculative { beyond: 8, limit };
         let mut plan = WgmmaPlan::default_for(&problem(DType::Bf16), &Arch::SM_90);
-        plan.softmax = guess(40);
+        plan.rescale = guess(40);
         row.plan = Plan::Wgmma(plan);
         for (dtype, limit) in [(DType::Bf16, 40), (DType::F16, 15)] {
             let choice = choose(&problem(dtype), &H200, &table(vec![row.clone()])).unwrap();
             let Plan::Wgmma(plan) = choice.plan else { panic!("{:?}", choice.why) };
-            assert_eq!(plan.softmax, guess(limit));
+            assert_eq!(plan.rescale, guess(limit));
         }
     }
 

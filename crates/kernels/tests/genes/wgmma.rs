@@ -1,6 +1,6 @@
 //! Genes of the `wgmma` family.
 
-use flashcore_kernels::forward::wgmma::{Diagonal, Ends, Probabilities, Softmax, Store, WgmmaPlan};
+use flashcore_kernels::forward::wgmma::{Diagonal, Ends, Probabilities, Rescaling, Store, WgmmaPlan};
 use problem::{DType, Layout, Problem};
 use tile::{Handout, Order, Packing, Sums, Tail, TileOrder, Tiles, Turns};
 
@@ -31,23 +31,23 @@ fn own(p: &mut WgmmaPlan) {
 }
 
 fn longest_first(p: &mut WgmmaPlan) {
-    p.order = TileOrder::LongestFirst;
+    p.tile_order = TileOrder::LongestFirst;
 }
 
 fn guessing(p: &mut WgmmaPlan) {
-    p.softmax = optimistic(0, 1);
+    p.rescale = speculative(0, 1);
 }
 
-const fn optimistic(slack: u8, limit: u8) -> Softmax {
-    Softmax::Optimistic { slack, limit }
+const fn speculative(beyond: u8, limit: u8) -> Rescaling {
+    Rescaling::Speculative { beyond, limit }
 }
 
 pub const TABLE: &[Line<WgmmaPlan>] = &[
     (causal, alone, |p| p.consumers = 2),
     (full, alone, |p| p.consumers = 3),
-    (full, alone, |p| p.resident = 2),
-    (causal, alone, |p| p.resident = 3),
-    (full, alone, |p| p.resident = 4),
+    (full, alone, |p| p.resident_ctas = 2),
+    (causal, alone, |p| p.resident_ctas = 3),
+    (full, alone, |p| p.resident_ctas = 4),
     (causal, alone, |p| p.cluster = 2),
     (grouped, alone, |p| p.packing = Packing::Packed),
     (causal, alone, |p| p.block_n = 16),
@@ -65,11 +65,11 @@ pub const TABLE: &[Line<WgmmaPlan>] = &[
     (full, alone, |p| p.queries_ahead = 2),
     (causal, alone, |p| p.store = Store::Bulk),
     (causal, two, |p| p.turns = Turns::PingPong),
-    (full, alone, |p| p.softmax = Softmax::Classic),
-    (causal, alone, |p| p.softmax = Softmax::Lazy { slack: 4 }),
-    (causal, alone, |p| p.softmax = optimistic(8, 15)),
-    (full, alone, |p| p.softmax = optimistic(8, 40)),
-    (full, alone, |p| p.softmax = optimistic(0, 1)),
+    (full, alone, |p| p.rescale = Rescaling::Always),
+    (causal, alone, |p| p.rescale = Rescaling::Beyond(4)),
+    (causal, alone, |p| p.rescale = speculative(8, 15)),
+    (full, alone, |p| p.rescale = speculative(8, 40)),
+    (full, alone, |p| p.rescale = speculative(0, 1)),
     (full, guessing, |p| p.exps_by_fma = 3),
     (causal, guessing, |p| p.exps_by_fma = 8),
     (causal, two, |p| p.probabilities = Probabilities::Shared),
@@ -83,7 +83,7 @@ pub const TABLE: &[Line<WgmmaPlan>] = &[
     (causal, alone, |p| p.handout = Handout::Dynamic),
     (causal, alone, |p| p.handout = Handout::Grid),
     (full, alone, |p| p.tail = Tail::Shared),
-    (causal, alone, |p| p.order = TileOrder::LongestFirst),
-    (causal, alone, |p| p.order = TileOrder::Strided),
+    (causal, alone, |p| p.tile_order = TileOrder::LongestFirst),
+    (causal, alone, |p| p.tile_order = TileOrder::Strided),
     (many_heads, longest_first, |p| p.section_mib = 1),
 ];

@@ -150,7 +150,7 @@ mod tests {
         let far = Shape { seq_q: 65_536, seq_kv: 65_536, ..mission() };
         let plan = |block_n| {
             let mut plan = kernels::forward::mma::MmaPlan::default_for(&Problem::mission(), &Arch::SM_90);
-            (plan.block_m, plan.kv_warps, plan.stages, plan.order, plan.block_n) =
+            (plan.block_m, plan.kv_warps, plan.stages, plan.products, plan.block_n) =
                 (64, 1, 1, tile::Order::InTurn, block_n);
             Candidate::Gpu(Plan::Mma(plan))
         };

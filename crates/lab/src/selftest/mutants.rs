@@ -9,7 +9,7 @@
 use emu::Schedule;
 use kernels::forward::mma::{MmaPlan, QueryHome};
 use kernels::forward::small::{Merge, Requests, RowOrder, Scores, SmallPlan};
-use kernels::forward::wgmma::{Diagonal, Ends, Probabilities, Softmax, Store, WgmmaPlan};
+use kernels::forward::wgmma::{Diagonal, Ends, Probabilities, Rescaling, Store, WgmmaPlan};
 use kernels::{Arch, Family, Plan};
 use problem::{Band, DType, Layout, Problem};
 use rayon::prelude::*;
@@ -197,7 +197,7 @@ fn mma() -> Suspect {
         block_n: 64,
         warps: 4,
         kv_warps: 1,
-        order: Order::InTurn,
+        products: Order::InTurn,
         stages: 2,
         resident_ctas: None,
         queries: QueryHome::Registers,
@@ -213,10 +213,10 @@ fn wgmma() -> Vec<Suspect> {
     let short = [100, 60, 20].map(|keys| rectangle(4, 70, keys, Band::CAUSAL)).to_vec();
     // In a full tile, the first warpgroup skips more blocks than there are stages.
     let full = [&short[..], &[rectangle(2, 140, 150, Band::CAUSAL)]].concat();
-    let guessing = Softmax::Optimistic { slack: 0, limit: 1 };
+    let guessing = Rescaling::Speculative { beyond: 0, limit: 1 };
     let plain = WgmmaPlan {
         consumers: 2,
-        resident: 1,
+        resident_ctas: 1,
         cluster: 1,
         packing: Packing::Apart,
         block_n: 32,
@@ -227,7 +227,7 @@ fn wgmma() -> Vec<Suspect> {
         queries_ahead: 0,
         store: Store::Direct,
         turns: Turns::Free,
-        softmax: Softmax::Lazy { slack: 8 },
+        rescale: Rescaling::Beyond(8),
         exps_by_fma: 0,
         probabilities: Probabilities::Registers,
         chains: Chains { max: 2, sum: 1 },
@@ -236,11 +236,11 @@ fn wgmma() -> Vec<Suspect> {
         ends: Ends::Common,
         handout: Handout::Dynamic,
         tail: Tail::Whole,
-        order: TileOrder::InOrder,
+        tile_order: TileOrder::InOrder,
         section_mib: 32,
     };
-    let overlapped = WgmmaPlan { tiles: Tiles::Overlapped, softmax: guessing, ..plain.clone() };
-    let sums = WgmmaPlan { sums: Sums::Product, softmax: guessing, ..plain.clone() };
+    let overlapped = WgmmaPlan { tiles: Tiles::Overlapped, rescale: guessing, ..plain.clone() };
+    let sums = WgmmaPlan { sums: Sums::Product, rescale: guessing, ..plain.clone() };
     let ahead = WgmmaPlan { queries_ahead: 1, ..plain.clone() };
     // Static, because a mailbox would be delayed by the single stage of queries.
     let handout = Handout::Static;
@@ -269,9 +269,9 @@ fn small() -> Vec<Suspect> {
         block_n: 64,
         stages: 1,
         rescale: Rescale::Always,
-        guess: None,
+        speculative: None,
         turns: Turns::Free,
-        order: RowOrder::ByHead,
+        tile_order: RowOrder::ByHead,
         key_copies: 2,
         qk_pieces: 2,
         softmax_steps: 2,

@@ -14,11 +14,11 @@ pub fn small_tiles(problem: &Problem, queries: QueryHome, stages: u32) -> Bound 
         block_n: 64,
         warps: 4,
         kv_warps: 1,
-        order: tile::Order::InTurn,
+        products: tile::Order::InTurn,
         stages,
         resident_ctas: None,
         queries,
-        grid: Grid::RowsFirst,
+        tile_order: Grid::RowsFirst,
         ..MmaPlan::default_for(problem, &arch)
     };
     Bound::of_kernel(kernels::emit(problem, &Plan::Mma(genes), &arch).unwrap(), problem).unwrap()

@@ -8,7 +8,7 @@ use super::MmaPlan;
 use crate::family::FamilyPlan;
 use crate::forward::contract::rescale_within;
 use crate::genes::Turn::{Down, To, Up};
-use crate::genes::{BLOCK_N, Gene, RESIDENT_CTAS, STAGES};
+use crate::genes::{BLOCK_N, Gene, PRODUCTS, RESIDENT_CTAS, STAGES};
 use crate::{Arch, PlanError};
 
 impl FamilyPlan for MmaPlan {
@@ -21,7 +21,7 @@ impl FamilyPlan for MmaPlan {
     }
 
     fn genes(problem: &Problem) -> Vec<Gene> {
-        let grids = if problem.band == Band::FULL { &[][..] } else { &["heads_first", "rows_first"] };
+        let tile_orders = if problem.band == Band::FULL { &[][..] } else { &["heads_first", "rows_first"] };
         vec![
             Gene::new("block_m").searched([16, 32, 48, 64, 128]).wider([96, 192, 256]).curing(&[
                 ("small grid", Down),
@@ -50,11 +50,7 @@ impl FamilyPlan for MmaPlan {
                 ("latency", Up),
             ]),
             Gene::new("stages").searched([1, 2, 3, 4]).wider([5, 6]).curing(STAGES),
-            Gene::new("order").searched(["in_turn", "scores_ahead"]).curing(&[
-                ("register spills", To("in_turn")),
-                ("no overlap of copies", To("scores_ahead")),
-                ("latency", To("scores_ahead")),
-            ]),
+            Gene::new("products").searched(["in_turn", "scores_ahead"]).curing(PRODUCTS),
             Gene::new("resident_ctas").searched([Value::Null]).wider([1, 2, 3, 4]).curing(RESIDENT_CTAS),
             Gene::new("queries").searched(["registers", "shared"]).curing(&[
                 ("low occupancy", To("shared")),
@@ -67,8 +63,8 @@ impl FamilyPlan for MmaPlan {
                 .searched([json!("always"), json!({ "beyond": 8 })])
                 .wider([4, 14].map(|n| json!({ "beyond": n }))),
             Gene::new("copy"),
-            Gene::new("grid")
-                .searched(grids.iter().copied())
+            Gene::new("tile_order")
+                .searched(tile_orders.iter().copied())
                 .wider(["rows_first", "heads_first"])
                 .curing(&[("l2", To("rows_first"))]),
         ]
@@ -89,7 +85,7 @@ impl FamilyPlan for MmaPlan {
             self.copy = safe.copy;
         }
         if self.check(problem, arch).is_err() {
-            self.grid = safe.grid;
+            self.tile_order = safe.tile_order;
         }
         self
     }

@@ -47,7 +47,7 @@ impl SmallPlan {
         let tiles = self.row_tiles(problem) as u32;
         let (heads, batch) = (self.tile_heads(problem) as u32, problem.batch as u32);
         Launch {
-            grid: match self.order {
+            grid: match self.tile_order {
                 RowOrder::ByHead => Dim3(self.cluster * tiles, heads, batch),
                 RowOrder::LongestFirst | RowOrder::Folded => Dim3(self.cluster * heads, batch, tiles),
             },
@@ -284,7 +284,7 @@ impl Work {
     fn of_cluster(k: &mut Builder, plan: &SmallPlan, band: &KeyBand) -> Work {
         let [x, y, z] = [SpecialReg::CtaidX, SpecialReg::CtaidY, SpecialReg::CtaidZ].map(|n| k.special(n));
         let x = divide(k, x, plan.cluster);
-        match plan.order {
+        match plan.tile_order {
             RowOrder::ByHead => {
                 let tile = if !band.is_full() {
                     let count = k.special(SpecialReg::NctaidX);

@@ -44,9 +44,9 @@ impl FamilyPlan for SmallPlan {
             Gene::new("rescale")
                 .searched([json!("always"), json!({ "beyond": 8 })])
                 .wider([4, 14].map(|n| json!({ "beyond": n }))),
-            Gene::new("guess").searched([Value::Null, json!(12)]).wider([8, 15]),
+            Gene::new("speculative").searched([Value::Null, json!(12)]).wider([8, 15]),
             Gene::new("turns").searched(["free", "ping_pong"]).curing(TURNS),
-            Gene::new("order").searched(["by_head", "longest_first", "folded"]),
+            Gene::new("tile_order").searched(["by_head", "longest_first", "folded"]),
             Gene::new("key_copies").searched([1, 2, 4]),
             Gene::new("qk_pieces").searched([1, 2, 4]),
             Gene::new("softmax_steps").searched([1, 2]).curing(&[("serial", Up)]),

@@ -110,7 +110,7 @@ impl Forward<'_> {
             keys,
             values,
             circle: (plan.turns == Turns::PingPong).then(|| Circle::new(k, &consumer, plan.row_warpgroups)),
-            guess: plan.guess.map(|limit| {
+            guess: plan.speculative.map(|limit| {
                 let warpgroup = k.shr_u(self.place.warp, 2);
                 Guess::new(self.half, limit, Agreement::new(k, warpgroup))
             }),

@@ -14,7 +14,7 @@ use tile::{
 };
 
 use super::launch::LOADED;
-use super::plan::{Diagonal, Ends, Softmax, Store, WgmmaPlan};
+use super::plan::{Diagonal, Ends, Rescaling, Store, WgmmaPlan};
 use crate::Arch;
 use crate::forward::contract::{declare_band, declare_softcap, half};
 
@@ -26,7 +26,7 @@ impl WgmmaPlan {
         let mut k = Builder::kernel(ENTRY);
         k.max_threads(self.threads());
         // Without this bound ptxas ignores `setmaxnreg`.
-        k.min_ctas_per_sm(self.resident);
+        k.min_ctas_per_sm(self.resident_ctas);
         Forward::new(&mut k, problem, self).body(&mut k);
         Ok(Kernel {
             module: k.into_verified(Target::sm_a(arch.sm))?,
@@ -141,7 +141,7 @@ impl Params {
         let [out_batch_bytes, out_head_bytes] = ["out_batch_bytes", "out_head_bytes"].map(|n| k.param_u64(n));
         let [seq_q, seq_kv, tiles, row_blocks, heads, section] =
             ["seq_q", "seq_kv", "tiles", "row_blocks", "heads", "section"].map(|name| k.param_u32(name));
-        let grid = TileGrid { order: plan.order, tiles, row_blocks, heads, section };
+        let grid = TileGrid { order: plan.tile_order, tiles, row_blocks, heads, section };
         let shares = shared.then(|| {
             let [blocks, whole, piece, longer] =
                 ["blocks", "whole_tiles", "piece", "longer"].map(|name| k.param_u32(name));
@@ -391,8 +391,8 @@ impl<'a> Forward<'a> {
                 Some(ones) => TileStream::over_rows_beside(k, self.values, ones, consumer),
             },
             circle: (plan.turns == Turns::PingPong).then(|| Circle::new(k, consumer, plan.consumers)),
-            guess: match plan.softmax {
-                Softmax::Optimistic { limit, .. } => {
+            guess: match plan.rescale {
+                Rescaling::Speculative { limit, .. } => {
                     Some(Guess::new(self.half, limit, Agreement::new(k, consumer.group)))
                 }
                 _ => None,
@@ -420,18 +420,20 @@ impl<'a> Forward<'a> {
     fn softmax(&self, k: &mut Builder) -> OnlineSoftmax {
         let softmax = OnlineSoftmax::new(k, self.half, self.rescale(), self.params.factor, 16)
             .with_exponentials_by_fma(self.plan.exps_by_fma);
-        match (self.plan.sums, self.plan.softmax) {
+        match (self.plan.sums, self.plan.rescale) {
             (Sums::Lanes, _) => softmax,
             // A block is recomputed if a probability reaches 2.
-            (Sums::Product, Softmax::Optimistic { limit, .. }) => softmax.summed_by_products(limit),
-            (Sums::Product, Softmax::Classic | Softmax::Lazy { .. }) => softmax.summed_by_products(0),
+            (Sums::Product, Rescaling::Speculative { limit, .. }) => softmax.summed_by_products(limit),
+            (Sums::Product, Rescaling::Always | Rescaling::Beyond(_)) => softmax.summed_by_products(0),
         }
     }
 
     fn rescale(&self) -> Rescale {
-        match self.plan.softmax {
-            Softmax::Classic => Rescale::Always,
-            Softmax::Lazy { slack } | Softmax::Optimistic { slack, .. } => Rescale::Beyond(slack),
+        match self.plan.rescale {
+            Rescaling::Always => Rescale::Always,
+            Rescaling::Beyond(threshold) | Rescaling::Speculative { beyond: threshold, .. } => {
+                Rescale::Beyond(threshold)
+            }
         }
     }
 }

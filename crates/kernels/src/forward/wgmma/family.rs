@@ -7,11 +7,8 @@ use serde_json::{Value, json};
 use super::WgmmaPlan;
 use crate::family::{FamilyPlan, row_tiles};
 use crate::genes::Turn::{Down, To, Up};
-use crate::genes::{BLOCK_N, CLUSTER, Cure, Gene, PACKING, STAGES, TURNS};
+use crate::genes::{BLOCK_N, CLUSTER, Gene, PACKING, PRODUCTS, RESIDENT_CTAS, STAGES, TURNS};
 use crate::{Arch, PlanError};
-
-/// Cures of more CTAs per SM.
-const RESIDENT: &[Cure] = &[("low occupancy", Up), ("register spills", Down), ("latency", Up)];
 
 impl FamilyPlan for WgmmaPlan {
     fn default_for(problem: &Problem, arch: &Arch) -> WgmmaPlan {
@@ -27,8 +24,8 @@ impl FamilyPlan for WgmmaPlan {
         // Without grouped heads there is nothing to pack, and only tiles of equal length can be shared.
         let packings = if problem.group_size() > 1 { &["apart", "packed"][..] } else { &[] };
         let tails = if problem.band == Band::FULL { &["whole", "shared"][..] } else { &[] };
-        let lazy = |slack: u32| json!({ "lazy": { "slack": slack } });
-        let optimistic = |limit: u32| json!({ "optimistic": { "slack": 8, "limit": limit } });
+        let beyond = |threshold: u32| json!({ "beyond": threshold });
+        let speculative = |limit: u32| json!({ "speculative": { "beyond": 8, "limit": limit } });
         let chains = |max: u32| json!({ "max": max, "sum": 1 });
         vec![
             Gene::new("consumers").searched([1, 2, 3]).curing(&[
@@ -36,7 +33,7 @@ impl FamilyPlan for WgmmaPlan {
                 ("redundant loads", Up),
                 ("l2", Up),
             ]),
-            Gene::new("resident").searched([1, 2, 3]).wider([4]).curing(RESIDENT),
+            Gene::new("resident_ctas").searched([1, 2, 3]).wider([4]).curing(RESIDENT_CTAS),
             Gene::new("cluster").searched([1, 2]).curing(CLUSTER),
             Gene::new("packing")
                 .searched(packings.iter().copied())
@@ -50,15 +47,15 @@ impl FamilyPlan for WgmmaPlan {
             Gene::new("tiles")
                 .searched(["in_turn", "overlapped"])
                 .curing(&[("mufu", To("overlapped")), ("tensor", To("overlapped"))]),
-            Gene::new("products").searched(["in_turn"]),
+            Gene::new("products").searched(["in_turn"]).curing(PRODUCTS),
             Gene::new("producer_registers").searched([24, 32, 40]),
             Gene::new("queries_ahead").searched([0, 1]).wider([2]),
             Gene::new("store").searched(["direct", "bulk"]),
             Gene::new("turns").searched(["free", "ping_pong"]).curing(TURNS),
-            // `lazy` without slack: O is not rescaled when no row of the warp has a new max.
-            Gene::new("softmax")
-                .searched([Value::from("classic"), lazy(0), lazy(8), optimistic(15), optimistic(40)])
-                .wider([lazy(4), lazy(12), optimistic(10), optimistic(25)]),
+            // Beyond 0: O is not rescaled when no row of the warp has a new max.
+            Gene::new("rescale")
+                .searched([Value::from("always"), beyond(0), beyond(8), speculative(15), speculative(40)])
+                .wider([beyond(4), beyond(12), speculative(10), speculative(25)]),
             Gene::new("exps_by_fma").searched([0, 1, 2, 3]).wider([4]),
             Gene::new("probabilities").searched(["shared"]),
             Gene::new("chains").searched([1, 2, 4].map(chains)),
@@ -71,7 +68,7 @@ impl FamilyPlan for WgmmaPlan {
                 .curing(&[("issue", To("halved")), ("tensor", To("halved"))]),
             Gene::new("handout").searched(["static", "folded", "dynamic", "grid"]),
             Gene::new("tail").searched(tails.iter().copied()).curing(&[("small grid", To("shared"))]),
-            Gene::new("order").searched(["in_order", "longest_first", "strided"]),
+            Gene::new("tile_order").searched(["in_order", "longest_first", "strided"]),
             Gene::new("section_mib").searched([16, 32, 48, 64, 96, 128]),
         ]
     }

@@ -25,4 +25,4 @@ mod plan;
 mod rows;
 mod store;
 
-pub use plan::{Diagonal, Ends, Probabilities, Softmax, Store, WgmmaPlan};
+pub use plan::{Diagonal, Ends, Probabilities, Rescaling, Store, WgmmaPlan};
