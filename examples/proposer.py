@@ -32,7 +32,7 @@ def nearby(value, seen):
 def change_a_gene(plan, plans, rng):
     """The plan with one gene changed, and the gene; not one that was tried already."""
     tried = {json.dumps(p, sort_keys=True) for p in plans}
-    genes = [gene for gene in plan if gene not in ("family", "lse")]
+    genes = [gene for gene in plan if gene != "family"]
     for _ in range(100):
         gene = rng.choice(genes)
         seen = [p[gene] for p in plans if p.get("family") == plan.get("family") and gene in p]

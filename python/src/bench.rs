@@ -169,7 +169,7 @@ impl Race {
             choose_of(family, &self.problem, &device, TunedTable::builtin()).map(|choice| choice.plan)
         });
         let plan = plan.transpose().map_err(refused)?;
-        let prepared = session.gpu.prepare(&self.problem, false, plan.as_ref())?;
+        let prepared = session.gpu.prepare(&self.problem, plan.as_ref())?;
         self.enter(prepared.plan(), None, [q, k, v])
     }
 

@@ -157,14 +157,14 @@ impl Key {
         let all = [described(0), described(1), described(2), described(3)];
         let (scale, softcap) = self.score;
         let score = Score { scale: scale.map(f32::from_bits), softcap: softcap.map(f32::from_bits) };
-        problem_of(all.each_ref(), self.dtype, self.band, score)
+        Ok(problem_of(all.each_ref(), self.dtype, self.band, score)?.with_lse(self.lse))
     }
 }
 
 impl Known {
     fn new(key: &Key, problem: &Problem) -> Result<Known, Error> {
         let gpu = Gpu::open(key.ordinal)?;
-        let prepared = gpu.prepare(problem, key.lse, None)?;
+        let prepared = gpu.prepare(problem, None)?;
         let size = problem.dtype.bytes();
         let memory = Tensor::ALL.map(|tensor| {
             let (elements, origin) = problem.span(tensor).unwrap_or_default(); // `problem_of` has checked it
@@ -209,7 +209,7 @@ pub fn explain<'py>(
     let problem = key.problem()?;
     let (gpu, prepared) = py.detach(|| -> Result<_, Error> {
         let gpu = Gpu::open(ordinal)?;
-        let prepared = gpu.prepare(&problem, false, None)?;
+        let prepared = gpu.prepare(&problem, None)?;
         Ok((gpu, prepared))
     })?;
     let resources = prepared.resources();

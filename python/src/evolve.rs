@@ -214,9 +214,8 @@ fn resumed(wanted: &Wanted, number: Option<i64>) -> Result<(lab::evolve::Evoluti
 }
 
 fn shapes(argument: &str, words: &[String]) -> Result<Vec<Shape>, Error> {
-    let shape = |word: &String| match suites::parse(word) {
-        Ok(problem) => Ok(Shape::of(&problem)),
-        Err(expected) => Err(Error::invalid(argument, word, &expected.to_string())),
+    let shape = |word: &String| {
+        suites::parse_shape(word).map_err(|expected| Error::invalid(argument, word, &expected.to_string()))
     };
     words.iter().map(shape).collect()
 }

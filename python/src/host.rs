@@ -33,7 +33,7 @@ pub fn attention_cpu(
 ) -> Result<(), Error> {
     let dtype: DType = dtype.parse()?;
     let (band, score) = band_and_score(terms)?;
-    let problem = problem_of([&q, &k, &v, &out], dtype, band, score)?;
+    let problem = problem_of([&q, &k, &v, &out], dtype, band, score)?.with_lse(lse.is_some());
     if is_empty(&problem) {
         return Ok(());
     }

@@ -3,9 +3,9 @@
 use std::io::Write;
 
 use emu::model::{Gpu, machine};
-use kernels::select::{Choice, Device, TunedTable, choose};
+use kernels::select::{Choice, Device, Shape, TunedTable, choose};
 use kernels::{Arch, KernelError, Plan};
-use lab::bench::suites;
+use lab::bench::suites::{self, WordsError};
 use problem::Problem;
 use serde_json::{Value, json};
 
@@ -106,14 +106,14 @@ fn named(name: &str, sm: u32, multiprocessors: u32) -> Result<Named, CliError> {
 
 /// Reads the value of `--problem`.
 pub fn parse(text: &str) -> Result<Problem, CliError> {
-    parse_as("--problem", text)
+    suites::parse(text).map_err(|error| refused("--problem", text, &error))
 }
 
-/// Reads a problem from the value of another argument, which errors name.
-pub fn parse_as(argument: &'static str, text: &str) -> Result<Problem, CliError> {
-    suites::parse(text).map_err(|error| CliError::Argument {
-        argument,
-        value: text.to_owned(),
-        accepted: error.to_string(),
-    })
+/// Reads the shape of a problem from the value of an argument, which errors name.
+pub fn parse_shape(argument: &'static str, text: &str) -> Result<Shape, CliError> {
+    suites::parse_shape(text).map_err(|error| refused(argument, text, &error))
+}
+
+fn refused(argument: &'static str, text: &str, error: &WordsError) -> CliError {
+    CliError::Argument { argument, value: text.to_owned(), accepted: error.to_string() }
 }

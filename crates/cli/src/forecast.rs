@@ -3,7 +3,6 @@
 use std::io::Write;
 
 use emu::model::Gpu;
-use kernels::select::Shape;
 use lab::bench::suites;
 use lab::evolve::Evaluator;
 use lab::evolve::bandit::Operator;
@@ -36,14 +35,14 @@ const PROPOSER: &str = Operator::Propose.name();
 
 fn add(args: &ForecastAdd) -> Result<Status, CliError> {
     check(args)?;
-    let problem = args.problem.as_deref().map(choice::parse).transpose()?;
+    let problem = args.problem.as_deref().map(|text| choice::parse_shape("--problem", text)).transpose()?;
     let mut forecast = Forecast {
         candidate: args.candidate.map(CandidateId),
         hypothesis: args.hypothesis.trim().to_owned(),
         author: args.author.trim().to_owned(),
         // Empty for a candidate: the ledger knows the candidate's device.
         device: String::new(),
-        problem: problem.as_ref().map(Shape::of),
+        problem,
         low_us: args.low.unwrap_or(args.us * (1.0 - DEFAULT_MARGIN)),
         us: args.us,
         high_us: args.high.unwrap_or(args.us * (1.0 + DEFAULT_MARGIN)),

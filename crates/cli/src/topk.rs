@@ -3,7 +3,6 @@
 use std::io::Write;
 use std::path::Path;
 
-use kernels::select::Shape;
 use lab::ledger::{Ledger, Ranked, TimeKind, Trial};
 use lab::provenance::Provenance;
 use serde_json::json;
@@ -14,7 +13,7 @@ use crate::{Status, choice, table, unless_closed};
 
 pub fn topk(args: &Topk) -> Result<Status, CliError> {
     at_least_one("-k", args.k)?;
-    let problem = Shape::of(&choice::parse(&args.problem)?);
+    let problem = choice::parse_shape("--problem", &args.problem)?;
     let ledger = Ledger::read(&args.ledger.path)?;
     let best = ledger.topk(&problem, &device_name(&args.device)?, args.k)?;
     let mut out = crate::terminal::out();

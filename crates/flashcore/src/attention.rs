@@ -4,7 +4,7 @@ use std::sync::OnceLock;
 
 use cpu::{CpuPlan, Element};
 use driver::DriverError;
-use problem::{Band, Layout, Problem, Score, Tensor};
+use problem::{Band, Layout, Pass, Problem, Score, Tensor};
 
 use crate::gpu::{self, Gpu};
 use crate::{AttentionError, TensorView, TensorViewMut};
@@ -129,7 +129,7 @@ impl<T: Element> Attention<'_, T> {
     pub fn run(self) -> Result<Output<T>, AttentionError> {
         let shape = [self.q.shape[0], self.q.shape[1], self.q.shape[2], self.v.shape[3]];
         let strides = Layout::Bhsd.strides(shape[1], shape[2], shape[3]);
-        let problem = self.problem(shape, strides)?;
+        let problem = self.problem(shape, strides, true)?;
         let elements = problem.span(Tensor::Out).map_or(0, |(elements, _)| elements);
         let mut data = vec![T::from_f32(0.0); elements];
         let mut lse = vec![0.0; shape[0] * shape[1] * shape[2]];
@@ -144,7 +144,7 @@ impl<T: Element> Attention<'_, T> {
     /// As [`run`](Attention::run), and when the shape of `out` or the length of `lse` does not fit. Nothing
     /// has been written then, unless a GPU failed during the call ([`AttentionError::Driver`]).
     pub fn run_into(self, out: TensorViewMut<'_, T>, lse: Option<&mut [f32]>) -> Result<(), AttentionError> {
-        let problem = self.problem(out.shape, out.strides)?;
+        let problem = self.problem(out.shape, out.strides, lse.is_some())?;
         let needed = out.shape[0] * out.shape[1] * out.shape[2];
         if let Some(len) = lse.as_ref().map(|lse| lse.len()).filter(|&len| len != needed) {
             return Err(AttentionError::Lse { len, needed });
@@ -196,7 +196,12 @@ impl<T: Element> Attention<'_, T> {
         gpu::attend(gpu, problem, [self.q.data, self.k.data, self.v.data], out, lse)
     }
 
-    fn problem(&self, out: [usize; 4], out_strides: problem::Strides) -> Result<Problem, AttentionError> {
+    fn problem(
+        &self,
+        out: [usize; 4],
+        out_strides: problem::Strides,
+        lse: bool,
+    ) -> Result<Problem, AttentionError> {
         let (q, k, v) = (self.q.shape, self.k.shape, self.v.shape);
         let pairs = [
             ("k", "batch", k[0], "q", q[0]),
@@ -224,6 +229,7 @@ impl<T: Element> Attention<'_, T> {
             k: self.k.strides,
             v: self.v.strides,
             out: out_strides,
+            pass: Pass::Forward { lse },
             ..Problem::new(q[0], q[1], q[2], q[3], T::DTYPE)
         };
         problem.check()?;
@@ -247,7 +253,7 @@ mod tests {
         let full = attention(view(&q, [1, 4, 5, 8]), view(&k, [1, 2, 7, 8]), view(&v, [1, 2, 7, 8]));
         for (call, mask) in [(full.causal(), Band::CAUSAL), (full.causal_top_left(), Band::CAUSAL_TOP_LEFT)] {
             let output = call.run().unwrap();
-            let problem = call.problem([1, 4, 5, 8], Layout::Bhsd.strides(4, 5, 8)).unwrap();
+            let problem = call.problem([1, 4, 5, 8], Layout::Bhsd.strides(4, 5, 8), true).unwrap();
             assert_eq!(problem.band, mask);
             let oracle = cpu::oracle(&problem, &q, &k, &v).unwrap();
             for (ours, exact) in output.data.iter().zip(&oracle.out) {

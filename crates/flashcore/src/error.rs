@@ -73,7 +73,7 @@ pub enum AttentionError {
     #[error(
         "{}",
         if *prepared { "lse is missing: the kernel was prepared to return it" }
-        else { "lse is given, but the kernel was prepared without it; prepare with lse = true" }
+        else { "lse is given, but the kernel was prepared without it; ask for it in the problem" }
     )]
     LseWanted {
         /// Whether the kernel was prepared to return the LSE.

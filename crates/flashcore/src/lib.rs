@@ -31,7 +31,7 @@
 //!
 //! let gpu = Gpu::open(0)?;
 //! let problem = Problem::new(1, 8, 512, 64, DType::F16);
-//! let prepared = gpu.prepare(&problem, false, None)?; // compiles, once
+//! let prepared = gpu.prepare(&problem, None)?; // compiles, once
 //! let stream = Stream::new(gpu.context())?;
 //! let tensor = || Buffer::new(gpu.context(), 8 * 512 * 64 * 2);
 //! let (q, k, v, out) = (tensor()?, tensor()?, tensor()?, tensor()?);
@@ -50,7 +50,7 @@ pub use attention::{Attention, Device, Output, attention};
 pub use cpu::Element;
 pub use error::AttentionError;
 pub use kernels::Plan;
-pub use problem::{Band, Corner, DType, Layout, Problem, Score, Strides};
+pub use problem::{Band, Corner, DType, Layout, Pass, Problem, Score, Strides};
 pub use tensor::{TensorView, TensorViewMut};
 
 /// The example of the README, compiled and run.

@@ -32,7 +32,7 @@ fn gpu() -> Option<Arc<Gpu>> {
 }
 
 fn problem(dim: usize) -> Problem {
-    Problem::new(1, HEADS, SEQ, dim, DType::F16)
+    Problem::new(1, HEADS, SEQ, dim, DType::F16).with_lse(true)
 }
 
 /// A plan whose CTAs take tiles from a counter, and a plan whose CTAs share the last tiles through scratch.
@@ -40,7 +40,7 @@ fn plans(arch: &Arch, problem: &Problem) -> [Plan; 2] {
     let default = WgmmaPlan::default_for(problem, arch);
     let dynamic = WgmmaPlan { handout: Handout::Dynamic, tail: Tail::Whole, ..default.clone() };
     let shared = WgmmaPlan { ends: Ends::Common, handout: Handout::Static, tail: Tail::Shared, ..default };
-    [dynamic, shared].map(|plan| Plan::Wgmma(plan).with_lse(true))
+    [dynamic, shared].map(Plan::Wgmma)
 }
 
 /// Size in bytes of the buffer `name` of the plan's kernel.
@@ -130,7 +130,7 @@ fn launches_that_run_at_once_share_nothing() {
     for dim in [64, 128] {
         let (problem, inputs) = (problem(dim), Inputs::new(&gpu, dim));
         for plan in plans(gpu.arch(), &problem) {
-            let prepared = gpu.prepare(&problem, true, Some(&plan)).unwrap();
+            let prepared = gpu.prepare(&problem, Some(&plan)).unwrap();
             let lanes: Vec<Lane> = (0..STREAMS + 2).map(|_| Lane::new(&gpu, dim)).collect();
             lanes[0].poison();
             lanes[0].enqueue(&prepared, &inputs, &lanes[0].stream).unwrap();
@@ -186,7 +186,7 @@ fn scratch_is_given_back() {
     let (problem, inputs) = (problem(dim), Inputs::new(&gpu, dim));
     let [_, plan] = plans(gpu.arch(), &problem);
     let scratch = bytes(gpu.arch(), &problem, &plan, "scratch").unwrap();
-    let prepared = gpu.prepare(&problem, true, Some(&plan)).unwrap();
+    let prepared = gpu.prepare(&problem, Some(&plan)).unwrap();
     let lane = Lane::new(&gpu, dim);
     let capture = || Graph::capture(&lane.stream, |stream| lane.enqueue(&prepared, &inputs, stream)).unwrap();
     lane.enqueue(&prepared, &inputs, &lane.stream).unwrap();

@@ -162,9 +162,9 @@ impl Tensors {
 fn device_memory() {
     let gpu = Gpu::open(0).unwrap();
     assert_eq!((gpu.arch().sm, gpu.arch().multiprocessors), (89, 132));
-    let problem = Problem::new(1, 2, 20, 16, DType::F16);
-    let prepared = gpu.prepare(&problem, true, None).unwrap();
-    assert!(std::sync::Arc::ptr_eq(&prepared, &gpu.prepare(&problem, true, None).unwrap()));
+    let problem = Problem::new(1, 2, 20, 16, DType::F16).with_lse(true);
+    let prepared = gpu.prepare(&problem, None).unwrap();
+    assert!(std::sync::Arc::ptr_eq(&prepared, &gpu.prepare(&problem, None).unwrap()));
     assert_eq!((prepared.choice(), prepared.fallbacks().len()), (PlanSource::Default, 0));
     let stream = Stream::new(gpu.context()).unwrap();
     let (q, k, v) = (ramp(640, 3), ramp(640, 5), ramp(640, 11));
@@ -198,20 +198,21 @@ fn device_memory() {
     let odd = Tensors::new(&gpu, contents, 1);
     refuse(odd.enqueue(&prepared, &stream), "accepted: multiples of 2 bytes");
     let unordered = Problem { heads_kv: 0, ..problem.clone() };
-    refuse(gpu.prepare(&unordered, true, None).map(drop), "'0' for heads_kv");
+    refuse(gpu.prepare(&unordered, None).map(drop), "'0' for heads_kv");
 
     // Strides beyond the address space are rejected before anything is loaded.
     let far = Strides { batch: 0, head: i64::MAX, row: 16 };
-    refuse(gpu.prepare(&Problem { k: far, ..problem.clone() }, true, None).map(drop), "k is too large");
+    refuse(gpu.prepare(&Problem { k: far, ..problem.clone() }, None).map(drop), "k is too large");
 
     // Without batches or rows there is no launch; without keys the output is zero.
     let none = driver::DeviceSlice::EMPTY;
-    let empty = gpu.prepare(&Problem { batch: 0, ..problem.clone() }, false, None).unwrap();
+    let without = problem.clone().with_lse(false);
+    let empty = gpu.prepare(&Problem { batch: 0, ..without.clone() }, None).unwrap();
     empty.enqueue(&stream, none, none, none, none, None).unwrap();
-    let empty = gpu.prepare(&Problem { seq_q: 0, ..problem.clone() }, false, None).unwrap();
+    let empty = gpu.prepare(&Problem { seq_q: 0, ..without }, None).unwrap();
     empty.enqueue(&stream, none, none, none, none, None).unwrap();
     let keyless = problem.with_seq_kv(0, Layout::Bhsd);
-    gpu.prepare(&keyless, true, None).unwrap().enqueue(&stream, q, none, none, out, Some(lse)).unwrap();
+    gpu.prepare(&keyless, None).unwrap().enqueue(&stream, q, none, none, out, Some(lse)).unwrap();
     assert_eq!(tensors.out(), vec![0; 1280]);
     let mut lse = [0; 160];
     tensors.0[4].download(&mut lse).unwrap();
@@ -223,8 +224,8 @@ fn device_memory() {
 fn lengths() {
     let gpu = Gpu::open(0).unwrap();
     let function = |rows: usize, lse: bool| {
-        let problem = Problem::new(1, 2, rows, 64, DType::F16);
-        let prepared = gpu.prepare(&problem, lse, None)?;
+        let problem = Problem::new(1, 2, rows, 64, DType::F16).with_lse(lse);
+        let prepared = gpu.prepare(&problem, None)?;
         Ok::<_, AttentionError>(format!("{:?}", prepared.parts().0)) // with the driver's handle
     };
     let first = function(300, true).unwrap();
@@ -234,10 +235,10 @@ fn lengths() {
     let problem = Problem::new(1, 2, 300, 64, DType::F16);
     let counting = Family::Wgmma.default_for(&problem, gpu.arch()).unwrap();
     let everything: Vec<Buffer> = std::iter::from_fn(|| Buffer::new(gpu.context(), 1024).ok()).collect();
-    let error = gpu.prepare(&problem, false, Some(&counting)).unwrap_err();
+    let error = gpu.prepare(&problem, Some(&counting)).unwrap_err();
     assert!(matches!(error, AttentionError::Driver(DriverError::OutOfMemory { .. })), "{error}");
     drop(everything);
-    gpu.prepare(&problem, false, Some(&counting)).unwrap();
+    gpu.prepare(&problem, Some(&counting)).unwrap();
 }
 
 /// A driver whose compiler spills: the default plan is rejected and the safe plan taken. A plan that the
@@ -245,7 +246,7 @@ fn lengths() {
 fn fallbacks() {
     let gpu = Gpu::open(0).unwrap();
     let problem = Problem::new(1, 2, 20, 16, DType::F16);
-    let prepared = gpu.prepare(&problem, false, None).unwrap();
+    let prepared = gpu.prepare(&problem, None).unwrap();
     assert_eq!(prepared.choice(), PlanSource::Safe);
     let [fallback] = prepared.fallbacks() else { panic!("{:?}", prepared.fallbacks()) };
     assert_eq!(fallback.source, PlanSource::Default);
@@ -256,7 +257,7 @@ fn fallbacks() {
             .contains("invalid value '80' for local bytes per thread: expected at most 64")
     );
     let given = Plan::default_for(&problem, gpu.arch()).unwrap();
-    let prepared = gpu.prepare(&problem, false, Some(&given)).unwrap();
+    let prepared = gpu.prepare(&problem, Some(&given)).unwrap();
     assert_eq!(
         (prepared.plan(), prepared.choice(), prepared.resources().local),
         (&given, PlanSource::Given, 80)
@@ -268,21 +269,21 @@ fn fallbacks() {
 fn hopper_fallbacks() {
     let gpu = Gpu::open(0).unwrap();
     let problem = Problem::new(1, 2, 100, 64, DType::F16);
-    let prepared = gpu.prepare(&problem, true, None).unwrap();
+    let prepared = gpu.prepare(&problem.clone().with_lse(true), None).unwrap();
     let families: Vec<&str> = prepared.fallbacks().iter().map(|fallback| fallback.plan.family()).collect();
     assert_eq!((families, prepared.plan().family()), (vec!["small", "mma"], "mma"));
     assert_eq!(prepared.choice(), PlanSource::Safe);
     // Rows at addresses where no tensor map can begin.
     let mut odd = problem.clone();
     (odd.k.row, odd.k.head) = (65, 6500);
-    let prepared = gpu.prepare(&odd, false, None).unwrap();
+    let prepared = gpu.prepare(&odd, None).unwrap();
     assert!(prepared.fallbacks().iter().all(|fallback| fallback.plan.family() == "mma"));
     // A plan that the caller gives is not replaced. With rows that its tensor maps do not support, it is an
     // error.
     let given = Family::Small.default_for(&problem, gpu.arch()).unwrap();
-    let prepared = gpu.prepare(&problem, false, Some(&given)).unwrap();
+    let prepared = gpu.prepare(&problem, Some(&given)).unwrap();
     assert_eq!((prepared.plan(), prepared.parts().1.has_tensor_maps()), (&given, true));
-    let error = gpu.prepare(&odd, false, Some(&given)).unwrap_err().to_string();
+    let error = gpu.prepare(&odd, Some(&given)).unwrap_err().to_string();
     assert!(error.contains("invalid value '6500' for k head stride"), "{error}");
 }
 
@@ -307,12 +308,13 @@ fn hopper() {
 }
 
 fn hopper_plan(gpu: &Gpu, problem: &Problem, plan: &Plan) {
+    let problem = &problem.clone().with_lse(true);
     let [q, k, v] = [3, 5, 11].map(|step| ramp(2 * 70 * 64, step));
     let oracle = cpu::oracle(problem, &q, &k, &v).unwrap();
     let nan = vec![0xff; 2 * q.len()];
     let contents = [bytes_of(&q), bytes_of(&k), bytes_of(&v), &nan, &nan[..4 * 2 * 70]];
-    let prepared = gpu.prepare(problem, true, Some(plan)).unwrap();
-    assert_eq!(prepared.plan(), &plan.with_lse(true));
+    let prepared = gpu.prepare(problem, Some(plan)).unwrap();
+    assert_eq!(prepared.plan(), plan);
     // Calls on two streams, and a graph of calls launched on the second: each call has its own maps and
     // starts with a zero counter.
     let [first, second] = [(); 2].map(|()| Stream::new(gpu.context()).unwrap());
@@ -342,7 +344,7 @@ fn scratch() {
         tail: Tail::Shared,
         ..WgmmaPlan::default_for(&problem, gpu.arch())
     };
-    let prepared = gpu.prepare(&problem, false, Some(&Plan::Wgmma(plan.clone()))).unwrap();
+    let prepared = gpu.prepare(&problem, Some(&Plan::Wgmma(plan.clone()))).unwrap();
     let kernel = kernels::emit(&problem, &Plan::Wgmma(plan), gpu.arch()).unwrap().kernel;
     let bytes = kernel.buffers.iter().find(|buffer| buffer.name == "scratch").unwrap().bytes;
     let place = bytes.next_multiple_of(1 << 20);

@@ -10,6 +10,17 @@ pub enum KernelError {
     /// The plan does not fit the problem or the architecture.
     #[error(transparent)]
     Plan(#[from] PlanError),
+    /// The plan is a kernel of the [ladder](crate::ladder), which is shown and measured but not used.
+    #[error(
+        "invalid value '{rung}' for plan: expected a plan of {accepted}; kernels of the ladder are exhibits, and \
+         some race"
+    )]
+    Exhibit {
+        /// The kernel's name.
+        rung: &'static str,
+        /// The families whose plans are accepted.
+        accepted: String,
+    },
     /// The verifier refuses what the generator wrote: a fault of the generator.
     #[allow(missing_docs, reason = "the message says what the fields are")]
     #[error(

@@ -18,7 +18,9 @@
 mod arch;
 mod contract;
 mod error;
+mod family;
 pub mod forward;
+pub mod genes;
 pub mod ladder;
 mod plan;
 pub mod select;
@@ -26,4 +28,5 @@ pub mod select;
 pub use arch::Arch;
 pub use contract::{Operand, Step};
 pub use error::{KernelError, PlanError};
-pub use plan::{Family, Plan, emit};
+pub use family::Family;
+pub use plan::{Plan, emit};

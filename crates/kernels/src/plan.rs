@@ -26,107 +26,10 @@ pub enum Plan {
     },
 }
 
-/// The families of forward attention for which a default plan can be made.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Family {
-    Mma,
-    Wgmma,
-    Small,
-}
-
-impl Family {
-    /// All families; those with the lowest requirements on the GPU come first.
-    pub const ALL: [Family; 3] = [Family::Mma, Family::Wgmma, Family::Small];
-
-    /// The name as it is written in plans.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Family::Mma => "mma",
-            Family::Wgmma => "wgmma",
-            Family::Small => "small",
-        }
-    }
-
-    /// The family of that name.
-    pub fn named(name: &str) -> Option<Family> {
-        Family::ALL.into_iter().find(|family| family.name() == name)
-    }
-
-    /// The family's default for the problem.
-    ///
-    /// # Errors
-    /// When the problem cannot be stated or the family does not compute it on the architecture.
-    pub fn default_for(self, problem: &Problem, arch: &Arch) -> Result<Plan, KernelError> {
-        problem.check()?;
-        let plan = self.proposal(problem, arch);
-        plan.check(problem, arch)?;
-        Ok(plan)
-    }
-
-    /// Like [`Family::default_for`], but unchecked: a starting point for a search.
-    pub fn proposal(self, problem: &Problem, arch: &Arch) -> Plan {
-        let problem = &*problem.canonical();
-        match self {
-            Family::Mma => Plan::Mma(MmaPlan::default_for(problem, arch)),
-            Family::Wgmma => Plan::Wgmma(WgmmaPlan::default_for(problem, arch)),
-            Family::Small => Plan::Small(SmallPlan::default_for(problem, arch)),
-        }
-    }
-
-    /// Whether the grid is of the kind that the family was made for.
-    fn suits(self, problem: &Problem, arch: &Arch) -> bool {
-        let (sms, heads) = (u64::from(arch.multiprocessors), (problem.batch * problem.heads_q) as u64);
-        let row_tiles = |rows: u32| problem.seq_q.div_ceil(rows as usize) as u64 * heads;
-        match self {
-            // Warpgroups have 64 rows and each SM gets a CTA, so few rows leave most of both idle.
-            Family::Wgmma => row_tiles(64) >= sms,
-            // A wave of CTAs that do not overlap costs the whole chain of loads and products.
-            Family::Small => {
-                let narrow = problem.head_dim.max(problem.head_dim_v) <= 64;
-                row_tiles(64) <= if narrow { 8 * sms } else { 2 * sms }
-            }
-            Family::Mma => true,
-        }
-    }
-}
-
 impl Plan {
-    /// A good plan for the problem on the architecture, where nothing was measured: on sm_90 the first of
-    /// `small`, `wgmma` and `mma` that computes it and suits its grid.
-    ///
-    /// # Errors
-    /// When the problem cannot be stated or no family computes it.
-    pub fn default_for(problem: &Problem, arch: &Arch) -> Result<Plan, KernelError> {
-        let specific = Family::ALL.into_iter().rev().filter(|&family| family != Family::Mma);
-        for family in specific {
-            if let Ok(plan) = family.default_for(problem, arch)
-                && family.suits(problem, arch)
-            {
-                return Ok(plan);
-            }
-        }
-        Family::Mma.default_for(problem, arch)
-    }
-
     /// Name of the family.
-    pub const fn family(&self) -> &'static str {
-        match self {
-            Plan::Mma(_) => Family::Mma.name(),
-            Plan::Wgmma(_) => Family::Wgmma.name(),
-            Plan::Small(_) => Family::Small.name(),
-            Plan::Ladder { .. } => "ladder",
-        }
-    }
-
-    /// The plan with or without the LSE. The ladder's kernels never return it.
-    #[must_use]
-    pub fn with_lse(&self, lse: bool) -> Plan {
-        match self {
-            Plan::Mma(plan) => Plan::Mma(MmaPlan { lse, ..plan.clone() }),
-            Plan::Wgmma(plan) => Plan::Wgmma(plan.with_lse(lse)),
-            Plan::Small(plan) => Plan::Small(SmallPlan { lse, ..plan.clone() }),
-            Plan::Ladder { rung } => Plan::Ladder { rung: *rung },
-        }
+    pub fn family(&self) -> &'static str {
+        self.of_family().map_or("ladder", |(family, _)| family.name())
     }
 
     /// Whether a kernel can be emitted.
@@ -135,11 +38,9 @@ impl Plan {
     /// The first reason why not.
     pub fn check(&self, problem: &Problem, arch: &Arch) -> Result<(), PlanError> {
         let problem = &*problem.canonical();
-        match self {
-            Plan::Mma(plan) => plan.check(problem, arch),
-            Plan::Small(plan) => plan.check(problem, arch),
-            Plan::Wgmma(plan) => plan.check(problem, arch),
-            Plan::Ladder { rung } => rung.check(problem, arch),
+        match self.of_family() {
+            Ok((_, plan)) => plan.check(problem, arch),
+            Err(rung) => rung.check(problem, arch),
         }
     }
 }
@@ -155,11 +56,9 @@ pub fn emit(problem: &Problem, plan: &Plan, arch: &Arch) -> Result<Step, KernelE
     problem.check()?;
     plan.check(problem, arch)?;
     let canonical = &*problem.canonical();
-    let emitted = match plan {
-        Plan::Mma(plan) => plan.emit(canonical, arch),
-        Plan::Small(plan) => plan.emit(canonical),
-        Plan::Wgmma(plan) => plan.emit(canonical, arch),
-        Plan::Ladder { rung } => rung.emit(canonical, arch),
+    let emitted = match plan.of_family() {
+        Ok((_, plan)) => plan.emit(canonical, arch),
+        Err(rung) => rung.emit(canonical, arch),
     };
     let mut step =
         emitted.map_err(|violations| KernelError::Generator { family: plan.family(), violations })?;

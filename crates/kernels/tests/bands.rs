@@ -11,7 +11,7 @@ use attend::{Order, Packing, Sums, Tiles};
 use emu::{Emulator, Options, Schedule};
 use flashcore_kernels::forward::mma::{MmaPlan, QueryHome};
 use flashcore_kernels::forward::small::SmallPlan;
-use flashcore_kernels::forward::wgmma::{Diagonal, Ends, Softmax, WgmmaPlan};
+use flashcore_kernels::forward::wgmma::{Diagonal, Ends, Rescaling, WgmmaPlan};
 use flashcore_kernels::{Arch, Family, Plan, emit};
 use problem::{Band, Corner, DType, Layout, Problem};
 use tile::{Handout, TileOrder, Turns};
@@ -51,7 +51,10 @@ fn problems(seed: usize) -> Vec<Problem> {
     bands().into_iter().zip(lengths).enumerate().map(problem).collect()
 }
 
+/// With the LSE, unless products compute the sums.
 fn check(problem: &Problem, plan: &Plan, arch: &Arch, seed: usize) {
+    let by_products = matches!(plan, Plan::Wgmma(plan) if plan.sums == Sums::Product);
+    let problem = &problem.clone().with_lse(!by_products);
     let options = Options { seed: seed as u64, schedule: SCHEDULES[seed % 3], ..Options::default() };
     common::run(&mut Emulator::new(options), problem, plan, arch, seed as u64).check();
 }
@@ -67,10 +70,9 @@ fn mma_is_right() {
                 warps: 4,
                 kv_warps: 1,
                 stages: if order == Order::InTurn { 1 + j as u32 % 3 } else { 2 + j as u32 % 2 },
-                order,
+                products: order,
                 queries: [QueryHome::Shared, QueryHome::Registers][j / 2 % 2],
                 resident_ctas: None,
-                lse: true,
                 ..MmaPlan::default_for(problem, &arch)
             };
             check(problem, &Plan::Mma(plan), &arch, j);
@@ -81,26 +83,26 @@ fn mma_is_right() {
 #[test]
 fn wgmma_is_right() {
     let plain = wgmma_plan::plain();
-    let optimistic = Softmax::Optimistic { slack: 0, limit: 7 };
+    let speculative = Rescaling::Speculative { beyond: 0, limit: 7 };
     let two = WgmmaPlan { consumers: 2, ..plain.clone() };
     let plans = [
         plain.clone(),
-        WgmmaPlan { softmax: optimistic, block_n: 16, ..plain.clone() },
-        WgmmaPlan { ends: Ends::Own, tiles: Tiles::Overlapped, softmax: optimistic, ..two.clone() },
+        WgmmaPlan { rescale: speculative, block_n: 16, ..plain.clone() },
+        WgmmaPlan { ends: Ends::Own, tiles: Tiles::Overlapped, rescale: speculative, ..two.clone() },
         WgmmaPlan { ends: Ends::Own, turns: Turns::PingPong, block_n: 48, stages: 1, ..two.clone() },
         WgmmaPlan { tiles: Tiles::Overlapped, handout: Handout::Dynamic, block_n: 16, ..two.clone() },
-        WgmmaPlan { cluster: 2, ends: Ends::Own, softmax: Softmax::Classic, ..two.clone() },
+        WgmmaPlan { cluster: 2, ends: Ends::Own, rescale: Rescaling::Always, ..two.clone() },
         WgmmaPlan {
             ends: Ends::Own,
             tiles: Tiles::Overlapped,
             handout: Handout::Folded,
-            order: TileOrder::LongestFirst,
+            tile_order: TileOrder::LongestFirst,
             consumers: 3,
             stages: 3,
             ..plain.clone()
         },
-        WgmmaPlan { packing: Packing::Packed, softmax: optimistic, ..two },
-        WgmmaPlan { sums: Sums::Product, lse: false, ..plain },
+        WgmmaPlan { packing: Packing::Packed, rescale: speculative, ..two },
+        WgmmaPlan { sums: Sums::Product, ..plain },
     ];
     for (i, plan) in plans.into_iter().enumerate() {
         for (j, problem) in problems(i).iter().enumerate() {
@@ -127,7 +129,7 @@ fn small_is_right() {
         SmallPlan { block_n: 256, ..plain.clone() },
         SmallPlan { block_n: 128, cluster: 2, qk_pieces: 4, softmax_steps: 2, pv_pieces: 2, ..plain.clone() },
         SmallPlan { block_n: 32, stages: 2, ..plain.clone() },
-        SmallPlan { block_n: 16, stages: 3, row_warpgroups: 2, guess: Some(7), ..plain.clone() },
+        SmallPlan { block_n: 16, stages: 3, row_warpgroups: 2, speculative: Some(7), ..plain.clone() },
         SmallPlan { block_n: 32, stages: 2, kv_warpgroups: 2, cluster: 2, ..plain.clone() },
         SmallPlan { block_n: 32, stages: 2, row_warpgroups: 2, turns: Turns::PingPong, ..plain.clone() },
         SmallPlan { block_n: 48, stages: 8, packing: Packing::Packed, ..plain },

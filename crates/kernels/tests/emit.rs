@@ -9,7 +9,7 @@ use std::fmt::Write;
 use attend::Rescale;
 use flashcore_kernels::forward::mma::{MmaPlan, QueryHome};
 use flashcore_kernels::forward::small::SmallPlan;
-use flashcore_kernels::forward::wgmma::{Softmax, WgmmaPlan};
+use flashcore_kernels::forward::wgmma::{Rescaling, WgmmaPlan};
 use flashcore_kernels::ladder::RungPlan;
 use flashcore_kernels::select::{Device, TunedTable, choose_of};
 use flashcore_kernels::{Arch, Family, Plan, emit};
@@ -59,11 +59,11 @@ fn golden_cases() -> Vec<(&'static str, Problem, Plan, Arch)> {
     let mut unaligned = Problem::new(1, 8, 500, 64, DType::F16);
     unaligned.q.row = 67;
     let simple = MmaPlan { stages: 1, rescale: Rescale::Always, ..of(&mission, Arch::SM_80) };
-    let lse = MmaPlan { lse: true, ..of(&causal, Arch::SM_80) };
+    let causal_lse = causal.clone().with_lse(true);
     let mma = [
         ("mission", mission.clone(), of(&mission, Arch::SM_90), Arch::SM_90),
         ("mission_one_stage_always", mission.clone(), simple, Arch::SM_80),
-        ("causal_d128_lse", causal.clone(), lse, Arch::SM_80),
+        ("causal_d128_lse", causal_lse.clone(), of(&causal_lse, Arch::SM_80), Arch::SM_80),
         ("ragged_d72", odd.clone(), of(&odd, Arch::SM_86), Arch::SM_86),
         ("d256_8_warps", wide.clone(), of(&wide, Arch::SM_80), Arch::SM_80),
         ("unaligned", unaligned.clone(), of(&unaligned, Arch::SM_89), Arch::SM_89),
@@ -73,7 +73,7 @@ fn golden_cases() -> Vec<(&'static str, Problem, Plan, Arch)> {
     let hopper = |name, problem: &Problem, plan| (name, problem.clone(), plan, Arch::SM_90);
     let full = Problem::new(4, 16, 2048, 128, DType::F16);
     let wgmma = |problem: &Problem| WgmmaPlan::default_for(problem, &Arch::SM_90);
-    let classic = WgmmaPlan { softmax: Softmax::Lazy { slack: 8 }, ..wgmma(&full) };
+    let classic = WgmmaPlan { rescale: Rescaling::Beyond(8), ..wgmma(&full) };
     let small = |problem: &Problem| SmallPlan::default_for(problem, &Arch::SM_90);
     let short = Problem::new(1, 8, 256, 64, DType::F16);
     let long = Problem::new(1, 8, 4096, 64, DType::F16);
@@ -81,10 +81,10 @@ fn golden_cases() -> Vec<(&'static str, Problem, Plan, Arch)> {
     mma.chain([
         hopper("wgmma_d128", &full, Plan::Wgmma(wgmma(&full))),
         hopper("wgmma_d128_lazy", &full, Plan::Wgmma(classic)),
-        hopper("wgmma_causal_d128_lse", &causal, Plan::Wgmma(wgmma(&causal).with_lse(true))),
+        hopper("wgmma_causal_d128_lse", &causal_lse, Plan::Wgmma(wgmma(&causal_lse))),
         hopper("small_at_once", &short, Plan::Small(small(&short))),
         hopper("small_mission", &mission, Plan::Small(small(&mission))),
-        hopper("small_streamed_lse", &long, Plan::Small(SmallPlan { lse: true, ..small(&long) })),
+        hopper("small_streamed_lse", &long.clone().with_lse(true), Plan::Small(small(&long))),
     ])
     .collect()
 }
@@ -232,7 +232,8 @@ fn buffers_and_arguments_follow_the_strides() {
     problem.k.row = -64;
     problem.out.row = 72;
     problem.out.head = 512 * 72;
-    let plan = MmaPlan { lse: true, ..default_plan(&problem, &Arch::SM_80) };
+    let problem = problem.with_lse(true);
+    let plan = default_plan(&problem, &Arch::SM_80);
     let kernel = emit(&problem, &Plan::Mma(plan), &Arch::SM_80).unwrap().kernel;
     let dense = 8 * 512 * 64 * 2;
     let sizes: Vec<(&str, usize)> = kernel.buffers.iter().map(|b| (b.name.as_str(), b.bytes)).collect();

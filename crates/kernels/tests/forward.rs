@@ -20,7 +20,7 @@ fn default_plan(problem: &Problem, arch: &Arch) -> MmaPlan {
 
 /// The default plan without its adaptations to small grids, as a base for other genes.
 fn plain_plan(problem: &Problem, arch: &Arch) -> MmaPlan {
-    MmaPlan { kv_warps: 1, order: Order::InTurn, ..default_plan(problem, arch) }
+    MmaPlan { kv_warps: 1, products: Order::InTurn, ..default_plan(problem, arch) }
 }
 
 fn check(problem: &Problem, plan: MmaPlan, arch: &Arch, options: Options) {
@@ -44,8 +44,7 @@ fn torture_set_is_right_and_without_hazards() {
             stages: [2, 1, 3][i % 3],
             queries: if wide || i % 4 < 2 { QueryHome::Shared } else { QueryHome::Registers },
             rescale: [Rescale::Beyond(8), Rescale::Always][i / 3 % 2],
-            grid: [Grid::RowsFirst, Grid::HeadsFirst][i / 5 % 2],
-            lse: i % 4 != 0,
+            tile_order: [Grid::RowsFirst, Grid::HeadsFirst][i / 5 % 2],
             ..plain_plan(problem, &arch)
         };
         // Every second plan divides the keys among warps, if the columns of O can be divided.
@@ -56,9 +55,10 @@ fn torture_set_is_right_and_without_hazards() {
             plan.stages -= 1;
         }
         if i / 2 % 2 == 1 && plan.stages > 1 {
-            plan.order = Order::ScoresAhead;
+            plan.products = Order::ScoresAhead;
         }
-        check(problem, plan, &arch, Options { seed: i as u64, ..Options::default() });
+        let problem = problem.clone().with_lse(i % 4 != 0);
+        check(&problem, plan, &arch, Options { seed: i as u64, ..Options::default() });
     }
 }
 
@@ -74,10 +74,9 @@ fn defaults_are_right_on_every_architecture() {
 
 #[test]
 fn every_schedule_gives_the_same_clean_result() {
-    let problem =
-        Problem::new(1, 1, 96, 64, DType::Bf16).with_band(Band::CAUSAL).with_seq_kv(200, Layout::Bshd);
-    let small =
-        MmaPlan { block_m: 64, block_n: 32, warps: 4, lse: true, ..plain_plan(&problem, &Arch::SM_80) };
+    let problem = Problem::new(1, 1, 96, 64, DType::Bf16).with_band(Band::CAUSAL).with_lse(true);
+    let problem = problem.with_seq_kv(200, Layout::Bshd);
+    let small = MmaPlan { block_m: 64, block_n: 32, warps: 4, ..plain_plan(&problem, &Arch::SM_80) };
     for stages in [1, 2, 3] {
         for (seed, schedule) in (0..4).flat_map(|seed| SCHEDULES.map(|schedule| (seed, schedule))) {
             let plan = MmaPlan { stages, ..small.clone() };
@@ -96,7 +95,6 @@ fn parts_of_the_keys_are_joined() {
         warps,
         block_n,
         stages,
-        lse: true,
         ..plain_plan(&Problem::mission(), &Arch::SM_80)
     };
     let plans =
@@ -112,7 +110,8 @@ fn parts_of_the_keys_are_joined() {
             for dim in [64, 128] {
                 let problem = Problem::new(1, 2, 90, dim, [DType::F16, DType::Bf16][i % 2])
                     .with_band(mask)
-                    .with_seq_kv(keys, Layout::Bshd);
+                    .with_seq_kv(keys, Layout::Bshd)
+                    .with_lse(true);
                 for schedule in SCHEDULES {
                     let options = Options { seed: i as u64, schedule, ..Options::default() };
                     check(&problem, plan.clone(), &Arch::SM_80, options);
@@ -146,7 +145,7 @@ fn every_synchronisation_is_needed() {
     let base = MmaPlan { block_m: 64, block_n: 32, warps: 4, ..plain_plan(&problem, &Arch::SM_80) };
     let (shared, registers) = (QueryHome::Shared, QueryHome::Registers);
     let (in_turn, ahead) = (Order::InTurn, Order::ScoresAhead);
-    for (stages, queries, kv_warps, order) in [
+    for (stages, queries, kv_warps, products) in [
         (1, shared, 1, in_turn),
         (2, shared, 1, in_turn),
         (3, registers, 1, in_turn),
@@ -157,7 +156,8 @@ fn every_synchronisation_is_needed() {
     ] {
         let block_m = 64 / kv_warps;
         let block_n = 32.max(16 * kv_warps);
-        let plan = Plan::Mma(MmaPlan { stages, queries, kv_warps, order, block_m, block_n, ..base.clone() });
+        let plan =
+            Plan::Mma(MmaPlan { stages, queries, kv_warps, products, block_m, block_n, ..base.clone() });
         let problems = [5 * block_n as usize, 0].map(|keys| problem.clone().with_seq_kv(keys, Layout::Bhsd));
         let kernels = problems.each_ref().map(|p| emit(p, &plan, &Arch::SM_80).unwrap().kernel);
         for (item, at, op) in synchronisations(&kernels[0]) {
@@ -170,7 +170,7 @@ fn every_synchronisation_is_needed() {
             });
             assert!(
                 caught,
-                "{stages} stages, queries {queries:?}, {kv_warps} kv_warps, {order:?}: without statement {at}, {op:?}"
+                "{stages} stages, queries {queries:?}, {kv_warps} kv_warps, {products:?}: without statement {at}, {op:?}"
             );
         }
     }

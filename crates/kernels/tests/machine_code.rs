@@ -41,12 +41,19 @@ impl Case {
     fn new(source: &str, problem: &Problem, plan: &Plan, arch: &Arch) -> Case {
         let kernel = emit(problem, plan, arch).unwrap_or_else(|e| panic!("{source} {plan:?}: {e}")).kernel;
         let Problem {
-            batch, heads_q, heads_kv, seq_q, seq_kv, head_dim, head_dim_v, dtype, band: mask, ..
+            batch,
+            heads_q,
+            heads_kv,
+            seq_q,
+            seq_kv,
+            head_dim,
+            head_dim_v,
+            dtype,
+            band: mask,
+            pass,
+            ..
         } = problem;
-        let lse = matches!(plan, Plan::Mma(p) if p.lse)
-            || matches!(plan, Plan::Wgmma(p) if p.lse)
-            || matches!(plan, Plan::Small(p) if p.lse);
-        let lse = if lse { " lse" } else { "" };
+        let lse = if pass.lse() { " lse" } else { "" };
         let key = format!(
             "{source} {} {} {dtype} B{batch} H{heads_q}/{heads_kv} S{seq_q}×{seq_kv} D{head_dim}/{head_dim_v} {mask}{lse}",
             kernel.module.target,
@@ -106,9 +113,12 @@ fn default_cases() -> Vec<Case> {
                 (_, DType::Bf16) if problem.head_dim.is_power_of_two() => &[false],
                 _ => &[],
             };
-            for plan in Family::ALL.into_iter().filter_map(|family| family.default_for(problem, &arch).ok()) {
-                cases
-                    .extend(lse.iter().map(|&lse| Case::new("default", problem, &plan.with_lse(lse), &arch)));
+            for (family, &lse) in
+                Family::ALL.into_iter().flat_map(|family| lse.iter().map(move |lse| (family, lse)))
+            {
+                let problem = problem.clone().with_lse(lse);
+                let plan = family.default_for(&problem, &arch).ok();
+                cases.extend(plan.map(|plan| Case::new("default", &problem, &plan, &arch)));
             }
         }
         cases
@@ -290,7 +300,7 @@ fn other_kernels_are_named() {
     let problem = Problem::mission();
     let plan = Family::Mma.default_for(&problem, &Arch::SM_80).unwrap();
     let [case, other] =
-        [false, true].map(|lse| Case::new("test", &problem, &plan.with_lse(lse), &Arch::SM_80));
+        [false, true].map(|lse| Case::new("test", &problem.clone().with_lse(lse), &plan, &Arch::SM_80));
     let hashes = |case: &Case, code: &str| Hashes { text: case.text.clone(), code: code.to_owned() };
     let keys = [case.key.clone(), other.key.clone()];
     let golden: Golden = [(case.key.clone(), hashes(&case, "0"))].into();

@@ -26,8 +26,10 @@ use tools::Assembled;
 const ARCH: Arch = Arch::SM_90;
 const SCHEDULES: [Schedule; 3] = [Schedule::Late, Schedule::Early, Schedule::Random];
 
+/// With the LSE, except for every fourth seed.
 fn check(problem: &Problem, plan: &SmallPlan, options: Options) {
     let seed = options.seed;
+    let problem = &problem.clone().with_lse(seed % 4 != 3);
     let plan = Plan::Small(plan.clone());
     common::run(&mut Emulator::new(options), problem, &plan, &ARCH, seed).check();
 }
@@ -49,20 +51,20 @@ fn together() -> Vec<SmallPlan> {
         SmallPlan { requests: Requests::ValuesLate, store: RowStore::Chunks, ..pieces.clone() },
         SmallPlan { kv_warpgroups: 2, block_n: 64, requests: Requests::ValuesLate, ..plain.clone() },
         SmallPlan { overlapping: true, requests: Requests::ValuesLate, resident_ctas: 2, ..pieces },
-        SmallPlan { lse: false, store: RowStore::Chunks, ..plain.clone() },
+        SmallPlan { store: RowStore::Chunks, ..plain.clone() },
         SmallPlan { stages: 3, block_n: 32, rescale: Rescale::Beyond(8), overlapping: true, ..plain.clone() },
         SmallPlan { stages: 2, block_n: 16, cluster: 2, row_warpgroups: 2, ..plain.clone() },
         SmallPlan { stages: 2, block_n: 32, kv_warpgroups: 2, row_warpgroups: 2, ..plain.clone() },
         SmallPlan {
             stages: 3,
             block_n: 16,
-            guess: Some(1),
+            speculative: Some(1),
             kv_warpgroups: 2,
             row_warpgroups: 2,
             ..plain.clone()
         },
-        SmallPlan { order: RowOrder::LongestFirst, cluster: 2, block_n: 64, ..plain.clone() },
-        SmallPlan { order: RowOrder::Folded, stages: 2, block_n: 64, ..plain },
+        SmallPlan { tile_order: RowOrder::LongestFirst, cluster: 2, block_n: 64, ..plain.clone() },
+        SmallPlan { tile_order: RowOrder::Folded, stages: 2, block_n: 64, ..plain },
     ]
 }
 
@@ -114,7 +116,7 @@ fn defaults_are_right() {
             let mut few = problem.clone();
             few.seq_q = 128.min(seq);
             let problem = if mask == Band::FULL { few.with_layout(Layout::Bshd) } else { problem };
-            let plan = SmallPlan { lse: i % 2 == 0, ..SmallPlan::default_for(&problem, &waves[(i + j) % 4]) };
+            let plan = SmallPlan::default_for(&problem, &waves[(i + j) % 4]);
             check(&problem, &plan, Options { seed: i as u64, ..Options::default() });
         }
     }
@@ -128,7 +130,7 @@ fn values_may_be_narrower_than_keys() {
             SmallPlan::default_for(&problem, &ARCH),
             SmallPlan::default_for(&problem, &small_gpu(1)),
             SmallPlan { cluster: 2, block_n: 64, merge: Merge::PeerFirst, ..plain() },
-            SmallPlan { kv_warpgroups: 2, stages: 2, block_n: 32, guess: Some(12), ..plain() },
+            SmallPlan { kv_warpgroups: 2, stages: 2, block_n: 32, speculative: Some(12), ..plain() },
         ];
         for plan in plans {
             check(&problem, &plan, Options { seed: i as u64, ..Options::default() });
@@ -144,9 +146,16 @@ fn defaults_follow_the_grid() {
         let plan = SmallPlan::default_for(&problem, &ARCH);
         plan.check(&problem, &ARCH).unwrap();
         let SmallPlan {
-            row_warpgroups, cluster, kv_warpgroups, block_n, stages, resident_ctas, order, ..
+            row_warpgroups,
+            cluster,
+            kv_warpgroups,
+            block_n,
+            stages,
+            resident_ctas,
+            tile_order,
+            ..
         } = plan;
-        ([row_warpgroups, cluster, kv_warpgroups, block_n, stages, resident_ctas], order)
+        ([row_warpgroups, cluster, kv_warpgroups, block_n, stages, resident_ctas], tile_order)
     };
     let (full, causal) = (Band::FULL, Band::CAUSAL);
     assert_eq!(plan(1, 8, 512, 64, full), ([1, 2, 1, 256, 1, 1], RowOrder::ByHead));
@@ -167,13 +176,13 @@ fn defaults_follow_the_grid() {
 /// Every row order computes each tile once: tiles, heads and batch entries have different counts.
 #[test]
 fn every_order_takes_every_tile() {
-    for (order, rows) in
+    for (tile_order, rows) in
         [RowOrder::ByHead, RowOrder::LongestFirst, RowOrder::Folded].into_iter().zip([129, 257, 300])
     {
         let problem = Problem::new(2, 3, rows, 16, DType::F16).with_band(Band::CAUSAL);
         let problem = problem.with_seq_kv(48, Layout::Bshd);
         for cluster in [1, 2] {
-            let plan = SmallPlan { order, cluster, block_n: 48 / cluster, ..plain() };
+            let plan = SmallPlan { tile_order, cluster, block_n: 48 / cluster, ..plain() };
             let plan = SmallPlan { block_n: plan.block_n.next_multiple_of(16), ..plan };
             check(&problem, &plan, Options::default());
         }
@@ -256,8 +265,8 @@ fn warpgroups_of_rows_end_where_their_rows_do() {
     ] {
         let problem = Problem::new(1, 1, rows, 64, DType::F16).with_band(mask);
         let problem = problem.with_seq_kv(keys, Layout::Bhsd);
-        for guess in [None, Some(12)] {
-            let plan = SmallPlan { row_warpgroups: warpgroups, stages, block_n: 16, guess, ..plain() };
+        for speculative in [None, Some(12)] {
+            let plan = SmallPlan { row_warpgroups: warpgroups, stages, block_n: 16, speculative, ..plain() };
             for schedule in SCHEDULES {
                 check(&problem, &plan, Options { schedule, ..Options::default() });
             }
@@ -272,14 +281,19 @@ fn packed_heads_are_apart_again_in_the_output() {
     let packed = SmallPlan { packing: Packing::Packed, ..plain() };
     let pair = SmallPlan { cluster: 2, block_n: 64, ..packed.clone() };
     let pieces = SmallPlan { qk_pieces: 4, softmax_steps: 2, pv_pieces: 2, ..packed.clone() };
-    let streams = SmallPlan { stages: 2, block_n: 16, guess: Some(1), ..packed.clone() };
+    let streams = SmallPlan { stages: 2, block_n: 16, speculative: Some(1), ..packed.clone() };
     let plans = [
         packed,
         SmallPlan { row_warpgroups: 2, merge: Merge::PeerFirst, pv_pieces: 4, ..pair.clone() },
         SmallPlan { kv_warpgroups: 2, block_n: 32, ..pair },
         SmallPlan { key_copies: 4, paths: 2, requests: Requests::FirstKeysOnly, ..pieces.clone() },
-        SmallPlan { row_warpgroups: 2, order: RowOrder::Folded, store: RowStore::Chunks, ..pieces },
-        SmallPlan { row_warpgroups: 2, overlapping: true, order: RowOrder::LongestFirst, ..streams.clone() },
+        SmallPlan { row_warpgroups: 2, tile_order: RowOrder::Folded, store: RowStore::Chunks, ..pieces },
+        SmallPlan {
+            row_warpgroups: 2,
+            overlapping: true,
+            tile_order: RowOrder::LongestFirst,
+            ..streams.clone()
+        },
         SmallPlan { cluster: 2, kv_warpgroups: 2, stages: 3, ..streams },
     ];
     let shapes = [(1, 8), (2, 50), (2, 32), (1, 16), (4, 7), (1, 1), (2, 33)];
@@ -484,7 +498,7 @@ fn every_synchronisation_is_needed() {
         SmallPlan { stages: 2, block_n: 16, ..plain() },
         SmallPlan { row_warpgroups: 2, stages: 2, block_n: 16, overlapping: true, ..plain() },
         SmallPlan { row_warpgroups: 2, stages: 2, block_n: 16, turns: Turns::PingPong, ..plain() },
-        SmallPlan { stages: 2, block_n: 16, guess: Some(1), ..plain() },
+        SmallPlan { stages: 2, block_n: 16, speculative: Some(1), ..plain() },
         SmallPlan { cluster: 2, stages: 2, block_n: 16, ..plain() },
         SmallPlan { cluster: 4, block_n: 32, ..plain() },
     ];
@@ -495,7 +509,7 @@ fn every_synchronisation_is_needed() {
         // An even and an odd number of turns, with streaming blocks.
         let problems = [128, 112].map(|keys| {
             let rows = plan.rows() as usize;
-            Problem::new(1, 1, rows, 64, DType::F16).with_seq_kv(keys, Layout::Bhsd)
+            Problem::new(1, 1, rows, 64, DType::F16).with_seq_kv(keys, Layout::Bhsd).with_lse(true)
         });
         let kernels = problems.each_ref().map(|problem| kernel(problem, &plan));
         let both = if plan.streams() { 2 } else { 1 };
@@ -528,8 +542,8 @@ fn contracts_hold_together() {
     for dim in [40, 64, 72, 96, 128, 192, 256] {
         for (seq_kv, layout) in [(100, Layout::Bhsd), (1777, Layout::Bshd)] {
             let problem = Problem::new(2, 8, 1000, dim, DType::F16).with_band(Band::CAUSAL);
-            let problem = problem.with_seq_kv(seq_kv, layout).with_heads_kv(2, layout);
-            let plan = SmallPlan { lse: true, ..SmallPlan::default_for(&problem, &ARCH) };
+            let problem = problem.with_seq_kv(seq_kv, layout).with_heads_kv(2, layout).with_lse(true);
+            let plan = SmallPlan::default_for(&problem, &ARCH);
             let kernel = kernel(&problem, &plan);
             let module = ptx::parse(&kernel.module.to_string()).expect("what is printed is parsed");
             assert_eq!(module, *kernel.module);
@@ -605,7 +619,8 @@ fn plans_that_cannot_work_are_refused_with_the_reason() {
     assert_eq!(in_f16, "invalid value '9' for rescale.beyond: expected 0 to 8 in f16");
     rescaled.check(&Problem { dtype: DType::Bf16, ..mission.clone() }, &ARCH).unwrap();
     assert!(
-        of(|p| p.guess = Some(8)).starts_with("invalid value '1' for stages: expected 2 to 8 with a guess")
+        of(|p| p.speculative = Some(8))
+            .starts_with("invalid value '1' for stages: expected 2 to 8 with speculative")
     );
     assert!(
         of(|p| p.turns = Turns::PingPong)
@@ -616,7 +631,7 @@ fn plans_that_cannot_work_are_refused_with_the_reason() {
             .starts_with("invalid value '2' for kv_warpgroups: expected 1 with merge = peer_first")
     );
     let crowd = Problem::new(1, 1 << 30, 1, 64, DType::F16);
-    let by_rows = SmallPlan { order: RowOrder::LongestFirst, ..good.clone() };
+    let by_rows = SmallPlan { tile_order: RowOrder::LongestFirst, ..good.clone() };
     assert!(
         reason(&crowd, &by_rows, &ARCH)
             .starts_with("invalid value '1073741824' for heads_q: expected fewer than 2^31")
@@ -652,7 +667,7 @@ fn plans_that_cannot_work_are_refused_with_the_reason() {
 fn products_are_not_serialised_and_nothing_spills() {
     let Some(ptxas) = tools::find("FLASHCORE_PTXAS") else { return };
     let problem = |seq, dim, mask| Problem::new(1, 8, seq, dim, DType::F16).with_band(mask);
-    let ragged = problem(100, 64, Band::CAUSAL);
+    let ragged = problem(100, 64, Band::CAUSAL).with_lse(true);
     let mut cases: Vec<(Problem, SmallPlan)> =
         together().into_iter().map(|plan| (ragged.clone(), plan)).collect();
     // SM counts for which 8 heads are half a wave to four waves.
@@ -671,7 +686,7 @@ fn products_are_not_serialised_and_nothing_spills() {
         for &(seq, multiprocessors) in grids {
             let problem = problem(seq, dim, mask);
             let plan = SmallPlan::default_for(&problem, &small_gpu(multiprocessors));
-            cases.push((problem, SmallPlan { lse: dim == 128, ..plan }));
+            cases.push((problem.with_lse(dim == 128), plan));
         }
     }
     for problem in [120, 1000].into_iter().flat_map(|keys| cases::narrow_values(100, keys)) {
@@ -682,11 +697,11 @@ fn products_are_not_serialised_and_nothing_spills() {
     {
         for mask in Band::NAMED {
             let problem = problem(seq_q, dim, mask).with_seq_kv(seq_kv, Layout::Bshd);
-            let problem = problem.with_heads_kv(2, Layout::Bshd);
+            let problem = problem.with_heads_kv(2, Layout::Bshd).with_lse(true);
             for multiprocessors in [132, 2] {
                 let plan = SmallPlan::default_for(&problem, &small_gpu(multiprocessors));
                 assert_eq!(plan.packing, Packing::Packed);
-                cases.push((problem.clone(), SmallPlan { lse: true, ..plan }));
+                cases.push((problem.clone(), plan));
             }
         }
     }

@@ -12,7 +12,7 @@ use std::path::Path;
 
 use attend::{Packing, Sums, Tiles};
 use each::each;
-use flashcore_kernels::forward::wgmma::{Diagonal, Ends, Softmax, WgmmaPlan};
+use flashcore_kernels::forward::wgmma::{Diagonal, Ends, Rescaling, WgmmaPlan};
 use flashcore_kernels::{Arch, Plan, emit};
 use problem::{Band, DType, Layout, Problem};
 use ptx::{Arg, Kernel};
@@ -20,7 +20,7 @@ use tile::{Handout, Tail, TileOrder, Turns};
 use tools::Assembled;
 
 const ARCH: Arch = Arch::SM_90;
-const OPTIMISTIC: Softmax = Softmax::Optimistic { slack: 8, limit: 15 };
+const SPECULATIVE: Rescaling = Rescaling::Speculative { beyond: 8, limit: 15 };
 
 fn problem(dim: usize, seq: usize, mask: Band) -> Problem {
     Problem::new(1, 16, seq, dim, DType::Bf16).with_band(mask).with_layout(Layout::Bshd)
@@ -30,13 +30,15 @@ fn default_plan(problem: &Problem) -> WgmmaPlan {
     WgmmaPlan::default_for(problem, &ARCH)
 }
 
-/// With the LSE, and therefore with sums computed by lanes.
-fn with_lse(plan: WgmmaPlan) -> WgmmaPlan {
-    WgmmaPlan { lse: true, sums: Sums::Lanes, ..plan }
+/// The problem with the LSE, and its default plan.
+fn with_lse(problem: Problem) -> (Problem, WgmmaPlan) {
+    let problem = problem.with_lse(true);
+    let plan = default_plan(&problem);
+    (problem, plan)
 }
 
 fn classic(problem: &Problem) -> WgmmaPlan {
-    WgmmaPlan { softmax: Softmax::Classic, ..default_plan(problem) }
+    WgmmaPlan { rescale: Rescaling::Always, ..default_plan(problem) }
 }
 
 fn overlapped(problem: &Problem) -> WgmmaPlan {
@@ -50,7 +52,7 @@ fn kernel(problem: &Problem, plan: &WgmmaPlan) -> Kernel {
 /// All CTAs share the last round (stream-K).
 fn shared(problem: &Problem) -> WgmmaPlan {
     let (handout, ends, tail) = (Handout::Static, Ends::Common, Tail::Shared);
-    WgmmaPlan { handout, ends, tail, ..with_lse(default_plan(problem)) }
+    WgmmaPlan { handout, ends, tail, sums: Sums::Lanes, ..default_plan(problem) }
 }
 
 fn shared_overlapped(problem: &Problem) -> WgmmaPlan {
@@ -68,7 +70,8 @@ fn paired(problem: &Problem) -> WgmmaPlan {
 
 fn base() -> (Problem, WgmmaPlan) {
     let problem = problem(128, 8192, Band::CAUSAL);
-    let plan = WgmmaPlan { handout: Handout::Static, order: TileOrder::InOrder, ..default_plan(&problem) };
+    let plan =
+        WgmmaPlan { handout: Handout::Static, tile_order: TileOrder::InOrder, ..default_plan(&problem) };
     (problem, plan)
 }
 
@@ -85,12 +88,10 @@ fn sums_by_products_are_no_additions() {
     let block = 2 * plan.block_n as usize / 4;
     assert!(count(&by_lanes, additions) > count(&plan, additions) + block);
     assert!(count(&by_lanes, products) == 0 && count(&plan, products) > 0);
-    let Plan::Wgmma(returning) = Plan::Wgmma(plan.clone()).with_lse(true) else {
-        unreachable!("it is wgmma's")
-    };
-    assert_eq!(returning, WgmmaPlan { lse: true, ..by_lanes });
-    let both = Plan::Wgmma(WgmmaPlan { lse: true, ..plan }).check(&problem, &ARCH).expect_err("refused");
-    assert!(both.to_string().contains("invalid value 'true' for lse"), "{both}");
+    let (returning, its_plan) = with_lse(problem);
+    assert_eq!(its_plan, by_lanes);
+    let both = Plan::Wgmma(plan).check(&returning, &ARCH).expect_err("refused").to_string();
+    assert!(both.starts_with("invalid value 'product' for sums with family wgmma: expected lanes"), "{both}");
 }
 
 /// The number of heads in a section is an argument: another number needs no other kernel.
@@ -98,8 +99,8 @@ fn sums_by_products_are_no_additions() {
 fn a_section_is_an_argument() {
     let (problem, base) = base();
     let kernels = [1, 16, 32, 4096].map(|section_mib| {
-        let order = TileOrder::LongestFirst;
-        kernel(&problem, &WgmmaPlan { order, section_mib, ..base.clone() })
+        let tile_order = TileOrder::LongestFirst;
+        kernel(&problem, &WgmmaPlan { tile_order, section_mib, ..base.clone() })
     });
     let heads = problem.batch * problem.heads_q;
     let bytes = 4 * problem.seq_kv * problem.head_dim;
@@ -115,7 +116,7 @@ fn a_section_is_an_argument() {
 /// needs scratch memory. Plans from before the gene existed mean whole tiles.
 #[test]
 fn a_shared_tail_is_another_kernel_with_its_own_memory() {
-    let problem = problem(128, 16384, Band::FULL);
+    let problem = problem(128, 16384, Band::FULL).with_lse(true);
     let plan = shared(&problem);
     let whole = WgmmaPlan { tail: Tail::Whole, ..plan.clone() };
     assert_ne!(kernel(&problem, &plan).module, kernel(&problem, &whole).module);
@@ -142,8 +143,7 @@ fn contracts_hold_together() {
     for dim in [64, 72, 96, 128, 192, 256] {
         for (mask, layout) in [(Band::FULL, Layout::Bhsd), (Band::CAUSAL, Layout::Bshd)] {
             let problem = Problem::new(2, 8, 1000, dim, DType::F16).with_band(mask);
-            let problem = problem.with_seq_kv(777, layout).with_heads_kv(2, layout);
-            let plan = with_lse(default_plan(&problem));
+            let (problem, plan) = with_lse(problem.with_seq_kv(777, layout).with_heads_kv(2, layout));
             let kernel = kernel(&problem, &plan);
             let module = ptx::parse(&kernel.module.to_string()).expect("what is printed is parsed");
             assert_eq!(module, *kernel.module);
@@ -175,9 +175,9 @@ fn plans_that_cannot_work_are_refused_with_the_reason() {
     assert!(of(&|p| p.consumers = 0).starts_with("invalid value '0' for consumers: expected 1 to 3"));
     assert!(of(&|p| p.consumers = 4).starts_with("invalid value '4' for consumers: expected 1 to 3"));
     assert!(of(&|p| p.cluster = 3).starts_with("invalid value '3' for cluster: expected 1 to 2"));
-    assert!(of(&|p| p.resident = 5).starts_with("invalid value '5' for resident: expected 1 to 4"));
-    assert!(of(&|p| (p.resident, p.consumers) = (2, 1)).contains("bytes of shared memory are needed"));
-    assert!(of(&|p| (p.resident, p.block_n) = (2, 32)).contains("registers per thread are needed"));
+    assert!(of(&|p| p.resident_ctas = 5).starts_with("invalid value '5' for resident_ctas: expected 1 to 4"));
+    assert!(of(&|p| (p.resident_ctas, p.consumers) = (2, 1)).contains("bytes of shared memory are needed"));
+    assert!(of(&|p| (p.resident_ctas, p.block_n) = (2, 32)).contains("registers per thread are needed"));
     assert!(
         of(&|p| p.block_n = 72)
             .starts_with("invalid value '72' for block_n: expected multiples of 16 up to 256")
@@ -217,29 +217,35 @@ fn plans_that_cannot_work_are_refused_with_the_reason() {
             .starts_with("invalid value '1' for consumers:")
     );
     assert!(
-        of(&|p| p.softmax = Softmax::Lazy { slack: 61 })
-            .starts_with("invalid value '61' for slack: expected 0 to 60")
+        of(&|p| p.rescale = Rescaling::Beyond(61))
+            .starts_with("invalid value '61' for rescale.beyond: expected 0 to 60")
     );
-    let optimist = |slack, limit| Softmax::Optimistic { slack, limit };
+    let speculative = |beyond, limit| Rescaling::Speculative { beyond, limit };
     assert!(
-        of(&|p| p.softmax = optimist(9, 9)).starts_with("invalid value '9' for limit: expected 10 to 60")
+        of(&|p| p.rescale = speculative(9, 9))
+            .starts_with("invalid value '9' for rescale.limit: expected 10 to 60")
     );
     let narrow = Problem { head_dim: 64, head_dim_v: 64, ..good.clone() }.with_layout(Layout::Bshd);
     let tiny = WgmmaPlan {
-        softmax: optimist(8, 16),
+        rescale: speculative(8, 16),
         sums: Sums::Product,
-        lse: false,
         ..WgmmaPlan::default_for(&narrow, &ARCH)
     };
     assert_eq!(
         reason(&narrow, &tiny, &ARCH),
-        "invalid value '16' for limit: expected 9 to 15 with sums = product"
+        "invalid value '16' for rescale.limit: expected 9 to 15 with sums = product"
     );
     let f16 = Problem { dtype: DType::F16, ..good.clone() };
-    let overflowing = WgmmaPlan { softmax: optimist(8, 16), ..plan.clone() };
-    assert!(reason(&f16, &overflowing, &ARCH).starts_with("invalid value '16' for limit: expected 9 to 15"));
-    let overflowing = WgmmaPlan { softmax: Softmax::Lazy { slack: 9 }, ..plan.clone() };
-    assert_eq!(reason(&f16, &overflowing, &ARCH), "invalid value '9' for slack: expected 0 to 8 in f16");
+    let overflowing = WgmmaPlan { rescale: speculative(8, 16), ..plan.clone() };
+    assert!(
+        reason(&f16, &overflowing, &ARCH)
+            .starts_with("invalid value '16' for rescale.limit: expected 9 to 15")
+    );
+    let overflowing = WgmmaPlan { rescale: Rescaling::Beyond(9), ..plan.clone() };
+    assert_eq!(
+        reason(&f16, &overflowing, &ARCH),
+        "invalid value '9' for rescale.beyond: expected 0 to 8 in f16"
+    );
     assert!(reason(&good, &plan, &Arch::SM_89).starts_with("invalid value '89' for sm: expected 90"));
     assert!(reason(&good, &plan, &Arch::SM_120).starts_with("invalid value '120' for sm: expected 90"));
     let no_keys = good.clone().with_seq_kv(0, Layout::Bhsd);
@@ -265,10 +271,9 @@ fn lanes_sum_where_products_may_not() {
         refused.starts_with("invalid value 'f16' for dtype with family wgmma: expected bf16 with sums"),
         "{refused}"
     );
-    let with = bf16.with_lse(true);
-    assert_eq!(with.sums, Sums::Lanes);
+    let (problem, with) = with_lse(problem);
+    assert_eq!(with, WgmmaPlan { sums: Sums::Lanes, ..bf16 });
     Plan::Wgmma(with).check(&problem, &ARCH).unwrap();
-    assert_eq!(bf16.with_lse(false), bf16);
 }
 
 /// Dimensions that no tile has are rejected before any arithmetic with them.
@@ -310,7 +315,7 @@ fn products_are_not_serialised_and_nothing_spills() {
         cases.extend(
             [4001, 8192]
                 .map(|seq| (problem(dim, seq, Band::FULL), plan))
-                .map(|(p, plan)| (p.clone(), plan(&p))),
+                .map(|(p, plan)| (p.clone().with_lse(true), plan(&p))),
         );
     }
     for dim in [64, 96, 128, 192, 256] {
@@ -320,14 +325,14 @@ fn products_are_not_serialised_and_nothing_spills() {
             if plan.sums == Sums::Product {
                 cases.push((problem.clone(), plan.clone()));
             }
-            cases.push((problem, with_lse(plan)));
+            cases.push(with_lse(problem));
         }
     }
     for (dim, consumers, block_n) in [(64, 1, 256), (64, 2, 240), (128, 2, 192), (128, 3, 80), (256, 2, 112)]
     {
-        let problem = problem(dim, 4001, Band::CAUSAL);
-        let softmax = OPTIMISTIC;
-        let plan = WgmmaPlan { consumers, block_n, softmax, stages: 1, lse: true, ..plan.clone() };
+        let problem = problem(dim, 4001, Band::CAUSAL).with_lse(true);
+        let rescale = SPECULATIVE;
+        let plan = WgmmaPlan { consumers, block_n, rescale, stages: 1, ..plan.clone() };
         let wider = WgmmaPlan { block_n: block_n + 16, ..plan.clone() };
         assert!(
             Plan::Wgmma(wider).check(&problem, &ARCH).is_err(),
@@ -335,9 +340,7 @@ fn products_are_not_serialised_and_nothing_spills() {
         );
         cases.push((problem, plan));
     }
-    cases.extend(
-        cases::narrow_values(4001, 4001).into_iter().map(|p| (p.clone(), with_lse(default_plan(&p)))),
-    );
+    cases.extend(cases::narrow_values(4001, 4001).into_iter().map(with_lse));
     assemble_all(&ptxas, &cases);
 }
 

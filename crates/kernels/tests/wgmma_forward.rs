@@ -9,7 +9,7 @@ mod wgmma_plan;
 
 use attend::{Chains, Order, Packing, Sums, Tiles};
 use emu::{Emulator, Options, Schedule};
-use flashcore_kernels::forward::wgmma::{Diagonal, Ends, Probabilities, Softmax, Store, WgmmaPlan};
+use flashcore_kernels::forward::wgmma::{Diagonal, Ends, Probabilities, Rescaling, Store, WgmmaPlan};
 use flashcore_kernels::{Arch, Plan};
 use problem::{Band, DType, Layout, Problem};
 use tile::{Handout, Tail, TileOrder, Turns};
@@ -18,15 +18,17 @@ use wgmma_plan::plain;
 /// A device with two SMs, so that a CTA computes several tiles.
 const SMALL: Arch = Arch { multiprocessors: 2, ..Arch::SM_90 };
 
+/// With the LSE where lanes compute the sums, except for every fourth seed.
 fn check(problem: &Problem, plan: WgmmaPlan, options: Options) {
     let seed = options.seed;
+    let problem = &problem.clone().with_lse(plan.sums == Sums::Lanes && seed % 4 != 3);
     common::run(&mut Emulator::new(options), problem, &Plan::Wgmma(plan), &SMALL, seed).check();
 }
 
 /// Number of plans with random genes.
 const RANDOM_PLANS: usize = 40;
 
-const OPTIMISTIC: Softmax = Softmax::Optimistic { slack: 8, limit: 15 };
+const SPECULATIVE: Rescaling = Rescaling::Speculative { beyond: 8, limit: 15 };
 
 fn rectangle(heads: usize, seq_q: usize, seq_kv: usize, dim: usize, mask: Band) -> Problem {
     Problem::new(1, heads, seq_q, dim, DType::Bf16).with_band(mask).with_seq_kv(seq_kv, Layout::Bshd)
@@ -51,29 +53,29 @@ fn every_gene_computes_the_same() {
             ..two.clone()
         },
         WgmmaPlan { tiles: Tiles::Overlapped, stages: 1, ..two.clone() },
-        WgmmaPlan { softmax: Softmax::Classic, chains: Chains { max: 4, sum: 2 }, ..plain() },
-        WgmmaPlan { softmax: Softmax::Optimistic { slack: 8, limit: 15 }, ..two.clone() },
+        WgmmaPlan { rescale: Rescaling::Always, chains: Chains { max: 4, sum: 2 }, ..plain() },
+        WgmmaPlan { rescale: Rescaling::Speculative { beyond: 8, limit: 15 }, ..two.clone() },
         WgmmaPlan {
-            softmax: Softmax::Optimistic { slack: 0, limit: 1 },
+            rescale: Rescaling::Speculative { beyond: 0, limit: 1 },
             tiles: Tiles::Overlapped,
             ..two.clone()
         },
         WgmmaPlan { handout: Handout::Dynamic, ..plain() },
         WgmmaPlan { ends: Ends::Own, consumers: 3, ..plain() },
-        WgmmaPlan { resident: 2, ..plain() },
+        WgmmaPlan { resident_ctas: 2, ..plain() },
         WgmmaPlan { store: Store::Bulk, ..plain() },
         WgmmaPlan { store: Store::Bulk, queries_ahead: 1, ..two.clone() },
-        WgmmaPlan { store: Store::Bulk, tiles: Tiles::Overlapped, cluster: 2, lse: false, ..two.clone() },
+        WgmmaPlan { store: Store::Bulk, tiles: Tiles::Overlapped, cluster: 2, ..two.clone() },
         WgmmaPlan { cluster: 2, ..plain() },
-        WgmmaPlan { cluster: 2, handout: Handout::Dynamic, order: TileOrder::LongestFirst, ..plain() },
-        WgmmaPlan { cluster: 2, turns: Turns::PingPong, softmax: OPTIMISTIC, ..two.clone() },
+        WgmmaPlan { cluster: 2, handout: Handout::Dynamic, tile_order: TileOrder::LongestFirst, ..plain() },
+        WgmmaPlan { cluster: 2, turns: Turns::PingPong, rescale: SPECULATIVE, ..two.clone() },
         WgmmaPlan {
             cluster: 2,
             ends: Ends::Own,
             block_n: 48,
             stages: 1,
             tiles: Tiles::Overlapped,
-            order: TileOrder::LongestFirst,
+            tile_order: TileOrder::LongestFirst,
             ..two.clone()
         },
         WgmmaPlan { ends: Ends::Own, block_n: 16, stages: 1, turns: Turns::PingPong, ..two.clone() },
@@ -91,13 +93,13 @@ fn every_gene_computes_the_same() {
             block_n: 16,
             stages: 1,
             tiles: Tiles::Overlapped,
-            softmax: OPTIMISTIC,
+            rescale: SPECULATIVE,
             ..plain()
         },
-        WgmmaPlan { order: TileOrder::LongestFirst, lse: false, ..plain() },
-        WgmmaPlan { order: TileOrder::LongestFirst, handout: Handout::Folded, ..plain() },
+        WgmmaPlan { tile_order: TileOrder::LongestFirst, ..plain() },
+        WgmmaPlan { tile_order: TileOrder::LongestFirst, handout: Handout::Folded, ..plain() },
         WgmmaPlan { handout: Handout::Folded, cluster: 2, tiles: Tiles::Overlapped, ..two.clone() },
-        WgmmaPlan { order: TileOrder::LongestFirst, handout: Handout::Dynamic, lse: false, ..two },
+        WgmmaPlan { tile_order: TileOrder::LongestFirst, handout: Handout::Dynamic, ..two },
     ];
     for (i, plan) in plans.into_iter().enumerate() {
         for (j, mask) in Band::NAMED.into_iter().enumerate() {
@@ -110,16 +112,16 @@ fn every_gene_computes_the_same() {
 /// Row sums by products together with each compatible gene and every softmax; some blocks are recomputed.
 #[test]
 fn sums_by_products_are_right() {
-    let base = WgmmaPlan { sums: Sums::Product, lse: false, ..plain() };
-    let guessing = |limit| Softmax::Optimistic { slack: 0, limit };
+    let base = WgmmaPlan { sums: Sums::Product, ..plain() };
+    let guessing = |limit| Rescaling::Speculative { beyond: 0, limit };
     let plans = [
-        WgmmaPlan { softmax: Softmax::Classic, ..base.clone() },
+        WgmmaPlan { rescale: Rescaling::Always, ..base.clone() },
         base.clone(),
-        WgmmaPlan { softmax: guessing(1), consumers: 2, turns: Turns::PingPong, ..base.clone() },
-        WgmmaPlan { softmax: guessing(7), tiles: Tiles::Overlapped, stages: 3, ..base.clone() },
-        WgmmaPlan { softmax: guessing(2), ends: Ends::Own, diagonal: Diagonal::Halved, ..base.clone() },
-        WgmmaPlan { softmax: guessing(7), cluster: 2, store: Store::Bulk, ..base.clone() },
-        WgmmaPlan { softmax: guessing(3), tail: Tail::Shared, consumers: 3, ..base.clone() },
+        WgmmaPlan { rescale: guessing(1), consumers: 2, turns: Turns::PingPong, ..base.clone() },
+        WgmmaPlan { rescale: guessing(7), tiles: Tiles::Overlapped, stages: 3, ..base.clone() },
+        WgmmaPlan { rescale: guessing(2), ends: Ends::Own, diagonal: Diagonal::Halved, ..base.clone() },
+        WgmmaPlan { rescale: guessing(7), cluster: 2, store: Store::Bulk, ..base.clone() },
+        WgmmaPlan { rescale: guessing(3), tail: Tail::Shared, consumers: 3, ..base.clone() },
         WgmmaPlan { handout: Handout::Dynamic, block_n: 48, stages: 1, ..base },
     ];
     for (i, plan) in plans.into_iter().enumerate() {
@@ -146,9 +148,9 @@ fn torture_set_is_right_and_without_hazards() {
             consumers: [1, 2][i % 2],
             block_n: [32, 48, 64, 16][i % 4],
             tiles: [Tiles::InTurn, Tiles::Overlapped][i / 2 % 2],
-            softmax: [OPTIMISTIC, Softmax::Lazy { slack: 8 }, Softmax::Classic][i % 3],
+            rescale: [SPECULATIVE, Rescaling::Beyond(8), Rescaling::Always][i % 3],
             handout: [Handout::Static, Handout::Dynamic, Handout::Folded][i / 3 % 3],
-            order: [TileOrder::InOrder, TileOrder::LongestFirst][i / 5 % 2],
+            tile_order: [TileOrder::InOrder, TileOrder::LongestFirst][i / 5 % 2],
             ends: [Ends::Own, Ends::Common][i / 4 % 2],
             store: if problem.head_dim_v % 64 == 0 {
                 [Store::Direct, Store::Bulk][i % 2]
@@ -156,7 +158,6 @@ fn torture_set_is_right_and_without_hazards() {
                 Store::Direct
             },
             cluster: [2, 1, 1][i % 3],
-            lse: i % 4 != 0,
             ..plain()
         };
         match Plan::Wgmma(plan.clone()).check(problem, &SMALL) {
@@ -184,7 +185,7 @@ fn values_may_be_narrower_than_keys() {
         let plans = [
             WgmmaPlan::default_for(&problem, &SMALL),
             WgmmaPlan { cluster: 2, store: Store::Bulk, turns: Turns::PingPong, ..two.clone() },
-            WgmmaPlan { tiles: Tiles::Overlapped, softmax: OPTIMISTIC, ends: Ends::Own, ..two },
+            WgmmaPlan { tiles: Tiles::Overlapped, rescale: SPECULATIVE, ends: Ends::Own, ..two },
         ];
         for plan in plans {
             check(&problem, plan, Options { seed: i as u64, ..Options::default() });
@@ -209,7 +210,7 @@ fn packed_heads_are_apart_again_in_the_output() {
             let problem = problem.with_heads_kv(heads_kv, layout);
             let packing = Packing::Packed;
             let tiles = [Tiles::InTurn, Tiles::Overlapped][i % 2];
-            let plan = WgmmaPlan { packing, consumers, tiles, softmax: OPTIMISTIC, ..plain() };
+            let plan = WgmmaPlan { packing, consumers, tiles, rescale: SPECULATIVE, ..plain() };
             check(&problem, plan, Options { seed: i as u64, ..Options::default() });
         }
     }
@@ -231,10 +232,10 @@ fn halved_diagonals_leave_nothing_out() {
     {
         let problem = rectangle(2, seq_q, seq_kv, 64, mask);
         let (diagonal, ends) = (Diagonal::Halved, Ends::Own);
-        let softmax = [OPTIMISTIC, Softmax::Classic][i % 2];
+        let rescale = [SPECULATIVE, Rescaling::Always][i % 2];
         let turns = if consumers == 1 { Turns::Free } else { Turns::PingPong };
         for tiles in [Tiles::InTurn, Tiles::Overlapped] {
-            let plan = WgmmaPlan { consumers, block_n, tiles, diagonal, ends, softmax, turns, ..plain() };
+            let plan = WgmmaPlan { consumers, block_n, tiles, diagonal, ends, rescale, turns, ..plain() };
             check(&problem, plan, Options { seed: i as u64, ..Options::default() });
         }
     }
@@ -248,7 +249,7 @@ fn bad_guesses_are_made_good() {
         for (scale, tiles) in [(20.0, Tiles::InTurn), (-300.0, Tiles::Overlapped)] {
             let mut problem = Problem::new(1, 2, 130, 64, dtype).with_seq_kv(170, Layout::Bhsd);
             problem.score.scale = Some(scale);
-            let plan = WgmmaPlan { softmax: OPTIMISTIC, consumers: 2, tiles, ..plain() };
+            let plan = WgmmaPlan { rescale: SPECULATIVE, consumers: 2, tiles, ..plain() };
             check(&problem, plan.clone(), Options::default());
             check(&problem.with_band(Band::CAUSAL), plan, Options::default());
         }
@@ -261,10 +262,10 @@ fn every_schedule_gives_the_same_clean_result() {
     for (tiles, cluster) in [(Tiles::InTurn, 2), (Tiles::Overlapped, 1)] {
         for schedule in [Schedule::Late, Schedule::Early, Schedule::Random] {
             for seed in 0..3 {
-                let (softmax, turns, handout) = (OPTIMISTIC, Turns::PingPong, Handout::Dynamic);
+                let (rescale, turns, handout) = (SPECULATIVE, Turns::PingPong, Handout::Dynamic);
                 let ends = Ends::Own;
                 let plan =
-                    WgmmaPlan { consumers: 2, cluster, tiles, softmax, turns, handout, ends, ..plain() };
+                    WgmmaPlan { consumers: 2, cluster, tiles, rescale, turns, handout, ends, ..plain() };
                 check(&problem, plan, Options { seed, schedule, ..Options::default() });
             }
         }
@@ -289,7 +290,7 @@ fn genes_get_along() {
         let problem = problem.with_heads_kv(heads_kv, [Layout::Bshd, Layout::Bhsd][draw(2)]);
         let plan = WgmmaPlan {
             consumers: 1 + draw(3) as u32,
-            resident: 1 + draw(2) as u32,
+            resident_ctas: 1 + draw(2) as u32,
             cluster: 1 + draw(2) as u32,
             packing: [Packing::Apart, Packing::Packed][draw(2)],
             block_n: [16, 32, 48, 64][draw(4)],
@@ -300,7 +301,7 @@ fn genes_get_along() {
             queries_ahead: draw(2) as u32,
             store: [Store::Direct, Store::Bulk][draw(2)],
             turns: [Turns::Free, Turns::PingPong][draw(2)],
-            softmax: [OPTIMISTIC, Softmax::Lazy { slack: 8 }, Softmax::Classic][draw(3)],
+            rescale: [SPECULATIVE, Rescaling::Beyond(8), Rescaling::Always][draw(3)],
             exps_by_fma: [0, 0, 3, 8][draw(4)],
             probabilities: [Probabilities::Registers, Probabilities::Shared][draw(2)],
             chains: Chains { max: 2, sum: 1 },
@@ -309,9 +310,8 @@ fn genes_get_along() {
             ends: [Ends::Common, Ends::Own][draw(2)],
             handout: [Handout::Static, Handout::Dynamic, Handout::Folded, Handout::Grid][draw(4)],
             tail: [Tail::Whole, Tail::Shared][draw(2)],
-            order: [TileOrder::InOrder, TileOrder::LongestFirst, TileOrder::Strided][draw(3)],
+            tile_order: [TileOrder::InOrder, TileOrder::LongestFirst, TileOrder::Strided][draw(3)],
             section_mib: 1 + draw(2) as u32,
-            lse: draw(2) == 0,
         };
         if Plan::Wgmma(plan.clone()).check(&problem, &SMALL).is_ok() {
             let schedule = [Schedule::Late, Schedule::Early, Schedule::Random][draw(3)];

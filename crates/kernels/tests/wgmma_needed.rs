@@ -8,7 +8,7 @@ mod wgmma_plan;
 
 use attend::{Sums, Tiles};
 use emu::{Emulator, Options, Schedule};
-use flashcore_kernels::forward::wgmma::{Diagonal, Ends, Softmax, Store, WgmmaPlan};
+use flashcore_kernels::forward::wgmma::{Diagonal, Ends, Rescaling, Store, WgmmaPlan};
 use flashcore_kernels::{Arch, Plan, emit};
 use problem::{Band, DType, Layout, Problem};
 use ptx::{Item, Kernel, Op, Operand, Statement};
@@ -19,11 +19,11 @@ const DIM: u32 = 64;
 const ROW: u32 = 2 * DIM;
 
 fn plain() -> WgmmaPlan {
-    WgmmaPlan { consumers: 2, block_n: 16, lse: false, ..wgmma_plan::plain() }
+    WgmmaPlan { consumers: 2, block_n: 16, ..wgmma_plan::plain() }
 }
 
 /// An optimistic softmax that recomputes some blocks and keeps others.
-const GUESSING: Softmax = Softmax::Optimistic { slack: 0, limit: 2 };
+const GUESSING: Rescaling = Rescaling::Speculative { beyond: 0, limit: 2 };
 
 /// Problems whose kernels differ only in constants, for one CTA or cluster, or for two that share a tile at
 /// the end, so that rings wrap: tiles of one block, of two, of three, of some, and of many beside few.
@@ -195,7 +195,7 @@ fn tiles_in_turn_by_a_counter() {
     let plan = WgmmaPlan {
         ends: Ends::Own,
         handout: Handout::Dynamic,
-        softmax: GUESSING,
+        rescale: GUESSING,
         store: Store::Bulk,
         stages: 3,
         ..plain()
@@ -238,7 +238,7 @@ fn overlapped_tiles() {
 #[test]
 fn overlapped_tiles_of_warpgroups_that_skip_blocks() {
     let plan =
-        WgmmaPlan { tiles: Tiles::Overlapped, ends: Ends::Own, softmax: GUESSING, stages: 3, ..plain() };
+        WgmmaPlan { tiles: Tiles::Overlapped, ends: Ends::Own, rescale: GUESSING, stages: 3, ..plain() };
     // The third skipped value tile of the kernel's first tile is the last one. With three stages, no warp can
     // be a round ahead, so this wait is redundant here. It is needed for later tiles, and with two stages.
     assert_needed(&plan, &["wait full values 0"]);
@@ -258,7 +258,7 @@ fn clusters_by_a_counter() {
         cluster: 2,
         tiles: Tiles::Overlapped,
         handout: Handout::Dynamic,
-        softmax: GUESSING,
+        rescale: GUESSING,
         stages: 3,
         ..plain()
     };
@@ -268,7 +268,7 @@ fn clusters_by_a_counter() {
 
 #[test]
 fn sums_by_products() {
-    let plan = WgmmaPlan { sums: Sums::Product, softmax: GUESSING, ..plain() };
+    let plan = WgmmaPlan { sums: Sums::Product, rescale: GUESSING, ..plain() };
     assert_needed(&plan, &[]);
     // The `bar.warp.sync` at the end of every cluster kernel (see above).
     assert_needed(&WgmmaPlan { cluster: 2, ..plan }, &["bar.warp.sync 0"]);

@@ -9,13 +9,13 @@ mod wgmma_plan;
 
 use attend::{Packing, Tiles};
 use emu::{Emulator, Options, Schedule};
-use flashcore_kernels::forward::wgmma::{Ends, Softmax, Store, WgmmaPlan};
+use flashcore_kernels::forward::wgmma::{Ends, Rescaling, Store, WgmmaPlan};
 use flashcore_kernels::{Arch, Plan, emit};
 use problem::{Band, DType, Layout, Problem};
 use ptx::{Item, Kernel, MemSem, Op, Statement};
 use tile::{Handout, Tail, TileOrder, Turns};
 
-const OPTIMISTIC: Softmax = Softmax::Optimistic { slack: 8, limit: 15 };
+const SPECULATIVE: Rescaling = Rescaling::Speculative { beyond: 8, limit: 15 };
 
 fn base() -> WgmmaPlan {
     WgmmaPlan { tail: Tail::Shared, ..wgmma_plan::plain() }
@@ -26,8 +26,10 @@ fn arch(multiprocessors: u32) -> Arch {
     Arch { multiprocessors, ..Arch::SM_90 }
 }
 
+/// With the LSE, except for every fourth seed.
 fn check(problem: &Problem, plan: &WgmmaPlan, multiprocessors: u32, options: Options) {
     let seed = options.seed;
+    let problem = &problem.clone().with_lse(seed % 4 != 3);
     let (plan, arch) = (Plan::Wgmma(plan.clone()), arch(multiprocessors));
     common::run(&mut Emulator::new(options), problem, &plan, &arch, seed).check();
 }
@@ -48,7 +50,7 @@ fn tiles_of_the_last_round_are_whole_in_the_end() {
         for tile_order in [Tiles::InTurn, Tiles::Overlapped] {
             let problem = tiles(count, blocks, [0, 7][i % 2], 64);
             let plan =
-                WgmmaPlan { tiles: tile_order, softmax: [OPTIMISTIC, Softmax::Classic][i % 2], ..base() };
+                WgmmaPlan { tiles: tile_order, rescale: [SPECULATIVE, Rescaling::Always][i % 2], ..base() };
             check(&problem, &plan, takers, Options { seed: i as u64, ..Options::default() });
         }
     }
@@ -60,13 +62,13 @@ fn every_gene_computes_the_same_beside_it() {
     let two = WgmmaPlan { consumers: 2, ..base() };
     let plans = [
         WgmmaPlan { consumers: 3, turns: Turns::PingPong, tiles: Tiles::Overlapped, ..base() },
-        WgmmaPlan { tiles: Tiles::Overlapped, softmax: OPTIMISTIC, ..two.clone() },
+        WgmmaPlan { tiles: Tiles::Overlapped, rescale: SPECULATIVE, ..two.clone() },
         WgmmaPlan { cluster: 2, ..two.clone() },
         WgmmaPlan { cluster: 2, tiles: Tiles::Overlapped, turns: Turns::PingPong, ..two.clone() },
         WgmmaPlan { store: Store::Bulk, queries_ahead: 1, ..two.clone() },
-        WgmmaPlan { store: Store::Bulk, tiles: Tiles::Overlapped, cluster: 2, lse: false, ..two.clone() },
-        WgmmaPlan { resident: 2, stages: 1, ..base() },
-        WgmmaPlan { order: TileOrder::LongestFirst, stages: 3, softmax: Softmax::Classic, ..two },
+        WgmmaPlan { store: Store::Bulk, tiles: Tiles::Overlapped, cluster: 2, ..two.clone() },
+        WgmmaPlan { resident_ctas: 2, stages: 1, ..base() },
+        WgmmaPlan { tile_order: TileOrder::LongestFirst, stages: 3, rescale: Rescaling::Always, ..two },
     ];
     for (i, plan) in plans.into_iter().enumerate() {
         for (j, (dim, takers)) in [(64, 4), (128, 3), (256, 5)].into_iter().enumerate() {
@@ -76,7 +78,7 @@ fn every_gene_computes_the_same_beside_it() {
                 let options = Options { seed: (3 * i + j) as u64, ..Options::default() };
                 check(&problem, &plan, takers * plan.cluster, options);
             } else {
-                assert_eq!((dim, plan.consumers.max(plan.resident) > 1), (256, true), "{plan:?}");
+                assert_eq!((dim, plan.consumers.max(plan.resident_ctas) > 1), (256, true), "{plan:?}");
             }
         }
     }
@@ -91,7 +93,7 @@ fn torture_set_is_right_and_without_hazards() {
             consumers: [1, 2][i % 2],
             block_n: [32, 48, 64, 16][i % 4],
             tiles: [Tiles::InTurn, Tiles::Overlapped][i / 2 % 2],
-            softmax: [OPTIMISTIC, Softmax::Lazy { slack: 8 }, Softmax::Classic][i % 3],
+            rescale: [SPECULATIVE, Rescaling::Beyond(8), Rescaling::Always][i % 3],
             cluster: [2, 1, 1][i % 3],
             ..base()
         };
@@ -108,12 +110,10 @@ fn torture_set_is_right_and_without_hazards() {
 /// part to part.
 #[test]
 fn parts_may_be_far_apart() {
-    for (scale, softmax) in
-        [(20.0, OPTIMISTIC), (-300.0, Softmax::Classic), (90.0, Softmax::Lazy { slack: 8 })]
-    {
+    for (scale, rescale) in [(20.0, SPECULATIVE), (-300.0, Rescaling::Always), (90.0, Rescaling::Beyond(8))] {
         let problem =
             Problem { score: problem::Score { scale: Some(scale), softcap: None }, ..tiles(3, 7, 4, 64) };
-        check(&problem, &WgmmaPlan { softmax, ..base() }, 4, Options::default());
+        check(&problem, &WgmmaPlan { rescale, ..base() }, 4, Options::default());
     }
 }
 
@@ -131,7 +131,7 @@ fn heads_may_be_packed() {
 fn every_schedule_gives_the_same_bits() {
     for (cluster, tile_order) in [(1, Tiles::Overlapped), (2, Tiles::InTurn)] {
         let problem = tiles(7 * cluster, 5, 9, 64);
-        let plan = WgmmaPlan { tiles: tile_order, cluster: cluster as u32, softmax: OPTIMISTIC, ..base() };
+        let plan = WgmmaPlan { tiles: tile_order, cluster: cluster as u32, rescale: SPECULATIVE, ..base() };
         let kernel =
             emit(&problem, &Plan::Wgmma(plan), &arch(4 * cluster as u32)).expect("a good plan").kernel;
         let mut first = None;

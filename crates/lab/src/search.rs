@@ -2,7 +2,7 @@
 //! every combination is applied to the fastest plans so far, and the fastest results go on to the next group.
 
 use kernels::{Arch, Family, Plan};
-use problem::{Band, Problem};
+use problem::Problem;
 use serde_json::{Value, json};
 
 use crate::genes::{product, values, with_genes};
@@ -12,25 +12,23 @@ pub const KEPT: usize = 2;
 
 /// The gene groups of a family.
 pub fn groups(family: Family, problem: &Problem) -> Vec<Vec<Value>> {
+    let genes = genes(family, problem);
+    // The values of a gene that the family declares, as objects.
+    let of = |gene: &str| match genes.iter().find(|(name, _)| *name == gene) {
+        Some((name, searched)) => values(name, searched.iter().cloned()),
+        None => Vec::new(),
+    };
     match family {
-        Family::Mma => mma(problem),
-        Family::Wgmma => wgmma(problem),
-        Family::Small => small(problem),
+        Family::Mma => mma(&of),
+        Family::Wgmma => wgmma(&of),
+        Family::Small => small(&of),
     }
 }
 
-/// Each gene in the groups with its values, in the order of the groups.
-pub fn genes(family: Family, problem: &Problem) -> Vec<(String, Vec<Value>)> {
-    let mut genes: Vec<(String, Vec<Value>)> = Vec::new();
-    let groups = groups(family, problem);
-    for (gene, value) in groups.iter().flatten().filter_map(Value::as_object).flatten() {
-        match genes.iter_mut().find(|(name, _)| name == gene) {
-            Some((_, values)) if values.contains(value) => {}
-            Some((_, values)) => values.push(value.clone()),
-            None => genes.push((gene.clone(), vec![value.clone()])),
-        }
-    }
-    genes
+/// The genes that an exhaustive search changes, with their values, as the family declares them.
+pub fn genes(family: Family, problem: &Problem) -> Vec<(&'static str, Vec<Value>)> {
+    let genes = family.genes(problem).into_iter().map(|gene| (gene.name, gene.searched));
+    genes.filter(|(_, values)| !values.is_empty()).collect()
 }
 
 /// Applies each gene object of a group to a plan and keeps the plans that fit the problem.
@@ -39,63 +37,40 @@ pub fn vary(plan: &Plan, group: &[Value], problem: &Problem, arch: &Arch) -> Vec
     plans.filter(|plan| plan.check(problem, arch).is_ok()).collect()
 }
 
-fn wgmma(problem: &Problem) -> Vec<Vec<Value>> {
-    let optimistic = |limit: u32| json!({ "softmax": { "optimistic": { "slack": 8, "limit": limit } } });
-    let keys = [64, 80, 96, 112, 128, 144, 160, 176];
-    let alone = product(&[
-        vec![json!({ "resident": 1 })],
-        values("consumers", [1, 2, 3]),
-        values("block_n", keys),
-        values("turns", ["free", "ping_pong"]),
-    ]);
+/// A gene's declared values as objects; none if it has no effect on the problem.
+type Declared<'a> = &'a dyn Fn(&str) -> Vec<Value>;
+
+fn wgmma(of: Declared<'_>) -> Vec<Vec<Value>> {
+    let alone = product(&[values("resident_ctas", [1]), of("consumers"), of("block_n"), of("turns")]);
     // Several CTAs of an SM hide one another's latency.
-    let together =
-        product(&[values("resident", [2, 3]), values("consumers", [1, 2]), values("block_n", keys)]);
-    let softmax = vec![
-        json!({ "softmax": "classic" }),
-        // The row max without slack, but O is not rescaled when no row of the warp has a new max.
-        json!({ "softmax": { "lazy": { "slack": 0 } } }),
-        json!({ "softmax": { "lazy": { "slack": 8 } } }),
-        optimistic(15),
-        optimistic(40),
-    ];
-    let tails = match problem.band {
-        Band::FULL => vec![
-            json!({ "tail": "whole" }),
-            json!({ "tail": "shared", "handout": "static", "ends": "common" }),
-        ],
-        _ => Vec::new(),
-    };
+    let together = product(&[values("resident_ctas", [2, 3]), values("consumers", [1, 2]), of("block_n")]);
+    // The tiles of the last round can be shared by a static schedule of tiles of equal length.
+    let tails = of("tail").into_iter().map(|tail| match tail["tail"].as_str() {
+        Some("shared") => json!({ "tail": "shared", "handout": "static", "ends": "common" }),
+        _ => tail,
+    });
     vec![
         [alone, together].concat(),
-        product(&[softmax, values("ends", ["common", "own"]), values("sums", ["lanes", "product"])]),
-        product(&[
-            values("handout", ["static", "folded", "dynamic", "grid"]),
-            values("order", ["in_order", "longest_first", "strided"]),
-            values("tiles", ["in_turn", "overlapped"]),
-        ]),
-        product(&[values("cluster", [1, 2]), values("stages", [2, 3, 4])]),
-        product(&[
-            values("diagonal", ["whole", "halved"]),
-            values("store", ["direct", "bulk"]),
-            values("queries_ahead", [0, 1]),
-        ]),
-        values("chains", [1, 2, 4].map(|max| json!({ "max": max, "sum": 1 }))),
-        values("section_mib", [16, 32, 48, 64, 96, 128]),
-        values("products", ["in_turn"]),
-        values("probabilities", ["shared"]),
-        values("producer_registers", [24, 32, 40]),
-        values("exps_by_fma", [0, 1, 2, 3]),
-        packings(problem),
-        tails,
+        product(&[of("rescale"), of("ends"), of("sums")]),
+        product(&[of("handout"), of("tile_order"), of("tiles")]),
+        product(&[of("cluster"), of("stages")]),
+        product(&[of("diagonal"), of("store"), of("queries_ahead")]),
+        of("chains"),
+        of("section_mib"),
+        of("products"),
+        of("probabilities"),
+        of("producer_registers"),
+        of("exps_by_fma"),
+        of("packing"),
+        tails.collect(),
     ]
 }
 
-fn small(problem: &Problem) -> Vec<Vec<Value>> {
+fn small(of: Declared<'_>) -> Vec<Vec<Value>> {
     let at_once = product(&[
-        vec![json!({ "stages": 1, "rescale": "always", "guess": null, "turns": "free" })],
-        values("cluster", [1, 2]),
-        values("kv_warpgroups", [1, 2]),
+        vec![json!({ "stages": 1, "rescale": "always", "speculative": null, "turns": "free" })],
+        of("cluster"),
+        of("kv_warpgroups"),
         values("row_warpgroups", [1, 2]),
         values("block_n", [64, 128, 192, 256]),
         vec![
@@ -111,37 +86,15 @@ fn small(problem: &Problem) -> Vec<Vec<Value>> {
         })
     });
     let streamed = product(&[shapes.to_vec(), values("stages", [2, 3, 4, 8])]);
-    let paths = match problem.band {
-        Band::FULL => Vec::new(),
-        _ => values("paths", [1, 2, 4]),
-    };
     vec![
         [at_once, streamed].concat(),
-        product(&[
-            values("key_copies", [1, 2, 4]),
-            values("qk_pieces", [1, 2, 4]),
-            values("softmax_steps", [1, 2]),
-            values("pv_pieces", [1, 2, 4]),
-        ]),
-        product(&[
-            values("requests", ["at_once", "values_late", "first_keys_only"]),
-            values("scores", ["all_at_once", "step_by_step"]),
-            values("merge", ["shares", "peer_first"]),
-        ]),
+        product(&[of("key_copies"), of("qk_pieces"), of("softmax_steps"), of("pv_pieces")]),
+        product(&[of("requests"), of("scores"), of("merge")]),
         values("resident_ctas", [1, 2, 3]),
-        product(&[
-            values("order", ["by_head", "longest_first", "folded"]),
-            values("guess", [json!(null), json!(12)]),
-            values("turns", ["free", "ping_pong"]),
-        ]),
-        paths,
-        packings(problem),
+        product(&[of("tile_order"), of("speculative"), of("turns")]),
+        of("paths"),
+        of("packing"),
     ]
-}
-
-/// Without grouped heads there is nothing to pack.
-fn packings(problem: &Problem) -> Vec<Value> {
-    if problem.group_size() > 1 { values("packing", ["apart", "packed"]) } else { Vec::new() }
 }
 
 /// Streaming plans of the small family: warpgroups of rows, CTAs of a cluster, parts of a CTA's keys, keys of
@@ -171,12 +124,11 @@ const STREAMS: [(u32, u32, u32, u32, u32); 18] = [
 /// each gene is worth. `named` restricts the genes, if it is not empty. The values are those that a search
 /// tries.
 pub fn ideas(plan: &Plan, problem: &Problem, arch: &Arch, named: &[String]) -> Vec<(String, Plan)> {
-    let family = Family::ALL.into_iter().find(|family| family.name() == plan.family());
-    let mut genes = family.map(|family| genes(family, problem)).unwrap_or_default();
-    genes.retain(|(gene, _)| named.is_empty() || named.contains(gene));
+    let mut genes = Family::named(plan.family()).map(|family| genes(family, problem)).unwrap_or_default();
+    genes.retain(|(gene, _)| named.is_empty() || named.iter().any(|name| name == gene));
     let mut found: Vec<(String, Plan)> = Vec::new();
     for (gene, value) in genes.iter().flat_map(|(gene, values)| values.iter().map(move |v| (gene, v))) {
-        let Ok(varied) = with_genes(plan, &json!({ gene: value })) else { continue };
+        let Ok(varied) = with_genes(plan, &json!({ *gene: value })) else { continue };
         if varied != *plan && varied.check(problem, arch).is_ok() {
             found.push((format!("{gene} {}", plain(value)), varied));
         }
@@ -212,28 +164,24 @@ const TILES: [(u32, u32, u32, &[u32]); 11] = [
     (128, 8, 1, &[32, 48, 64, 80, 96, 128]),
 ];
 
-fn mma(problem: &Problem) -> Vec<Vec<Value>> {
+fn mma(of: Declared<'_>) -> Vec<Vec<Value>> {
     let tiles = TILES.iter().flat_map(|&(block_m, warps, kv_warps, keys)| {
         keys.iter().map(move |&block_n| {
             json!({ "block_m": block_m, "warps": warps, "kv_warps": kv_warps, "block_n": block_n, "resident_ctas": null })
         })
     });
-    let depth = product(&[values("stages", [1, 2, 3, 4]), values("queries", ["registers", "shared"])]);
     let orders = vec![
-        json!({ "order": "in_turn", "rescale": { "beyond": 8 } }),
-        json!({ "order": "scores_ahead", "rescale": { "beyond": 8 } }),
-        json!({ "order": "scores_ahead", "rescale": "always" }),
+        json!({ "products": "in_turn", "rescale": { "beyond": 8 } }),
+        json!({ "products": "scores_ahead", "rescale": { "beyond": 8 } }),
+        json!({ "products": "scores_ahead", "rescale": "always" }),
     ];
-    let grids = match problem.band {
-        Band::FULL => Vec::new(),
-        _ => values("grid", ["heads_first", "rows_first"]),
-    };
-    vec![product(&[tiles.collect(), values("stages", [1, 2])]), depth, orders, grids]
+    let depth = product(&[of("stages"), of("queries")]);
+    vec![product(&[tiles.collect(), values("stages", [1, 2])]), depth, orders, of("tile_order")]
 }
 
 #[cfg(test)]
 mod tests {
-    use problem::{DType, Layout};
+    use problem::{Band, DType, Layout};
 
     use super::*;
 
@@ -252,6 +200,33 @@ mod tests {
                 assert_eq!(genes.collect::<Vec<_>>(), [gene], "{name}");
                 let named = ideas(&[gene.to_owned()]);
                 assert!(named.contains(&(name.clone(), varied.clone())) && named.len() < all.len());
+            }
+        }
+    }
+
+    /// The groups hold the values that the families declare, all of them and no others.
+    #[test]
+    fn groups_hold_the_declared_values() {
+        let mission = Problem::mission();
+        let grouped = Problem::new(4, 16, 16, 128, DType::Bf16).with_heads_kv(4, Layout::Bhsd);
+        for problem in [mission.clone(), mission.with_band(Band::CAUSAL), grouped] {
+            for family in Family::ALL {
+                let groups = groups(family, &problem);
+                let members = || groups.iter().flatten().filter_map(Value::as_object).flatten();
+                let genes = genes(family, &problem);
+                for (gene, value) in members() {
+                    let declared = genes.iter().find(|(name, _)| name == gene).map(|(_, values)| values);
+                    assert!(
+                        declared.is_some_and(|values| values.contains(value)),
+                        "{family:?} {gene} {value}"
+                    );
+                }
+                for (gene, value) in
+                    genes.iter().flat_map(|(gene, values)| values.iter().map(move |v| (gene, v)))
+                {
+                    let tried = members().any(|(name, tried)| name == gene && tried == value);
+                    assert!(tried, "{family:?}: no group has {gene} {value}");
+                }
             }
         }
     }

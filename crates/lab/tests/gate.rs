@@ -9,7 +9,7 @@ use emu::Schedule;
 use flashcore_lab as lab;
 use kernels::forward::mma::{MmaPlan, QueryHome};
 use kernels::forward::small::SmallPlan;
-use kernels::forward::wgmma::{Ends, Softmax, WgmmaPlan};
+use kernels::forward::wgmma::{Ends, Rescaling, WgmmaPlan};
 use kernels::{Arch, Family, Plan};
 use lab::gate::inputs::Style;
 use lab::gate::mutate::{Fault, mutant, sites};
@@ -21,9 +21,8 @@ use tile::{Handout, RowStore, Tail, Turns};
 
 fn fused(problem: &Problem) -> Bound {
     let arch = Arch::SM_80;
-    let mut plan = Plan::default_for(problem, &arch).unwrap();
-    let Plan::Mma(genes) = &mut plan else { panic!("the default is of the mma family") };
-    genes.lse = true;
+    let problem = &problem.clone().with_lse(true);
+    let plan = Plan::default_for(problem, &arch).unwrap();
     Bound::of_step(kernels::emit(problem, &plan, &arch).unwrap(), problem)
 }
 
@@ -150,10 +149,10 @@ fn what_is_left_beside_one_heavy_key_counts() {
 
 /// Kernels of all families in a 16-bit type, of each kind of softmax, on few rows and many keys.
 fn of_each_softmax(dtype: DType) -> Vec<Bound> {
-    let problem = Problem::new(1, 1, 64, 64, dtype).with_seq_kv(KEYS, Layout::Bhsd);
+    let problem = Problem::new(1, 1, 64, 64, dtype).with_seq_kv(KEYS, Layout::Bhsd).with_lse(true);
     let arch = Arch::SM_90;
     let wgmma = WgmmaPlan::default_for(&problem, &arch);
-    let guessing = Softmax::Optimistic { slack: 8, limit: 15 };
+    let guessing = Rescaling::Speculative { beyond: 8, limit: 15 };
     let small = SmallPlan::default_for(&problem, &arch);
     let at_once = SmallPlan {
         stages: 1,
@@ -163,7 +162,7 @@ fn of_each_softmax(dtype: DType) -> Vec<Bound> {
         block_n: 256,
         softmax_steps: 2,
         qk_pieces: 2,
-        guess: None,
+        speculative: None,
         rescale: Rescale::Always,
         turns: Turns::Free,
         store: RowStore::Pairs,
@@ -173,15 +172,15 @@ fn of_each_softmax(dtype: DType) -> Vec<Bound> {
     let mma = MmaPlan::default_for(&problem, &arch);
     let mut plans = vec![
         Plan::Small(at_once),
-        Plan::Small(SmallPlan { guess: Some(15), ..small.clone() }),
-        Plan::Small(SmallPlan { guess: None, rescale: Rescale::Always, ..small }),
+        Plan::Small(SmallPlan { speculative: Some(15), ..small.clone() }),
+        Plan::Small(SmallPlan { speculative: None, rescale: Rescale::Always, ..small }),
         Plan::Mma(MmaPlan { rescale: Rescale::Always, ..mma.clone() }),
         Plan::Mma(mma),
     ];
-    plans
-        .extend([Softmax::Classic, Softmax::Lazy { slack: 8 }, guessing].map(|softmax| {
-            Plan::Wgmma(WgmmaPlan { softmax, sums: Sums::Lanes, lse: true, ..wgmma.clone() })
-        }));
+    plans.extend(
+        [Rescaling::Always, Rescaling::Beyond(8), guessing]
+            .map(|rescale| Plan::Wgmma(WgmmaPlan { rescale, sums: Sums::Lanes, ..wgmma.clone() })),
+    );
     let bind = |plan: &Plan| {
         let step = kernels::emit(&problem, plan, &arch).unwrap_or_else(|e| panic!("{plan:?}: {e}"));
         Bound::of_step(step, &problem)

@@ -8,11 +8,13 @@
 mod band;
 mod dtype;
 mod error;
+mod pass;
 mod score;
 mod shape;
 
 pub use band::{Band, Corner, KeyRange};
 pub use dtype::DType;
 pub use error::ProblemError;
+pub use pass::Pass;
 pub use score::Score;
 pub use shape::{Layout, Problem, Strides, Tensor};

@@ -4,7 +4,7 @@ use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
-use crate::{Band, Corner, DType, ProblemError, Score};
+use crate::{Band, Corner, DType, Pass, ProblemError, Score};
 
 /// Distances, in elements, between neighbouring batch entries, heads and rows of a tensor. The last dimension
 /// is always contiguous, as every attention library requires. A stride of 0 broadcasts. A negative stride
@@ -109,6 +109,9 @@ impl Tensor {
 /// [`Problem::check`].
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Problem {
+    /// What is computed.
+    #[serde(default, skip_serializing_if = "Pass::is_default")]
+    pub pass: Pass,
     /// Batch entries.
     pub batch: usize,
     /// Heads of Q and O.
@@ -146,6 +149,7 @@ impl Problem {
     pub fn new(batch: usize, heads: usize, seq: usize, head_dim: usize, dtype: DType) -> Problem {
         let strides = Layout::Bhsd.strides(heads, seq, head_dim);
         Problem {
+            pass: Pass::default(),
             batch,
             heads_q: heads,
             heads_kv: heads,
@@ -177,6 +181,12 @@ impl Problem {
     /// Sets the cap on the logits.
     pub fn with_softcap(mut self, softcap: f32) -> Problem {
         self.score.softcap = Some(softcap);
+        self
+    }
+
+    /// Asks for the LSE, or not.
+    pub fn with_lse(mut self, lse: bool) -> Problem {
+        self.pass = Pass::Forward { lse };
         self
     }
 

@@ -102,7 +102,7 @@ fn no_run(ledger: &Ledger, number: Option<i64>) -> Result<CliError, CliError> {
 
 fn wanted(args: &Evolve) -> Result<Wanted, CliError> {
     let shapes = |argument, words: &[String]| -> Result<Vec<Shape>, CliError> {
-        words.iter().map(|word| Ok(Shape::of(&choice::parse_as(argument, word)?))).collect()
+        words.iter().map(|word| choice::parse_shape(argument, word)).collect()
     };
     let problems = shapes("--problem", &args.problem)?;
     Ok(Wanted {

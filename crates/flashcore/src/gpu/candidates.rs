@@ -2,10 +2,8 @@
 
 use attend::Order;
 use kernels::forward::mma::{MmaPlan, QueryHome};
-use kernels::forward::small::SmallPlan;
-use kernels::forward::wgmma::WgmmaPlan;
 use kernels::select::{self, Source, TunedTable};
-use kernels::{Arch, KernelError, Plan};
+use kernels::{Arch, Family, KernelError, Plan};
 use problem::Problem;
 use tile::CopyMode;
 
@@ -34,17 +32,20 @@ pub(super) struct Candidate {
 /// The plans for a problem, best first, and the reasons in words for the first plan.
 ///
 /// # Errors
-/// When the problem is not valid or no family supports it.
+/// When the problem is not valid, no family supports it, or the given plan is a kernel of the ladder.
 pub(super) fn candidates(
     problem: &Problem,
-    lse: bool,
     device: &select::Device<'_>,
     given: Option<&Plan>,
 ) -> Result<(Vec<Candidate>, Vec<String>), KernelError> {
     problem.check()?;
     // The default plans depend on the keys that rows see, which the canonical problem has.
     let problem = &*problem.canonical();
-    let of = |plan: &Plan, source| Candidate { plan: plan.with_lse(lse), source };
+    let of = |plan: &Plan, source| Candidate { plan: plan.clone(), source };
+    if let Some(Plan::Ladder { rung }) = given {
+        let accepted = Family::ALL.map(Family::name).join(", ");
+        return Err(KernelError::Exhibit { rung: rung.name(), accepted });
+    }
     if let Some(plan) = given {
         return Ok((vec![of(plan, PlanSource::Given)], vec!["chosen: the plan that was given".to_owned()]));
     }
@@ -80,7 +81,7 @@ fn safe(default: &MmaPlan) -> MmaPlan {
         warps: 4,
         kv_warps: 1,
         stages: 1,
-        order: Order::InTurn,
+        products: Order::InTurn,
         resident_ctas: None,
         queries: QueryHome::Shared,
         ..default.clone()
@@ -91,31 +92,27 @@ fn safe(default: &MmaPlan) -> MmaPlan {
 pub(super) fn needs_alignment(plan: &Plan) -> bool {
     match plan {
         Plan::Mma(plan) => plan.copy == CopyMode::Async16,
-        // Tensor maps need such addresses.
-        Plan::Wgmma(_) | Plan::Small(_) => true,
-        // These kernels load single elements, or 16 bytes at a time. Only a caller chooses a ladder plan, and
-        // then answers for the rows' alignment.
-        Plan::Ladder { .. } => true,
+        // Tensor maps need such addresses. Kernels of the ladder, which are no candidates, load 16 bytes.
+        Plan::Wgmma(_) | Plan::Small(_) | Plan::Ladder { .. } => true,
     }
 }
 
 /// A plan for tensors at any address: an `mma` plan with element copies, else the default `mma` plan with
-/// element copies. `None` for the ladder, whose plans are chosen by the caller.
-pub(super) fn unaligned(plan: &Plan, problem: &Problem, arch: &Arch) -> Option<Plan> {
-    let copy = CopyMode::Elements;
-    match plan {
-        Plan::Mma(plan) => Some(Plan::Mma(MmaPlan { copy, ..plan.clone() })),
-        Plan::Wgmma(WgmmaPlan { lse, .. }) | Plan::Small(SmallPlan { lse, .. }) => {
-            Some(Plan::Mma(MmaPlan { copy, lse: *lse, ..MmaPlan::default_for(&problem.canonical(), arch) }))
+/// element copies.
+pub(super) fn unaligned(plan: &Plan, problem: &Problem, arch: &Arch) -> Plan {
+    let plan = match plan {
+        Plan::Mma(plan) => plan.clone(),
+        Plan::Wgmma(_) | Plan::Small(_) | Plan::Ladder { .. } => {
+            MmaPlan::default_for(&problem.canonical(), arch)
         }
-        Plan::Ladder { .. } => None,
-    }
+    };
+    Plan::Mma(MmaPlan { copy: CopyMode::Elements, ..plan })
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use kernels::Arch;
+    use kernels::ladder::RungPlan;
     use problem::{Band, DType};
 
     const H200: select::Device<'_> = select::Device { name: "NVIDIA H200", arch: Arch::SM_90 };
@@ -125,15 +122,14 @@ mod tests {
         for arch in Arch::ALL {
             for dim in [8, 40, 64, 96, 128, 192, 256] {
                 for mask in Band::NAMED {
-                    let problem = Problem::new(2, 4, 300, dim, DType::Bf16).with_band(mask);
-                    let all = candidates(&problem, true, &select::Device { name: "unknown", arch }, None)
-                        .unwrap()
-                        .0;
+                    let problem = Problem::new(2, 4, 300, dim, DType::Bf16).with_band(mask).with_lse(true);
+                    let device = select::Device { name: "unknown", arch };
+                    let (all, _) = candidates(&problem, &device, None).unwrap();
                     assert!((2..=4).contains(&all.len()));
                     for candidate in all {
                         assert_eq!(candidate.plan.check(&problem, &arch), Ok(()), "{candidate:?}");
                         assert!(needs_alignment(&candidate.plan));
-                        let unaligned = unaligned(&candidate.plan, &problem, &arch).unwrap();
+                        let unaligned = unaligned(&candidate.plan, &problem, &arch);
                         assert_eq!(unaligned.check(&problem, &arch), Ok(()));
                         assert!(!needs_alignment(&unaligned));
                         let step = kernels::emit(&problem, &unaligned, &arch).unwrap();
@@ -148,13 +144,28 @@ mod tests {
     fn a_given_plan_is_tried_alone() {
         let problem = Problem::mission();
         let plan = Plan::default_for(&problem, &Arch::SM_90).unwrap();
-        let (all, _) = candidates(&problem, false, &H200, Some(&plan)).unwrap();
+        let (all, _) = candidates(&problem, &H200, Some(&plan)).unwrap();
         assert_eq!(all, [Candidate { plan, source: PlanSource::Given }]);
+    }
+
+    /// Some kernels of the ladder race. None of them is launched for a caller, on any architecture.
+    #[test]
+    fn kernels_of_the_ladder_are_refused() {
+        for (rung, arch) in RungPlan::ALL.into_iter().zip(Arch::ALL.into_iter().cycle()) {
+            let problem = Problem::mission().with_band(rung.mask());
+            let plan = Plan::Ladder { rung };
+            assert_eq!(plan.check(&problem, &arch), Ok(()));
+            let device = select::Device { name: "unknown", arch };
+            let refused = candidates(&problem, &device, Some(&plan)).unwrap_err().to_string();
+            let expected =
+                format!("invalid value '{}' for plan: expected a plan of mma, wgmma, small;", rung.name());
+            assert!(refused.starts_with(&expected), "{refused}");
+        }
     }
 
     #[test]
     fn what_no_family_computes_is_refused_with_what_is_accepted() {
-        let refuse = |problem: Problem| candidates(&problem, false, &H200, None).unwrap_err().to_string();
+        let refuse = |problem: Problem| candidates(&problem, &H200, None).unwrap_err().to_string();
         assert!(refuse(Problem::new(1, 1, 8, 64, DType::F32)).contains("expected f16, bf16"));
         assert!(
             refuse(Problem::new(1, 1, 8, 12, DType::F16))

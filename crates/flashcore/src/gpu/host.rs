@@ -15,7 +15,7 @@ pub(crate) fn attend<T: Element>(
     out: &mut [T],
     lse: Option<&mut [f32]>,
 ) -> Result<(), AttentionError> {
-    let prepared = gpu.prepare(problem, lse.is_some(), None)?;
+    let prepared = gpu.prepare(problem, None)?;
     gpu.on_stream(|stream| attend_on(gpu, stream, &prepared, problem, [q, k, v], out, lse))
 }
 

@@ -15,7 +15,7 @@ use std::fmt;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock};
 
 use kernels::{Arch, Plan};
-use problem::{Band, DType, Problem, Strides, Tensor};
+use problem::{Band, DType, Pass, Problem, Strides, Tensor};
 
 use crate::AttentionError;
 pub use candidates::PlanSource;
@@ -91,8 +91,8 @@ impl Gpu {
 
     /// A kernel for the problem, ready to launch. A `plan` that is given is used alone. Otherwise the best
     /// known plan is used that passes its admission test on this device; [`Prepared::fallbacks`] lists those
-    /// that did not. With `lse`, the kernel returns the log-sum-exp. The call is allowed while a stream is
-    /// captured.
+    /// that did not. The kernel returns the LSE exactly if the problem's pass asks for it. The call is
+    /// allowed while a stream is captured.
     ///
     /// Only the first call for a problem is slow: it emits a kernel, compiles it and loads it. A kernel with
     /// the same text that was loaded for another problem (another sequence length, for example) is reused. At
@@ -103,20 +103,15 @@ impl Gpu {
     ///
     /// # Errors
     /// When the problem is not valid, when no kernel family supports it (the message names what is accepted),
-    /// or when the driver fails.
-    pub fn prepare(
-        &self,
-        problem: &Problem,
-        lse: bool,
-        plan: Option<&Plan>,
-    ) -> Result<Arc<Prepared>, AttentionError> {
-        let key = Key::new(problem, lse, plan);
+    /// when the plan is a kernel of the [ladder](kernels::ladder), or when the driver fails.
+    pub fn prepare(&self, problem: &Problem, plan: Option<&Plan>) -> Result<Arc<Prepared>, AttentionError> {
+        let key = Key::new(problem, plan);
         let known = self.prepared.read().unwrap_or_else(PoisonError::into_inner).get(&key).cloned();
         if let Some(prepared) = known {
             return Ok(prepared);
         }
         // Two threads may prepare the same problem at once; the first result stays.
-        let prepared = Arc::new(Prepared::new(&self.context, &self.kernels, &self.arch, problem, lse, plan)?);
+        let prepared = Arc::new(Prepared::new(&self.context, &self.kernels, &self.arch, problem, plan)?);
         let mut all = self.prepared.write().unwrap_or_else(PoisonError::into_inner);
         if all.len() >= MOST {
             all.clear();
@@ -186,25 +181,25 @@ fn arch_of(info: &DeviceInfo) -> Result<Arch, AttentionError> {
 /// What a prepared kernel depends on; the key of the map of prepared problems.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 struct Key {
+    pass: Pass,
     extents: [usize; 7],
     strides: [Strides; 4],
     dtype: DType,
     band: Band,
     /// Bits of the softmax scale and of the softcap.
     score: (u32, Option<u32>),
-    lse: bool,
     plan: Option<Plan>,
 }
 
 impl Key {
-    fn new(p: &Problem, lse: bool, plan: Option<&Plan>) -> Key {
+    fn new(p: &Problem, plan: Option<&Plan>) -> Key {
         Key {
+            pass: p.pass,
             extents: [p.batch, p.heads_q, p.heads_kv, p.seq_q, p.seq_kv, p.head_dim, p.head_dim_v],
             strides: Tensor::ALL.map(|tensor| p.strides(tensor)),
             dtype: p.dtype,
             band: p.band,
             score: (p.softmax_scale().to_bits(), p.score.softcap.map(f32::to_bits)),
-            lse,
             plan: plan.cloned(),
         }
     }
@@ -248,7 +243,7 @@ mod tests {
     #[test]
     fn keys_tell_problems_apart() {
         let p = Problem::mission();
-        let key = |p: &Problem| Key::new(p, false, None);
+        let key = |p: &Problem| Key::new(p, None);
         assert_eq!(
             key(&p),
             key(&Problem { score: Score { scale: Some(0.125), softcap: None }, ..p.clone() })
@@ -256,6 +251,7 @@ mod tests {
         for other in [
             Problem { seq_kv: 511, ..p.clone() },
             p.clone().with_softcap(30.0),
+            p.clone().with_lse(true),
             Problem { score: Score { scale: Some(0.5), softcap: None }, ..p.clone() },
             p.clone().with_band(Band::CAUSAL),
             p.clone().with_band(Band::CAUSAL_TOP_LEFT),
@@ -263,8 +259,7 @@ mod tests {
         ] {
             assert_ne!(key(&p), key(&other));
         }
-        assert_ne!(key(&p), Key::new(&p, true, None));
         let plan = Plan::default_for(&p, &Arch::SM_90).unwrap();
-        assert_ne!(key(&p), Key::new(&p, false, Some(&plan)));
+        assert_ne!(key(&p), Key::new(&p, Some(&plan)));
     }
 }

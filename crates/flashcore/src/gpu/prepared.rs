@@ -56,7 +56,6 @@ pub struct Prepared {
     problem: Problem,
     /// Whether the problem has no rows, so that there is nothing to compute.
     empty: bool,
-    lse: bool,
     source: PlanSource,
     main: Ready,
     /// The variant for tensors whose addresses are not multiples of 16 bytes; compiled when first needed.
@@ -91,18 +90,17 @@ impl Prepared {
         kernels: &Arc<Kernels>,
         arch: &Arch,
         problem: &Problem,
-        lse: bool,
         plan: Option<&Plan>,
     ) -> Result<Prepared, AttentionError> {
         let (problem, empty) = stand_in(problem);
         let mut fallbacks = Vec::new();
         let device = select::Device { name: &context.info().name, arch: *arch };
-        let (all, why) = candidates(&problem, lse, &device, plan)?;
+        let (all, why) = candidates(&problem, &device, plan)?;
         let mut all = all.into_iter().peekable();
         while let Some(Candidate { plan, source }) = all.next() {
             let last = all.peek().is_none();
             let spills = if last { None } else { Some(spills(source)) };
-            match Ready::new(context, kernels, arch, &problem, lse, plan.clone(), spills) {
+            match Ready::new(context, kernels, arch, &problem, plan.clone(), spills) {
                 Ok(main) => {
                     return Ok(Prepared {
                         context: context.clone(),
@@ -111,7 +109,6 @@ impl Prepared {
                         why,
                         problem,
                         empty,
-                        lse,
                         source,
                         main,
                         unaligned: OnceLock::new(),
@@ -165,10 +162,9 @@ impl Prepared {
     /// a graph.
     ///
     /// Each slice begins at the lowest element of its tensor in memory and covers the span of the problem's
-    /// strides. `lse` is `[batch, heads_q, seq_q]` in f32. It is required if
-    /// [`Gpu::prepare`](super::Gpu::prepare) was called with `lse`, else it must be `None`. For tensors whose
-    /// addresses are not multiples of 16 bytes, a slower kernel may be needed; the first such call compiles
-    /// that kernel.
+    /// strides. `lse` is `[batch, heads_q, seq_q]` in f32. It is required if the problem's pass asks for the
+    /// LSE, else it must be `None`. For tensors whose addresses are not multiples of 16 bytes, a slower
+    /// kernel may be needed; the first such call compiles that kernel.
     ///
     /// Any number of streams and threads may enqueue at once. A plan that hands out tiles from a counter has
     /// one counter per stream and per graph. A plan whose CTAs share tiles also has scratch memory, tens of
@@ -191,14 +187,15 @@ impl Prepared {
         out: DeviceSlice<'_>,
         lse: Option<DeviceSlice<'_>>,
     ) -> Result<(), AttentionError> {
-        if lse.is_some() != self.lse {
-            return Err(AttentionError::LseWanted { prepared: self.lse });
+        let wanted = self.problem.pass.lse();
+        if lse.is_some() != wanted {
+            return Err(AttentionError::LseWanted { prepared: wanted });
         }
         if self.empty {
             return Ok(());
         }
         let all = [q, k, v, out, lse.unwrap_or(DeviceSlice::EMPTY)];
-        let slices = &all[..4 + usize::from(self.lse)];
+        let slices = &all[..4 + usize::from(wanted)];
         let ready = self.variant(slices)?;
         check_slices(&ready.needed, slices)?;
         ready.enqueue(stream, slices)
@@ -213,17 +210,9 @@ impl Prepared {
         if let Some(ready) = self.unaligned.get() {
             return Ok(ready);
         }
-        let plan = unaligned(&self.main.plan, &self.problem, &self.arch).ok_or_else(|| {
-            AttentionError::Unsupported {
-                what: format!(
-                    "tensors at addresses that are not multiples of {ALIGNED} bytes, with the given plan"
-                ),
-                accepted: "aligned tensors, or another plan".to_owned(),
-            }
-        })?;
+        let plan = unaligned(&self.main.plan, &self.problem, &self.arch);
         // Only a success is kept: memory that is exhausted now may be free at the next call.
-        let ready =
-            Ready::new(&self.context, &self.kernels, &self.arch, &self.problem, self.lse, plan, None)?;
+        let ready = Ready::new(&self.context, &self.kernels, &self.arch, &self.problem, plan, None)?;
         Ok(self.unaligned.get_or_init(|| ready))
     }
 }
@@ -234,12 +223,11 @@ impl Ready {
         kernels: &Kernels,
         arch: &Arch,
         problem: &Problem,
-        lse: bool,
         plan: Plan,
         spills: Option<u32>,
     ) -> Result<Ready, AttentionError> {
         let step = emit(problem, &plan, arch)?;
-        let (sources, own) = sources(&step, &CALLERS[..4 + usize::from(lse)])?;
+        let (sources, own) = sources(&step, &CALLERS[..4 + usize::from(problem.pass.lse())])?;
         let mut needed = [0; CALLERS.len()];
         for (source, buffer) in sources.iter().zip(&step.kernel.buffers) {
             if let Source::Caller(index) = *source {

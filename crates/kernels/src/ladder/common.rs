@@ -45,6 +45,10 @@ pub(super) fn check(problem: &Problem, rung: RungPlan) -> Result<(), PlanError> 
         let [what, value] = ["softcap".to_owned(), softcap.to_string()];
         return Err(PlanError::Problem { family, what, value, accepted: "none".to_owned() });
     }
+    if problem.pass.lse() {
+        let [what, value, accepted] = ["lse", "true", "false"].map(str::to_owned);
+        return Err(PlanError::Problem { family, what, value, accepted });
+    }
     for (what, dim) in [("head_dim", problem.head_dim), ("head_dim_v", problem.head_dim_v)] {
         if dim != DIM as usize {
             return value(what, dim, "64");

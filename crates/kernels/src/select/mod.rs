@@ -12,8 +12,6 @@ use std::cmp::Ordering;
 use problem::Problem;
 use serde::Serialize;
 
-use crate::forward::contract::rescale_within;
-use crate::forward::mma::MmaPlan;
 use crate::{Arch, Family, KernelError, Plan, PlanError};
 
 /// The device for which a plan is chosen.
@@ -60,7 +58,7 @@ pub struct Choice {
 /// Number of rows listed in [`Choice::why`].
 const NEIGHBOURS: usize = 4;
 
-/// The plan for a problem. The plan returns no LSE; set that gene as the caller needs it.
+/// The plan for a problem.
 ///
 /// # Errors
 /// When the problem cannot be stated or no family computes it.
@@ -101,8 +99,7 @@ fn from(
             if index >= NEIGHBOURS && found.is_some() {
                 break;
             }
-            let adapted =
-                if found.is_none() { Some(adapt(row, &default, problem, &device.arch)) } else { None };
+            let adapted = if found.is_none() { Some(adapt(row, problem, &device.arch)) } else { None };
             let outcome = match (&adapted, &found) {
                 (Some(Ok(_)), _) => "chosen".to_owned(),
                 (Some(Err(error)), _) => format!("rejected: {error}"),
@@ -152,33 +149,8 @@ fn neighbours<'t>(
 
 /// The row's genes, with replacements where the problem's strides or lengths do not allow them. A row of
 /// another shape also loses the genes that fill tiles with queries.
-fn adapt(row: &TunedRow, default: &Plan, problem: &Problem, arch: &Arch) -> Result<Plan, PlanError> {
-    let mut plan = row.plan.with_lse(false);
-    let own = row.problem == Shape::of(problem);
-    if let Plan::Mma(ours) = &mut plan {
-        let safe = match default {
-            Plan::Mma(safe) => safe.clone(),
-            _ => MmaPlan::default_for(problem, arch),
-        };
-        ours.rescale = rescale_within(ours.rescale, problem.dtype);
-        if matches!(ours.check(problem, arch), Err(PlanError::Misaligned { .. })) {
-            ours.copy = safe.copy;
-        }
-        if ours.check(problem, arch).is_err() {
-            ours.grid = safe.grid;
-        }
-    }
-    match &mut plan {
-        Plan::Wgmma(ours) => {
-            let filled = if own { ours.clone() } else { ours.clone().filled(problem) };
-            *ours = filled.fitted(problem);
-        }
-        Plan::Small(ours) => {
-            let filled = if own { ours.clone() } else { ours.clone().filled(problem) };
-            *ours = filled.fitted(problem);
-        }
-        Plan::Mma(_) | Plan::Ladder { .. } => {}
-    }
+fn adapt(row: &TunedRow, problem: &Problem, arch: &Arch) -> Result<Plan, PlanError> {
+    let plan = row.plan.clone().adapted(problem, arch, row.problem == Shape::of(problem));
     plan.check(problem, arch).map(|()| plan)
 }
 
@@ -215,7 +187,7 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-    use crate::forward::wgmma::{Softmax, WgmmaPlan};
+    use crate::forward::wgmma::{Rescaling, WgmmaPlan};
 
     const H200: Device = Device { name: "NVIDIA H200", arch: Arch::SM_90 };
 
@@ -246,7 +218,7 @@ mod tests {
         let mut row = row(problem);
         if let Plan::Mma(plan) = &mut row.plan {
             (plan.block_n, plan.stages, plan.resident_ctas) = (block_n, 1, None);
-            (plan.block_m, plan.kv_warps, plan.order) = (64, 1, attend::Order::InTurn);
+            (plan.block_m, plan.kv_warps, plan.products) = (64, 1, attend::Order::InTurn);
         }
         row.us = us;
         row
@@ -273,14 +245,44 @@ mod tests {
     fn a_guess_beyond_f16_is_taken_within_it() {
         let problem = |dtype| Problem::new(4, 16, 4096, 128, dtype);
         let mut row = row(problem(DType::Bf16));
-        let guess = |limit| Softmax::Optimistic { slack: 8, limit };
+        let guess = |limit| Rescaling::Speculative { beyond: 8, limit };
         let mut plan = WgmmaPlan::default_for(&problem(DType::Bf16), &Arch::SM_90);
-        plan.softmax = guess(40);
+        plan.rescale = guess(40);
         row.plan = Plan::Wgmma(plan);
         for (dtype, limit) in [(DType::Bf16, 40), (DType::F16, 15)] {
             let choice = choose(&problem(dtype), &H200, &table(vec![row.clone()])).unwrap();
             let Plan::Wgmma(plan) = choice.plan else { panic!("{:?}", choice.why) };
-            assert_eq!(plan.softmax, guess(limit));
+            assert_eq!(plan.rescale, guess(limit));
+        }
+    }
+
+    /// A row was measured without the LSE. With it, lanes compute the sums, and nothing else changes.
+    #[test]
+    fn a_row_also_stands_for_the_problem_with_the_lse() {
+        let problem = Problem::new(4, 16, 4096, 64, DType::Bf16);
+        let mut row = row(problem.clone());
+        row.plan = Family::Wgmma.default_for(&problem, &Arch::SM_90).unwrap();
+        let genes = |lse| {
+            let problem = problem.clone().with_lse(lse);
+            let choice = choose(&problem, &H200, &table(vec![row.clone()])).unwrap();
+            assert!(matches!(choice.source, Source::Tuned { .. }), "{:?}", choice.why);
+            json!(choice.plan)
+        };
+        let (mut without, with) = (genes(false), genes(true));
+        assert_eq!((&without["sums"], &with["sums"]), (&json!("product"), &json!("lanes")));
+        without["sums"] = json!("lanes");
+        assert_eq!(without, with);
+    }
+
+    /// Lines of tables and ledgers that state `lse` in the plan are read, and the gene is ignored.
+    #[test]
+    fn plans_that_state_the_lse_are_read() {
+        for family in Family::ALL {
+            let plan = family.default_for(&Problem::mission(), &Arch::SM_90).unwrap();
+            let mut stored = json!(plan);
+            assert_eq!(stored.get("lse"), None);
+            stored["lse"] = json!(false);
+            assert_eq!(serde_json::from_value::<Plan>(stored).unwrap(), plan);
         }
     }
 
@@ -390,12 +392,12 @@ mod tests {
     fn what_tensor_maps_cannot_take_goes_to_another_family() {
         let long = Problem::new(4, 16, 2048, 64, DType::Bf16);
         let mut wgmma = row(long.clone());
-        wgmma.plan = Family::Wgmma.default_for(&long, &Arch::SM_90).unwrap().with_lse(true);
-        let without_lse = wgmma.plan.with_lse(false);
+        wgmma.plan = Family::Wgmma.default_for(&long, &Arch::SM_90).unwrap();
+        let wgmma_plan = wgmma.plan.clone();
         let slower = marked(long.clone(), 48, 20.0);
         let table = table(vec![wgmma, slower]);
         let choice = choose(&long, &H200, &table).unwrap();
-        assert_eq!(choice.plan, without_lse);
+        assert_eq!(choice.plan, wgmma_plan);
         let mut ragged = long;
         (ragged.k.row, ragged.k.head, ragged.k.batch) = (65, 65 * 2048, 65 * 2048 * 16);
         let choice = choose(&ragged, &H200, &table).unwrap();

@@ -14,9 +14,9 @@ pub fn plain() -> SmallPlan {
         block_n: 128,
         stages: 1,
         rescale: Rescale::Always,
-        guess: None,
+        speculative: None,
         turns: Turns::Free,
-        order: RowOrder::ByHead,
+        tile_order: RowOrder::ByHead,
         key_copies: 1,
         qk_pieces: 1,
         softmax_steps: 1,
@@ -28,6 +28,5 @@ pub fn plain() -> SmallPlan {
         store: RowStore::Pairs,
         overlapping: false,
         resident_ctas: 1,
-        lse: true,
     }
 }

@@ -1,14 +1,14 @@
 //! The base plan of the `wgmma` family for tests.
 
 use attend::{Chains, Order, Packing, Sums, Tiles};
-use flashcore_kernels::forward::wgmma::{Diagonal, Ends, Probabilities, Softmax, Store, WgmmaPlan};
+use flashcore_kernels::forward::wgmma::{Diagonal, Ends, Probabilities, Rescaling, Store, WgmmaPlan};
 use tile::{Handout, Tail, TileOrder, Turns};
 
 /// Small tiles, and each gene at its simplest value.
 pub fn plain() -> WgmmaPlan {
     WgmmaPlan {
         consumers: 1,
-        resident: 1,
+        resident_ctas: 1,
         cluster: 1,
         packing: Packing::Apart,
         block_n: 32,
@@ -19,7 +19,7 @@ pub fn plain() -> WgmmaPlan {
         queries_ahead: 0,
         store: Store::Direct,
         turns: Turns::Free,
-        softmax: Softmax::Lazy { slack: 8 },
+        rescale: Rescaling::Beyond(8),
         exps_by_fma: 0,
         probabilities: Probabilities::Registers,
         chains: Chains { max: 2, sum: 1 },
@@ -28,8 +28,7 @@ pub fn plain() -> WgmmaPlan {
         ends: Ends::Common,
         handout: Handout::Static,
         tail: Tail::Whole,
-        order: TileOrder::InOrder,
+        tile_order: TileOrder::InOrder,
         section_mib: 32,
-        lse: true,
     }
 }

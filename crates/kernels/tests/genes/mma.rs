@@ -14,13 +14,12 @@ pub fn plain() -> MmaPlan {
         warps: 4,
         kv_warps: 1,
         stages: 2,
-        order: Order::InTurn,
+        products: Order::InTurn,
         resident_ctas: None,
         queries: QueryHome::Shared,
         rescale: Rescale::Always,
         copy: CopyMode::Async16,
-        grid: Grid::RowsFirst,
-        lse: true,
+        tile_order: Grid::RowsFirst,
     }
 }
 
@@ -33,12 +32,11 @@ pub const TABLE: &[Line<MmaPlan>] = &[
     (causal, alone, |p| p.kv_warps = 2),
     (full, alone, |p| p.stages = 1),
     (causal, alone, |p| p.stages = 3),
-    (causal, alone, |p| p.order = Order::ScoresAhead),
+    (causal, alone, |p| p.products = Order::ScoresAhead),
     (full, alone, |p| p.resident_ctas = Some(2)),
     (causal, alone, |p| p.queries = QueryHome::Registers),
     (full, alone, |p| p.rescale = Rescale::Beyond(8)),
     (causal, alone, |p| p.rescale = Rescale::Beyond(0)),
     (causal, alone, |p| p.copy = CopyMode::Elements),
-    (causal, alone, |p| p.grid = Grid::HeadsFirst),
-    (full, alone, |p| p.lse = false),
+    (causal, alone, |p| p.tile_order = Grid::HeadsFirst),
 ];

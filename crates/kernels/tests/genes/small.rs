@@ -18,7 +18,8 @@ fn few_causal() -> Problem {
 
 /// Groups of heads that are packed.
 fn grouped() -> Problem {
-    Problem::new(1, 4, 50, 64, DType::Bf16).with_seq_kv(90, Layout::Bshd).with_heads_kv(2, Layout::Bshd)
+    let problem = Problem::new(1, 4, 50, 64, DType::Bf16).with_seq_kv(90, Layout::Bshd);
+    problem.with_heads_kv(2, Layout::Bshd).with_lse(true)
 }
 
 fn grouped_causal() -> Problem {
@@ -75,11 +76,11 @@ pub const TABLE: &[Line<SmallPlan>] = &[
     (causal, streams, |p| p.stages = 8),
     (full, streams, |p| p.rescale = Rescale::Beyond(8)),
     (causal, streams, |p| p.rescale = Rescale::Beyond(0)),
-    (full, streams, |p| p.guess = Some(12)),
-    (causal, streams, |p| p.guess = Some(1)),
+    (full, streams, |p| p.speculative = Some(12)),
+    (causal, streams, |p| p.speculative = Some(1)),
     (causal, two_rows, |p| p.turns = Turns::PingPong),
-    (causal, streams, |p| p.order = RowOrder::LongestFirst),
-    (few_causal, alone, |p| p.order = RowOrder::Folded),
+    (causal, streams, |p| p.tile_order = RowOrder::LongestFirst),
+    (few_causal, alone, |p| p.tile_order = RowOrder::Folded),
     (few_keys, pieces, |p| p.key_copies = 2),
     (few_causal, pieces, |p| p.key_copies = 4),
     (few_causal, alone, |p| p.qk_pieces = 2),
@@ -94,5 +95,4 @@ pub const TABLE: &[Line<SmallPlan>] = &[
     (few_keys, alone, |p| p.store = RowStore::Chunks),
     (few_keys, alone, |p| p.overlapping = true),
     (causal, crowded, |p| p.resident_ctas = 4),
-    (few_keys, alone, |p| p.lse = false),
 ];

@@ -1,7 +1,7 @@
 //! Genes of the `wgmma` family.
 
 use attend::{Order, Packing, Sums, Tiles};
-use flashcore_kernels::forward::wgmma::{Diagonal, Ends, Probabilities, Softmax, Store, WgmmaPlan};
+use flashcore_kernels::forward::wgmma::{Diagonal, Ends, Probabilities, Rescaling, Store, WgmmaPlan};
 use problem::{DType, Layout, Problem};
 use tile::{Handout, Tail, TileOrder, Turns};
 
@@ -9,12 +9,16 @@ use crate::{Line, causal, full};
 
 /// Groups of heads that are packed.
 fn grouped() -> Problem {
-    Problem::new(1, 4, 50, 64, DType::Bf16).with_heads_kv(2, Layout::Bshd)
+    Problem::new(1, 4, 50, 64, DType::Bf16).with_heads_kv(2, Layout::Bshd).with_lse(true)
+}
+
+fn without_lse() -> Problem {
+    full().with_lse(false)
 }
 
 /// Heads whose keys and values together exceed one MiB.
 fn many_heads() -> Problem {
-    Problem { seq_q: 8, ..Problem::new(1, 32, 256, 64, DType::Bf16) }.with_layout(Layout::Bshd)
+    Problem { seq_q: 8, ..Problem::new(1, 32, 256, 64, DType::Bf16) }.with_layout(Layout::Bshd).with_lse(true)
 }
 
 fn alone(_: &mut WgmmaPlan) {}
@@ -28,27 +32,23 @@ fn own(p: &mut WgmmaPlan) {
 }
 
 fn longest_first(p: &mut WgmmaPlan) {
-    p.order = TileOrder::LongestFirst;
+    p.tile_order = TileOrder::LongestFirst;
 }
 
 fn guessing(p: &mut WgmmaPlan) {
-    p.softmax = optimistic(0, 1);
+    p.rescale = speculative(0, 1);
 }
 
-fn without_lse(p: &mut WgmmaPlan) {
-    p.lse = false;
-}
-
-const fn optimistic(slack: u8, limit: u8) -> Softmax {
-    Softmax::Optimistic { slack, limit }
+const fn speculative(beyond: u8, limit: u8) -> Rescaling {
+    Rescaling::Speculative { beyond, limit }
 }
 
 pub const TABLE: &[Line<WgmmaPlan>] = &[
     (causal, alone, |p| p.consumers = 2),
     (full, alone, |p| p.consumers = 3),
-    (full, alone, |p| p.resident = 2),
-    (causal, alone, |p| p.resident = 3),
-    (full, alone, |p| p.resident = 4),
+    (full, alone, |p| p.resident_ctas = 2),
+    (causal, alone, |p| p.resident_ctas = 3),
+    (full, alone, |p| p.resident_ctas = 4),
     (causal, alone, |p| p.cluster = 2),
     (grouped, alone, |p| p.packing = Packing::Packed),
     (causal, alone, |p| p.block_n = 16),
@@ -66,26 +66,25 @@ pub const TABLE: &[Line<WgmmaPlan>] = &[
     (full, alone, |p| p.queries_ahead = 2),
     (causal, alone, |p| p.store = Store::Bulk),
     (causal, two, |p| p.turns = Turns::PingPong),
-    (full, alone, |p| p.softmax = Softmax::Classic),
-    (causal, alone, |p| p.softmax = Softmax::Lazy { slack: 4 }),
-    (causal, alone, |p| p.softmax = optimistic(8, 15)),
-    (full, alone, |p| p.softmax = optimistic(8, 40)),
-    (full, alone, |p| p.softmax = optimistic(0, 1)),
+    (full, alone, |p| p.rescale = Rescaling::Always),
+    (causal, alone, |p| p.rescale = Rescaling::Beyond(4)),
+    (causal, alone, |p| p.rescale = speculative(8, 15)),
+    (full, alone, |p| p.rescale = speculative(8, 40)),
+    (full, alone, |p| p.rescale = speculative(0, 1)),
     (full, guessing, |p| p.exps_by_fma = 3),
     (causal, guessing, |p| p.exps_by_fma = 8),
     (causal, two, |p| p.probabilities = Probabilities::Shared),
     (causal, alone, |p| p.chains.max = 1),
     (full, alone, |p| p.chains.max = 4),
     (full, alone, |p| p.chains.sum = 2),
-    (full, without_lse, |p| p.sums = Sums::Product),
+    (without_lse, alone, |p| p.sums = Sums::Product),
     (causal, two, |p| p.ends = Ends::Own),
     (causal, own, |p| p.diagonal = Diagonal::Halved),
     (causal, alone, |p| p.handout = Handout::Folded),
     (causal, alone, |p| p.handout = Handout::Dynamic),
     (causal, alone, |p| p.handout = Handout::Grid),
     (full, alone, |p| p.tail = Tail::Shared),
-    (causal, alone, |p| p.order = TileOrder::LongestFirst),
-    (causal, alone, |p| p.order = TileOrder::Strided),
+    (causal, alone, |p| p.tile_order = TileOrder::LongestFirst),
+    (causal, alone, |p| p.tile_order = TileOrder::Strided),
     (many_heads, longest_first, |p| p.section_mib = 1),
-    (causal, alone, |p| p.lse = false),
 ];

@@ -67,7 +67,7 @@ pub fn numbers() -> Outcome {
     let stream = Stream::new(gpu.context())?;
     for (name, problem) in problems() {
         let check = || -> Outcome<String> {
-            let prepared = gpu.prepare(&problem, true, None)?;
+            let prepared = gpu.prepare(&problem.clone().with_lse(true), None)?;
             let aligned = Tensors::new(gpu.context(), &problem, 7, 0)?;
             let result = aligned.compute(&prepared, &stream)?;
             let figures = aligned.judge(&result)?;
@@ -91,7 +91,7 @@ fn no_rows(gpu: &Gpu, stream: &Stream) -> Outcome<String> {
         let (batch, heads, seq_q) = change;
         let mut problem = Problem::new(2, 4, 16, 64, DType::F16);
         (problem.batch, problem.heads_q, problem.heads_kv, problem.seq_q) = (batch, heads, heads, seq_q);
-        let prepared = gpu.prepare(&problem, true, None)?;
+        let prepared = gpu.prepare(&problem.clone().with_lse(true), None)?;
         let none = DeviceSlice::EMPTY;
         prepared.enqueue(stream, none, none, none, none, Some(none))?;
         stream.synchronize()?;
@@ -163,7 +163,7 @@ pub fn refusals() -> Outcome {
     let context = gpu.context();
     let stream = Stream::new(context)?;
     let problem = Problem::mission();
-    let prepared = gpu.prepare(&problem, true, None)?;
+    let prepared = gpu.prepare(&problem.clone().with_lse(true), None)?;
     let tensors = Tensors::new(context, &problem, 5, 0)?;
     let [q, k, v, out, lse] = tensors.slices()?;
     fn part(slice: DeviceSlice<'_>, from: usize, bytes: usize) -> DeviceSlice<'_> {
@@ -181,7 +181,7 @@ pub fn refusals() -> Outcome {
         prepared.enqueue(&stream, off_by_one, k, v, out, Some(lse)),
     );
     refused("lse missing", "lse is missing", prepared.enqueue(&stream, q, k, v, out, None));
-    let without = gpu.prepare(&problem, false, None)?;
+    let without = gpu.prepare(&problem, None)?;
     refused("lse not expected", "without it", without.enqueue(&stream, q, k, v, out, Some(lse)));
     refused("out of memory", "out of memory", Buffer::new(context, 1 << 50).map(drop));
     refused("device 99", "device 99 does not exist", driver::Context::open(99).map(drop));
@@ -193,7 +193,7 @@ pub fn refusals() -> Outcome {
     refused(
         "head_dim 12",
         "accepted: multiples of 8",
-        gpu.prepare(&Problem::new(1, 1, 8, 12, DType::F16), false, None).map(drop),
+        gpu.prepare(&Problem::new(1, 1, 8, 12, DType::F16), None).map(drop),
     );
     let module = Builder::kernel(&kernel.entry).into_verified(ptx::Target::sm(120))?;
     let newer = Kernel { module, ..kernel };
@@ -220,7 +220,7 @@ fn refused<E: std::fmt::Display>(name: &str, words: &str, outcome: Result<(), E>
 pub fn fault() -> Outcome {
     let gpu = Gpu::open(0)?;
     let problem = Problem::mission();
-    let prepared = gpu.prepare(&problem, true, None)?;
+    let prepared = gpu.prepare(&problem.clone().with_lse(true), None)?;
     let stream = Stream::new(gpu.context())?;
     let tensors = Tensors::new(gpu.context(), &problem, 5, 0)?;
     let mut k = Builder::kernel("wild");

@@ -30,7 +30,7 @@ pub fn first() -> Outcome {
     let context_ms = ms(began);
     let created = Instant::now();
     let gpu = Gpu::open(0)?;
-    let prepared = gpu.prepare(&problem, true, None)?;
+    let prepared = gpu.prepare(&problem.clone().with_lse(true), None)?;
     let prepare_ms = ms(created);
     let paused = Instant::now();
     let inputs = flashcore_lab::gate::inputs::draw(&problem, flashcore_lab::gate::inputs::Style::Normal, 1);
@@ -57,7 +57,7 @@ pub fn calls() -> Outcome {
     let gpu = Gpu::open(0)?;
     let (problem, context) = (Problem::mission(), gpu.context());
     let stream = Stream::new(context)?;
-    let prepared = gpu.prepare(&problem, false, None)?;
+    let prepared = gpu.prepare(&problem, None)?;
     let tensors = Tensors::new(context, &problem, 1, 0)?;
     let [q, k, v, out, _] = tensors.slices()?;
     let (function, call) = prepared.parts();
@@ -68,7 +68,7 @@ pub fn calls() -> Outcome {
     time("Function::launch, the same kernel", &stream, || Ok(function.launch(&stream, call, &slices)?))?;
     time("Function::launch, an empty kernel", &stream, || Ok(idle.launch(&stream, &nothing, &[])?))?;
     time("GraphExec::launch, one call in it", &stream, || Ok(graph.launch(&stream)?))?;
-    time("Gpu::prepare, prepared before", &stream, || gpu.prepare(&problem, false, None).map(drop))?;
+    time("Gpu::prepare, prepared before", &stream, || gpu.prepare(&problem, None).map(drop))?;
     tell("calls", Ok(format!("{CALLS} of each")));
     let resources = prepared.resources();
     println!("plan {:?}, {:?}: {resources:?}", prepared.plan(), prepared.choice());

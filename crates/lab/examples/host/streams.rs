@@ -31,7 +31,8 @@ pub fn all() -> Outcome {
 
 fn repeats(gpu: &Gpu) -> Outcome<String> {
     let problem = Problem::mission().with_band(Band::CAUSAL);
-    let (prepared, stream) = (gpu.prepare(&problem, true, None)?, Stream::new(gpu.context())?);
+    let (prepared, stream) =
+        (gpu.prepare(&problem.clone().with_lse(true), None)?, Stream::new(gpu.context())?);
     let tensors = Tensors::new(gpu.context(), &problem, 11, 0)?;
     let first = tensors.compute(&prepared, &stream)?;
     for i in 0..REPEATS {
@@ -42,7 +43,8 @@ fn repeats(gpu: &Gpu) -> Outcome<String> {
 
 fn graph(gpu: &Gpu) -> Outcome<String> {
     let problem = Problem::mission();
-    let (prepared, stream) = (gpu.prepare(&problem, true, None)?, Stream::new(gpu.context())?);
+    let (prepared, stream) =
+        (gpu.prepare(&problem.clone().with_lse(true), None)?, Stream::new(gpu.context())?);
     let tensors = Tensors::new(gpu.context(), &problem, 12, 0)?;
     let direct = tensors.compute(&prepared, &stream)?;
     let graph =
@@ -62,7 +64,7 @@ fn prepared_while_captured(gpu: &Gpu) -> Outcome<String> {
     let (aligned, shifted) =
         (Tensors::new(gpu.context(), &problem, 13, 0)?, Tensors::new(gpu.context(), &problem, 13, 2)?);
     let graph = Graph::capture(&stream, |stream| -> Result<(), AttentionError> {
-        let prepared = gpu.prepare(&problem, true, None)?;
+        let prepared = gpu.prepare(&problem.clone().with_lse(true), None)?;
         aligned.enqueue(&prepared, stream)?;
         shifted.enqueue(&prepared, stream)
     })?;
@@ -76,7 +78,7 @@ fn prepared_while_captured(gpu: &Gpu) -> Outcome<String> {
 fn order(gpu: &Gpu) -> Outcome<String> {
     let (problem, context) = (Problem::mission(), gpu.context());
     let (copies, compute) = (Stream::new(context)?, Stream::new(context)?);
-    let prepared = gpu.prepare(&problem, true, None)?;
+    let prepared = gpu.prepare(&problem.clone().with_lse(true), None)?;
     let tensors = Tensors::new(context, &problem, 14, 0)?;
     let [q, k, v, ..] = tensors.slices()?;
     let contents = [&tensors.inputs.q, &tensors.inputs.k, &tensors.inputs.v].map(|values| values.to_bytes());
@@ -109,7 +111,7 @@ fn order(gpu: &Gpu) -> Outcome<String> {
 
 fn default_stream(gpu: &Gpu) -> Outcome<String> {
     let problem = Problem::mission();
-    let prepared = gpu.prepare(&problem, true, None)?;
+    let prepared = gpu.prepare(&problem.clone().with_lse(true), None)?;
     let tensors = Tensors::new(gpu.context(), &problem, 15, 0)?;
     let default = Stream::default_of(gpu.context());
     let result = tensors.compute(&prepared, &default)?;
@@ -143,7 +145,7 @@ fn threads(gpu: &Gpu) -> Outcome<String> {
             // Every second thread has its own problem, so that several kernels are compiled at the same time.
             let problem = Problem { seq_q: 257 - (seed as usize % 2) * seed as usize, ..problem.clone() };
             let problem = problem.with_layout(problem::Layout::Bhsd);
-            let prepared = gpu.prepare(&problem, true, None)?;
+            let prepared = gpu.prepare(&problem.clone().with_lse(true), None)?;
             let stream = Stream::new(gpu.context())?;
             let tensors = Tensors::new(gpu.context(), &problem, seed, 2 * (seed as usize % 3))?;
             let first = tensors.compute(&prepared, &stream)?;

@@ -108,6 +108,7 @@ pub struct CpuTimer {
     problem: Problem,
     inputs: Inputs,
     out: Values,
+    lse: Vec<f32>,
 }
 
 impl CpuTimer {
@@ -116,7 +117,7 @@ impl CpuTimer {
         let problem = super::answer::dense(problem);
         let inputs = super::answer::normal_inputs(&problem, 1);
         let elements = problem.span(Tensor::Out).map_or(0, |(elements, _)| elements);
-        CpuTimer { inputs, out: Values::zeros(problem.dtype, elements), problem }
+        CpuTimer { inputs, out: Values::zeros(problem.dtype, elements), lse: lse_of(&problem), problem }
     }
 
     /// Time of a call, µs: one untimed call, then as many timed calls as fill `SAMPLE_US`.
@@ -135,11 +136,17 @@ impl CpuTimer {
     fn calls(&mut self, plan: &CpuPlan, calls: u32) -> Result<f64, CpuError> {
         let start = Instant::now();
         for _ in 0..calls {
-            self.inputs.attention_into(&self.problem, plan, &mut self.out, None)?;
+            let lse = self.problem.pass.lse().then_some(&mut self.lse[..]);
+            self.inputs.attention_into(&self.problem, plan, &mut self.out, lse)?;
         }
         std::hint::black_box(&self.out);
         Ok(start.elapsed().as_secs_f64() * 1e6 / f64::from(calls))
     }
+}
+
+/// Memory for the LSE, if the problem asks for it.
+fn lse_of(problem: &Problem) -> Vec<f32> {
+    vec![0.0; if problem.pass.lse() { problem.batch * problem.heads_q * problem.seq_q } else { 0 }]
 }
 
 /// The CPU as a stage. The first contestants are native plans, the one after them is the peer. CPU races have
@@ -151,6 +158,7 @@ struct CpuStage<'a> {
     staged: [Option<Inputs>; 2],
     inputs: Inputs,
     out: Values,
+    lse: Vec<f32>,
     torch: Option<&'a mut Torch>,
 }
 
@@ -165,7 +173,7 @@ impl<'a> CpuStage<'a> {
         let nothing = || Values::zeros(problem.dtype, 0);
         let inputs = Inputs { q: nothing(), k: nothing(), v: nothing() };
         let out = Values::zeros(problem.dtype, elements);
-        CpuStage { problem, plans, calls, staged: [None, None], inputs, out, torch }
+        CpuStage { problem, plans, calls, staged: [None, None], inputs, out, lse: lse_of(problem), torch }
     }
 
     fn peer(&mut self) -> Result<&mut Torch, BenchError> {
@@ -218,7 +226,8 @@ impl Stage for CpuStage<'_> {
                 };
                 let start = Instant::now();
                 for _ in 0..calls {
-                    self.inputs.attention_into(self.problem, plan, &mut self.out, None)?;
+                    let lse = self.problem.pass.lse().then_some(&mut self.lse[..]);
+                    self.inputs.attention_into(self.problem, plan, &mut self.out, lse)?;
                 }
                 let us = start.elapsed().as_secs_f64() * 1e6;
                 std::hint::black_box(&self.out);

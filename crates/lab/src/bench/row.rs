@@ -57,7 +57,8 @@ pub struct All {
     pub throttle: Option<Vec<u64>>,
 }
 
-/// The problem as rows state it. `softcap` is there only where the problem has one.
+/// The problem as rows state it. `softcap` is there only where the problem has one, `lse` only where the LSE
+/// is returned.
 pub fn problem_json(problem: &Problem) -> Value {
     let mut row = json!({
         "batch": problem.batch, "heads_q": problem.heads_q, "heads_kv": problem.heads_kv,
@@ -67,6 +68,9 @@ pub fn problem_json(problem: &Problem) -> Value {
     });
     if let Some(cap) = problem.score.softcap {
         row["softcap"] = json!(cap);
+    }
+    if problem.pass.lse() {
+        row["lse"] = json!(true);
     }
     row
 }

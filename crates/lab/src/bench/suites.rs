@@ -1,6 +1,7 @@
 //! The problem suites of races as data, shared by the command line and the Python package.
 
 use kernels::Family;
+use kernels::select::Shape;
 use problem::{Band, DType, Layout, Problem, ProblemError, Score};
 
 /// A named list of problems.
@@ -124,10 +125,10 @@ pub fn calls(problem: &Problem) -> u32 {
 }
 
 /// The format of a problem in words, which [`parse`] reads.
-pub const FORM: &str = "BATCH,HEADS,SEQ,DIM,DTYPE[,MASK][,softcap:CAP][,bshd] as in 1,8,512,64,f16; HEADS may be QUERY/KEY heads as in 32/8, SEQ may be \
+pub const FORM: &str = "BATCH,HEADS,SEQ,DIM,DTYPE[,MASK][,softcap:CAP][,lse][,bshd] as in 1,8,512,64,f16; HEADS may be QUERY/KEY heads as in 32/8, SEQ may be \
      QUERIESxKEYS as in 1x8192, DIM may be of keys/of values as in 192/128, DTYPE is f16, bf16 or f32, MASK is causal, \
      causal-top-left, or a sliding window, window:BEFORE:AFTER or window-top-left:BEFORE:AFTER, of BEFORE keys before \
-     the query's own and AFTER keys after it (inf for all)";
+     the query's own and AFTER keys after it (inf for all); lse asks for the log-sum-exp";
 
 /// Why a text does not describe a problem, with the accepted form.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
@@ -137,6 +138,21 @@ pub enum WordsError {
     /// The form is right, but no such problem can be computed.
     #[error("a problem that can be computed ({0})")]
     Problem(#[from] ProblemError),
+    /// A search and the ledger know a problem by its shape, which has neither softcap nor LSE.
+    #[error("a problem without softcap and lse")]
+    NoShape,
+}
+
+/// Parses the shape of a problem in words.
+///
+/// # Errors
+/// As [`parse`], and when the problem has a softcap or asks for the LSE, which shapes do not state.
+pub fn parse_shape(text: &str) -> Result<Shape, WordsError> {
+    let problem = parse(text)?;
+    if problem.score.softcap.is_some() || problem.pass.lse() {
+        return Err(WordsError::NoShape);
+    }
+    Ok(Shape::of(&problem))
 }
 
 /// Parses a problem in words, such as `4,32/8,1x8192,128,bf16,causal`. Tensors are dense as
@@ -150,6 +166,10 @@ pub fn parse(text: &str) -> Result<Problem, WordsError> {
     let (words, layout) = match words {
         [words @ .., "bshd"] => (words, Layout::Bshd),
         words => (words, Layout::Bhsd),
+    };
+    let (words, lse) = match words {
+        [words @ .., "lse"] => (words, true),
+        words => (words, false),
     };
     let cap = |word: &str| word.strip_prefix("softcap:").map(|cap| cap.parse().map_err(|_| WordsError::Form));
     let (words, softcap) = match words {
@@ -173,7 +193,8 @@ pub fn parse(text: &str) -> Result<Problem, WordsError> {
     let dtype: DType = shape[4].parse()?;
     let score = Score { softcap, ..Score::default() };
     let problem = Problem::new(number(shape[0])?, heads_q, seq_q, dim, dtype);
-    let problem = Problem { heads_kv, seq_kv, head_dim_v: dim_v, band, score, ..problem }.with_layout(layout);
+    let problem = Problem { heads_kv, seq_kv, head_dim_v: dim_v, band, score, ..problem };
+    let problem = problem.with_lse(lse).with_layout(layout);
     problem.check()?;
     Ok(problem)
 }
@@ -191,7 +212,8 @@ pub fn words(problem: &Problem) -> String {
         band => format!(",{band}"),
     };
     let softcap = p.score.softcap.map_or_else(String::new, |cap| format!(",softcap:{cap}"));
-    format!("{},{heads},{seq},{dim},{}{mask}{softcap}", p.batch, p.dtype.name())
+    let lse = if p.pass.lse() { ",lse" } else { "" };
+    format!("{},{heads},{seq},{dim},{}{mask}{softcap}{lse}", p.batch, p.dtype.name())
 }
 
 #[cfg(test)]
@@ -205,6 +227,7 @@ mod tests {
             "4,32/8,1x8192,192/128,bf16,causal",
             "1,8,512x256,64,f16,causal-top-left",
             "1,8,512,64,bf16,window:127:0,softcap:50",
+            "1,8,512,64,f16,causal,lse",
             "1,8,512,64,bf16,window-top-left:inf:3",
         ] {
             assert_eq!(words(&parse(text).unwrap()), text);
@@ -218,11 +241,20 @@ mod tests {
         assert_eq!((decode.heads_q, decode.heads_kv, decode.seq_q, decode.seq_kv), (32, 8, 1, 8192));
         assert_eq!((decode.head_dim, decode.head_dim_v, decode.band), (192, 128, Band::CAUSAL));
         assert_eq!(decode.v, Layout::Bshd.strides(8, 8192, 128));
-        for bad in
-            ["", "1,8,512,64", "1,8,512,64,f16,full", "1,8,-1,64,f16", "1,8,512,64,f16,bshd,causal-top-left"]
-        {
+        for bad in [
+            "",
+            "1,8,512,64",
+            "1,8,512,64,f16,full",
+            "1,8,-1,64,f16",
+            "1,8,512,64,f16,bshd,causal-top-left",
+            "1,8,512,64,f16,lse,causal",
+        ] {
             assert_eq!(parse(bad), Err(WordsError::Form), "{bad}");
         }
+        for text in ["1,8,512,64,f16,softcap:30", "1,8,512,64,f16,lse"] {
+            assert_eq!(parse_shape(text), Err(WordsError::NoShape));
+        }
+        assert_eq!(parse_shape("1,8,512,64,f16"), Ok(Shape::of(&Problem::mission())));
         for (bad, why) in [
             ("1,8,512,64,f8", "f8"),
             ("1,8/3,512,64,f16", "heads_kv = 3"),

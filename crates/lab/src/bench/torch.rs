@@ -88,10 +88,14 @@ impl Torch {
     /// Sends a dense problem and its inputs to the child.
     ///
     /// # Errors
-    /// When the child rejects the problem, or the problem has a softcap, which PyTorch's function lacks.
+    /// When the child rejects the problem, or the problem has a softcap or asks for the LSE, which PyTorch's
+    /// function lacks.
     pub fn set_up(&mut self, problem: &Problem, inputs: &Inputs, threads: usize) -> Result<(), TorchError> {
         if problem.score.softcap.is_some() {
             return Err(TorchError::Refused("scaled_dot_product_attention has no softcap".to_owned()));
+        }
+        if problem.pass.lse() {
+            return Err(TorchError::Refused("scaled_dot_product_attention returns no LSE".to_owned()));
         }
         let file = |name: &str, values: &Values| -> Result<PathBuf, TorchError> {
             let path = self.scratch.path(name);

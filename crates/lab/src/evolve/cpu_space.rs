@@ -1,11 +1,12 @@
 //! The genes of the native kernels' plans, and the values worth trying for a problem on this machine.
 
 use cpu::{CpuPlan, Isa, Lanes, Order, Rows};
+use kernels::genes::{Cure, Turn};
 use problem::Problem;
 use serde_json::{Value, json};
 
 use super::candidate::Candidate;
-use super::space::{Domain, FamilySpace, Space};
+use super::space::{Domain, FamilySpace, Gene, Space};
 
 impl Space {
     /// The space of this machine's native plans.
@@ -17,7 +18,7 @@ impl Space {
 }
 
 /// Each gene's values, without those that have no effect on the problem.
-fn genes(problem: &Problem) -> Vec<(String, Vec<Value>)> {
+fn genes(problem: &Problem) -> Vec<Gene> {
     let p = problem;
     let threads = rayon::current_num_threads();
     let rows = p.seq_q * p.group_size();
@@ -46,7 +47,17 @@ fn genes(problem: &Problem) -> Vec<(String, Vec<Value>)> {
     if p.batch * p.heads_kv > 1 {
         genes.push(("order", vec![json!(Order::Longest), json!(Order::Heads)]));
     }
-    genes.into_iter().map(|(name, values)| (name.to_owned(), values)).collect()
+    genes.into_iter().map(|(name, values)| Gene { name, values, cures: cures(name) }).collect()
+}
+
+/// What a gene cures.
+fn cures(gene: &str) -> &'static [Cure] {
+    match gene {
+        "block_q" => &[("redundant loads", Turn::Up)],
+        "splits" => &[("small grid", Turn::Up)],
+        "rows" => &[("dram", Turn::To("group"))],
+        _ => &[],
+    }
 }
 
 /// The vector instruction sets with an own method for the problem. Portable Rust only where there is no
@@ -107,7 +118,7 @@ mod tests {
             }
             // Every gene is a field of the plan.
             let plan = genome(&space.families[0].template);
-            assert!(space.families[0].genes.iter().all(|gene| plan.contains_key(&gene.name)));
+            assert!(space.families[0].genes.iter().all(|gene| plan.contains_key(gene.name)));
         }
     }
 

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use kernels::genes::Turn;
 use rand::Rng;
 use rand::seq::IndexedRandom;
 use serde_json::{Map, Value};
@@ -68,94 +69,6 @@ impl Insights {
     }
 }
 
-/// The direction in which a gene should change.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Turn {
-    Up,
-    Down,
-    To(&'static str),
-}
-
-use Turn::{Down, To, Up};
-
-/// Changes for a finding or for a kernel's bound: genes of any family. Those that the plan has are tried.
-const CURES: [(&str, &[(&str, Turn)]); 16] = [
-    (
-        "small grid",
-        &[
-            ("block_m", Down),
-            ("kv_warps", Up),
-            ("cluster", Up),
-            ("row_warpgroups", Down),
-            ("consumers", Down),
-            ("splits", Up),
-            ("tail", To("shared")),
-        ],
-    ),
-    (
-        "low occupancy",
-        &[
-            ("resident_ctas", Up),
-            ("resident", Up),
-            ("block_n", Down),
-            ("stages", Down),
-            ("queries", To("shared")),
-            ("warps", Up),
-        ],
-    ),
-    ("barriers", &[("warps", Down), ("stages", Up), ("block_n", Up), ("kv_warpgroups", Down)]),
-    (
-        "register spills",
-        &[
-            ("block_n", Down),
-            ("block_m", Down),
-            ("queries", To("shared")),
-            ("resident_ctas", Down),
-            ("resident", Down),
-            ("order", To("in_turn")),
-        ],
-    ),
-    (
-        "local memory",
-        &[("block_n", Down), ("block_m", Down), ("queries", To("shared")), ("resident_ctas", Down)],
-    ),
-    ("no overlap of copies", &[("stages", Up), ("order", To("scores_ahead"))]),
-    (
-        "redundant loads",
-        &[("block_m", Up), ("consumers", Up), ("row_warpgroups", Up), ("cluster", Up), ("block_q", Up)],
-    ),
-    ("idle warps", &[("warps", Down), ("kv_warps", Up), ("block_m", Up)]),
-    (
-        "latency",
-        &[
-            ("stages", Up),
-            ("order", To("scores_ahead")),
-            ("resident", Up),
-            ("resident_ctas", Up),
-            ("block_n", Up),
-            ("kv_warps", Up),
-        ],
-    ),
-    ("serial", &[("stages", Up), ("warps", Down), ("softmax_steps", Up), ("turns", To("ping_pong"))]),
-    ("mufu", &[("block_n", Up), ("turns", To("ping_pong")), ("tiles", To("overlapped"))]),
-    (
-        "issue",
-        &[("block_n", Up), ("queries", To("registers")), ("diagonal", To("halved")), ("ends", To("own"))],
-    ),
-    ("shared", &[("queries", To("registers")), ("block_m", Up), ("warps", Down)]),
-    (
-        "tensor",
-        &[
-            ("turns", To("ping_pong")),
-            ("ends", To("own")),
-            ("diagonal", To("halved")),
-            ("tiles", To("overlapped")),
-        ],
-    ),
-    ("l2", &[("block_m", Up), ("cluster", Up), ("consumers", Up), ("grid", To("rows_first"))]),
-    ("dram", &[("block_m", Up), ("packing", To("packed")), ("cluster", Up), ("rows", To("group"))]),
-];
-
 /// Findings that no gene cures, because the kernel is built differently: on scalar units, by one thread, byte
 /// by byte. The cure is a random sample of the named family.
 const CURED_BY_FAMILY: [(&str, &str); 8] = [
@@ -198,31 +111,22 @@ pub fn cure(
 /// The plan with one gene changed as the finding's cure says.
 fn turned(plan: &Candidate, finding: &str, space: &Space, rng: &mut impl Rng) -> Option<Candidate> {
     let own = genome(plan);
-    let genes = &space.family_of(plan)?.genes;
-    let (_, turns) = CURES.iter().find(|(name, _)| *name == finding)?;
     let mut options = Vec::new();
-    for (name, turn) in turns.iter() {
-        let Some(gene) = genes.iter().find(|gene| gene.name == *name) else { continue };
-        let Some(place) = gene.values.iter().position(|value| own.get(*name) == Some(value)) else {
+    for gene in &space.family_of(plan)?.genes {
+        let Some(place) = gene.values.iter().position(|value| own.get(gene.name) == Some(value)) else {
             continue;
         };
-        let values: &[Value] = match turn {
-            Up => &gene.values[place + 1..],
-            Down => &gene.values[..place],
-            To(word) => match gene.values.iter().position(|value| value == word) {
-                Some(at) if at != place => &gene.values[at..=at],
-                _ => &[],
-            },
-        };
-        // The nearer values first.
-        let near: Vec<&Value> = if *turn == Down {
-            values.iter().rev().take(2).collect()
-        } else {
-            values.iter().take(2).collect()
-        };
-        for value in near {
-            let change = Map::from_iter([((*name).to_owned(), value.clone())]);
-            options.extend(with_genes(plan, &change).filter(|cured| space.fits(cured)));
+        for (_, turn) in gene.cures.iter().filter(|(name, _)| *name == finding) {
+            // The two nearest values.
+            let values: Vec<&Value> = match turn {
+                Turn::Up => gene.values[place + 1..].iter().take(2).collect(),
+                Turn::Down => gene.values[..place].iter().rev().take(2).collect(),
+                Turn::To(word) => gene.values.iter().filter(|value| value.as_str() == Some(word)).collect(),
+            };
+            for value in values {
+                let change = Map::from_iter([(gene.name.to_owned(), value.clone())]);
+                options.extend(with_genes(plan, &change).filter(|cured| cured != plan && space.fits(cured)));
+            }
         }
     }
     options.choose(rng).cloned()

@@ -53,7 +53,7 @@ pub fn gpu(problem: &Shape, device: &str, arch: &Arch, wishes: &Wishes) -> Resul
     let domain = Domain::Gpu(problem.problem(), *arch);
     let mut seeds = Vec::new();
     let rows = TunedTable::builtin().rows().iter().filter(|row| row.sm == arch.sm);
-    let rows = rows.map(|row| (row.problem, Candidate::Gpu(row.plan.with_lse(false))));
+    let rows = rows.map(|row| (row.problem, Candidate::Gpu(row.plan.clone())));
     nearest(problem, rows, ROWS, "seed:tuned", &mut seeds);
     nearest(problem, wishes.known.iter().cloned(), ROWS, "seed:ledger", &mut seeds);
     let defaults =
@@ -150,7 +150,7 @@ mod tests {
         let far = Shape { seq_q: 65_536, seq_kv: 65_536, ..mission() };
         let plan = |block_n| {
             let mut plan = kernels::forward::mma::MmaPlan::default_for(&Problem::mission(), &Arch::SM_90);
-            (plan.block_m, plan.kv_warps, plan.stages, plan.order, plan.block_n) =
+            (plan.block_m, plan.kv_warps, plan.stages, plan.products, plan.block_n) =
                 (64, 1, 1, attend::Order::InTurn, block_n);
             Candidate::Gpu(Plan::Mma(plan))
         };

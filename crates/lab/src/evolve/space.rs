@@ -1,6 +1,7 @@
 //! The search space: the families that support a problem, their genes and the values of each gene, as data.
 //! Every plan that leaves this module passes its own check.
 
+use kernels::genes::Cure;
 use kernels::{Arch, Family, Plan};
 use problem::Problem;
 use rand::Rng;
@@ -53,9 +54,11 @@ impl Domain {
 #[derive(Clone, Debug, PartialEq)]
 pub struct Gene {
     /// The field's name in the plan's serde form.
-    pub name: String,
+    pub name: &'static str,
     /// Numeric values ascend.
     pub values: Vec<Value>,
+    /// Findings and bounds that another value cures.
+    pub cures: &'static [Cure],
 }
 
 /// The genes of one family.
@@ -78,9 +81,6 @@ pub struct Space {
     pub families: Vec<FamilySpace>,
 }
 
-/// Fields of a plan's serde form that are not genes.
-const NOT_GENES: [&str; 2] = ["family", "lse"];
-
 /// The genes of a plan by name; empty for a whole kernel.
 pub fn genome(candidate: &Candidate) -> Map<String, Value> {
     let plan = match candidate {
@@ -89,7 +89,7 @@ pub fn genome(candidate: &Candidate) -> Map<String, Value> {
         Candidate::Kernel(_) => Value::Null,
     };
     let Value::Object(mut genes) = plan else { return Map::new() };
-    genes.retain(|name, _| !NOT_GENES.contains(&name.as_str()));
+    genes.remove("family");
     genes
 }
 
@@ -159,13 +159,11 @@ impl Space {
         let wanted = |family: &Family| only.is_empty() || only.iter().any(|name| name == family.name());
         let families = Family::ALL.into_iter().filter(wanted).filter_map(|family| {
             let plan = family.default_for(problem, arch).ok()?;
-            let mut genes = search::genes(family, problem);
-            for (name, values) in wider(family) {
-                match genes.iter_mut().find(|(known, _)| known == name) {
-                    Some((_, known)) => known.extend(values),
-                    None => genes.push((name.to_owned(), values)),
-                }
-            }
+            let genes = family.genes(problem).into_iter().map(|gene| {
+                let values = gene.searched.into_iter().chain(gene.wider).collect();
+                Gene { name: gene.name, values, cures: gene.cures }
+            });
+            let genes = genes.filter(|gene| !gene.values.is_empty()).collect();
             let moves = search::groups(family, problem).into_iter().flatten().collect();
             Some(FamilySpace::new(family.name(), Candidate::Gpu(plan), genes, moves))
         });
@@ -190,7 +188,7 @@ impl Space {
         for _ in 0..DRAWS {
             for gene in &space.genes {
                 let Some(value) = gene.values.choose(rng) else { continue };
-                genes.get_mut(&gene.name)?.clone_from(value);
+                genes.get_mut(gene.name)?.clone_from(value);
             }
             let drawn = read(&space.template, &genes).filter(|drawn| self.fits(drawn));
             if drawn.is_some() {
@@ -207,7 +205,7 @@ impl Space {
         order.shuffle(rng);
         for gene in order {
             let Some(value) = gene.values.choose(rng) else { continue };
-            let change = Map::from_iter([(gene.name.clone(), value.clone())]);
+            let change = Map::from_iter([(gene.name.to_owned(), value.clone())]);
             if let Some(varied) = with_genes(&plan, &change).filter(|varied| self.fits(varied)) {
                 plan = varied;
             }
@@ -250,8 +248,8 @@ impl Space {
         let Some(space) = self.family_of(plan) else { return Vec::new() };
         let own = genome(plan);
         let steps = space.genes.iter().flat_map(|gene| {
-            let values = gene.steps_from(own.get(&gene.name));
-            values.into_iter().map(|value| Map::from_iter([(gene.name.clone(), value)]))
+            let values = gene.steps_from(own.get(gene.name));
+            values.into_iter().map(|value| Map::from_iter([(gene.name.to_owned(), value)]))
         });
         let plans = steps.filter_map(|change| with_genes(plan, &change));
         plans.filter(|varied| varied != plan && self.fits(varied)).collect()
@@ -267,22 +265,17 @@ impl Space {
 
 impl FamilySpace {
     /// A family's space. Duplicate values are removed, and the template's own values are added.
-    pub fn new(
-        name: &'static str,
-        template: Candidate,
-        genes: Vec<(String, Vec<Value>)>,
-        moves: Vec<Value>,
-    ) -> FamilySpace {
+    pub fn new(name: &'static str, template: Candidate, genes: Vec<Gene>, moves: Vec<Value>) -> FamilySpace {
         let own = genome(&template);
-        let genes = genes.into_iter().map(|(name, values)| {
+        let genes = genes.into_iter().map(|gene| {
             let mut distinct: Vec<Value> = Vec::new();
-            for value in values.into_iter().chain(own.get(&name).cloned()) {
+            for value in gene.values.into_iter().chain(own.get(gene.name).cloned()) {
                 if !distinct.contains(&value) {
                     distinct.push(value);
                 }
             }
             distinct.sort_by(|a, b| number(a).total_cmp(&number(b)));
-            Gene { name, values: distinct }
+            Gene { values: distinct, ..gene }
         });
         FamilySpace { name, template, genes: genes.collect(), moves }
     }
@@ -293,11 +286,11 @@ impl FamilySpace {
         let sure = rng.random_range(0..self.genes.len().max(1));
         let mut change = Map::new();
         for (index, gene) in self.genes.iter().enumerate() {
-            let others = gene.values.iter().filter(|value| own.get(&gene.name) != Some(value));
+            let others = gene.values.iter().filter(|value| own.get(gene.name) != Some(value));
             if (index == sure || rng.random_bool(chance))
                 && let Some(value) = others.choose(rng)
             {
-                change.insert(gene.name.clone(), value.clone());
+                change.insert(gene.name.to_owned(), value.clone());
             }
         }
         change
@@ -321,68 +314,6 @@ impl Gene {
 /// Sort key: numbers by value, words unchanged.
 fn number(value: &Value) -> f64 {
     value.as_f64().unwrap_or(0.0)
-}
-
-/// Values beyond those of the exhaustive search, so that unexpected plans can be found.
-fn wider(family: Family) -> Vec<(&'static str, Vec<Value>)> {
-    let numbers = |name: &'static str, values: &[u32]| (name, values.iter().map(|n| json!(n)).collect());
-    let softmax = |limit: u32| json!({ "optimistic": { "slack": 8, "limit": limit } });
-    match family {
-        Family::Mma => vec![
-            numbers("block_m", &[16, 32, 48, 64, 96, 128, 192, 256]),
-            numbers("block_n", &[16, 32, 48, 64, 80, 96, 112, 128, 160, 192, 256]),
-            numbers("warps", &[1, 2, 3, 4, 6, 8]),
-            numbers("kv_warps", &[1, 2, 4, 8]),
-            numbers("stages", &[1, 2, 3, 4, 5, 6]),
-            ("resident_ctas", vec![json!(null), json!(1), json!(2), json!(3), json!(4)]),
-            (
-                "rescale",
-                vec![
-                    json!("always"),
-                    json!({ "beyond": 4 }),
-                    json!({ "beyond": 8 }),
-                    json!({ "beyond": 14 }),
-                ],
-            ),
-            ("grid", vec![json!("rows_first"), json!("heads_first")]),
-        ],
-        Family::Wgmma => vec![
-            numbers("block_n", &[32, 48, 64, 80, 96, 112, 128, 144, 160, 176, 192, 208, 224, 240, 256]),
-            numbers("stages", &[2, 3, 4, 5, 6]),
-            numbers("resident", &[1, 2, 3, 4]),
-            numbers("queries_ahead", &[0, 1, 2]),
-            numbers("exps_by_fma", &[0, 1, 2, 3, 4]),
-            (
-                "softmax",
-                vec![
-                    json!({ "lazy": { "slack": 4 } }),
-                    json!({ "lazy": { "slack": 12 } }),
-                    softmax(10),
-                    softmax(25),
-                ],
-            ),
-            ("packing", vec![json!("apart"), json!("packed")]),
-        ],
-        Family::Small => vec![
-            numbers("row_warpgroups", &[1, 2, 3, 4]),
-            ("packing", vec![json!("apart"), json!("packed")]),
-            numbers("cluster", &[1, 2, 4]),
-            numbers("kv_warpgroups", &[1, 2, 4]),
-            numbers("block_n", &[32, 48, 64, 80, 96, 112, 128, 160, 192, 256]),
-            numbers("stages", &[1, 2, 3, 4, 5, 6, 8]),
-            numbers("resident_ctas", &[1, 2, 3, 4]),
-            (
-                "rescale",
-                vec![
-                    json!("always"),
-                    json!({ "beyond": 4 }),
-                    json!({ "beyond": 8 }),
-                    json!({ "beyond": 14 }),
-                ],
-            ),
-            ("guess", vec![json!(null), json!(8), json!(12), json!(15)]),
-        ],
-    }
 }
 
 #[cfg(test)]

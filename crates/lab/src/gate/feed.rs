@@ -155,8 +155,11 @@ impl Feed {
         let Some(out) = contents(Role::Operand(Operand::Tensor(Tensor::Out))) else {
             return check.leave_incomplete("nothing was judged: the kernel has no `out`".to_owned());
         };
-        let lse = contents(Role::Operand(Operand::Lse))
-            .map(|bytes| wide(&Values::from_bytes(problem::DType::F32, bytes), 0..usize::MAX));
+        let lse = contents(Role::Operand(Operand::Lse));
+        if problem.pass.lse() && lse.is_none() {
+            return check.leave_incomplete("nothing was judged: the kernel has no `lse`".to_owned());
+        }
+        let lse = lse.map(|bytes| wide(&Values::from_bytes(problem::DType::F32, bytes), 0..usize::MAX));
         let rows = row_ranges(problem);
         check_gaps(out, &rows, problem.dtype.bytes(), check);
         let values = Values::from_bytes(problem.dtype, out);

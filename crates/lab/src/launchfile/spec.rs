@@ -3,7 +3,7 @@
 use std::fmt;
 use std::str::FromStr;
 
-use problem::{Band, DType, Layout, Problem, Tensor};
+use problem::{Band, DType, Layout, Pass, Problem, Tensor};
 use ptx::{Arg, Dim3};
 
 use super::LaunchError;
@@ -13,7 +13,8 @@ use super::raw::{RawArg, RawFile, RawLaunch, RawProblem};
 /// A validated launch file, not bound to a module yet.
 #[derive(Clone, Debug, PartialEq)]
 pub struct LaunchSpec {
-    /// The attention problem, if the file states one. Its strides follow the arguments' layouts.
+    /// The attention problem, if the file states one. Its strides follow the arguments' layouts, and it asks
+    /// for the LSE if an argument has that role.
     pub problem: Option<Problem>,
     /// The kernel's name, if the file gives one.
     pub entry: Option<String>,
@@ -339,6 +340,9 @@ fn args_of(raw: &[RawArg], mut problem: Option<&mut Problem>) -> Result<Vec<ArgS
             return Err(LaunchError::Repeated { index, role: one.role.clone() });
         }
         args.push(arg);
+    }
+    if let Some(problem) = problem {
+        problem.pass = Pass::Forward { lse: args.contains(&ArgSpec::Lse) };
     }
     Ok(args)
 }

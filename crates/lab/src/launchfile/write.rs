@@ -107,6 +107,7 @@ mod tests {
         let mut written = 0;
         for (problem, arch) in [
             (Problem::new(1, 2, 128, 64, DType::F16), Arch::SM_90),
+            (Problem::new(1, 2, 128, 64, DType::Bf16).with_lse(true), Arch::SM_90),
             (Problem::new(2, 4, 200, 128, DType::Bf16).with_band(Band::CAUSAL), Arch::SM_90),
             (
                 Problem::new(1, 2, 200, 128, DType::Bf16)

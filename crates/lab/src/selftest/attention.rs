@@ -40,8 +40,8 @@ pub fn torture<M: Machine>(
             let mut bits = Making::new("emulator's bits", right.check.name.clone());
             let mut emulate = Vec::new();
             for case in &cases {
-                let Some(plan) = variant.plan(&case.problem.problem, arch) else { continue };
-                let ran = run(machine, arch, &plan, case, &mut right);
+                let Some(made) = variant.plan(&case.problem.problem, arch) else { continue };
+                let ran = run(machine, arch, &made, case, &mut right);
                 emulate.extend(ran.filter(|_| settings.bit_styles.contains(&case.style)));
             }
             bits.check.cases = emulate.len() as u64;
@@ -66,8 +66,8 @@ fn cases(dtype: DType, dim: usize, arch: &Arch, settings: &Settings) -> Vec<Case
     both.into_par_iter()
         .enumerate()
         .filter_map(|(seed, (torture, style))| {
-            let plan = Variant::all().first()?.plan(&torture.problem, arch)?;
-            let bound = bind(&plan, &torture.problem, arch).ok()?;
+            let (problem, plan) = Variant::all().first()?.plan(&torture.problem, arch)?;
+            let bound = bind(&plan, &problem, arch).ok()?;
             let feed = Feed::draw(&bound, style, seed as u64 + 1)?;
             let references = feed.references(&bound).ok()?;
             Some(Case { problem: torture.clone(), style, feed, references })
@@ -87,13 +87,13 @@ struct Ran<'a> {
 fn run<'a, M: Machine>(
     machine: &mut M,
     arch: &Arch,
-    plan: &Plan,
+    (problem, plan): &(Problem, Plan),
     case: &'a Case,
     right: &mut Making,
 ) -> Option<Ran<'a>> {
     let name = format!("{}, {}", case.problem.name, case.style.name());
     right.check.cases += 1;
-    let bound = match bind(plan, &case.problem.problem, arch) {
+    let bound = match bind(plan, problem, arch) {
         Ok(bound) => bound,
         Err(error) => {
             right.fail(format!("{name}: {error}"));
@@ -195,7 +195,8 @@ pub fn repeats<M: Machine>(
             );
             let bounds: Vec<Bound> = shapes
                 .iter()
-                .filter_map(|problem| bind(&variant.plan(problem, arch)?, problem, arch).ok())
+                .filter_map(|problem| variant.plan(problem, arch))
+                .filter_map(|(problem, plan)| bind(&plan, &problem, arch).ok())
                 .collect();
             let feeds: Vec<Option<Feed>> = bounds.iter().map(|b| Feed::draw(b, Style::Normal, 7)).collect();
             let mut first: Vec<Option<Vec<u8>>> = vec![None; bounds.len()];

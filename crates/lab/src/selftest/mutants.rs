@@ -10,12 +10,13 @@ use attend::{Chains, Order, Packing, Rescale, Sums, Tiles};
 use emu::Schedule;
 use kernels::forward::mma::{MmaPlan, QueryHome};
 use kernels::forward::small::{Merge, Requests, RowOrder, Scores, SmallPlan};
-use kernels::forward::wgmma::{Diagonal, Ends, Probabilities, Softmax, Store, WgmmaPlan};
+use kernels::forward::wgmma::{Diagonal, Ends, Probabilities, Rescaling, Store, WgmmaPlan};
 use kernels::{Arch, Family, Plan};
 use problem::{Band, DType, Layout, Problem};
 use rayon::prelude::*;
 use tile::{Handout, RowStore, Tail, TileOrder, Turns};
 
+use super::plans::asking;
 use super::{Check, Making, Settings};
 use crate::gate::inputs::Style;
 use crate::gate::mutate::{Fault, mutant, sites};
@@ -181,7 +182,8 @@ fn suspects(arch: &Arch, families: &[Family]) -> Vec<Suspect> {
 
 fn suspect(name: &'static str, plans: &[Plan], problems: &[Problem], arch: &Arch) -> Suspect {
     let both = plans.iter().flat_map(|plan| problems.iter().map(move |problem| (plan, problem)));
-    let kernels = both.map(|(plan, problem)| bind(plan, problem, arch).map_err(|error| error.to_string()));
+    let kernels = both
+        .map(|(plan, problem)| bind(plan, &asking(problem, plan), arch).map_err(|error| error.to_string()));
     Suspect { name, kernels: kernels.collect() }
 }
 
@@ -196,11 +198,10 @@ fn mma() -> Suspect {
         block_n: 64,
         warps: 4,
         kv_warps: 1,
-        order: Order::InTurn,
+        products: Order::InTurn,
         stages: 2,
         resident_ctas: None,
         queries: QueryHome::Registers,
-        lse: true,
         ..MmaPlan::default_for(&problems[0], &Arch::SM_80)
     };
     suspect("mma", &[Plan::Mma(plan)], &problems, &Arch::SM_80)
@@ -213,10 +214,10 @@ fn wgmma() -> Vec<Suspect> {
     let short = [100, 60, 20].map(|keys| rectangle(4, 70, keys, Band::CAUSAL)).to_vec();
     // In a full tile, the first warpgroup skips more blocks than there are stages.
     let full = [&short[..], &[rectangle(2, 140, 150, Band::CAUSAL)]].concat();
-    let guessing = Softmax::Optimistic { slack: 0, limit: 1 };
+    let guessing = Rescaling::Speculative { beyond: 0, limit: 1 };
     let plain = WgmmaPlan {
         consumers: 2,
-        resident: 1,
+        resident_ctas: 1,
         cluster: 1,
         packing: Packing::Apart,
         block_n: 32,
@@ -227,7 +228,7 @@ fn wgmma() -> Vec<Suspect> {
         queries_ahead: 0,
         store: Store::Direct,
         turns: Turns::Free,
-        softmax: Softmax::Lazy { slack: 8 },
+        rescale: Rescaling::Beyond(8),
         exps_by_fma: 0,
         probabilities: Probabilities::Registers,
         chains: Chains { max: 2, sum: 1 },
@@ -236,12 +237,11 @@ fn wgmma() -> Vec<Suspect> {
         ends: Ends::Common,
         handout: Handout::Dynamic,
         tail: Tail::Whole,
-        order: TileOrder::InOrder,
+        tile_order: TileOrder::InOrder,
         section_mib: 32,
-        lse: true,
     };
-    let overlapped = WgmmaPlan { tiles: Tiles::Overlapped, softmax: guessing, ..plain.clone() };
-    let sums = WgmmaPlan { sums: Sums::Product, softmax: guessing, lse: false, ..plain.clone() };
+    let overlapped = WgmmaPlan { tiles: Tiles::Overlapped, rescale: guessing, ..plain.clone() };
+    let sums = WgmmaPlan { sums: Sums::Product, rescale: guessing, ..plain.clone() };
     let ahead = WgmmaPlan { queries_ahead: 1, ..plain.clone() };
     // Static, because a mailbox would be delayed by the single stage of queries.
     let handout = Handout::Static;
@@ -270,9 +270,9 @@ fn small() -> Vec<Suspect> {
         block_n: 64,
         stages: 1,
         rescale: Rescale::Always,
-        guess: None,
+        speculative: None,
         turns: Turns::Free,
-        order: RowOrder::ByHead,
+        tile_order: RowOrder::ByHead,
         key_copies: 2,
         qk_pieces: 2,
         softmax_steps: 2,
@@ -284,7 +284,6 @@ fn small() -> Vec<Suspect> {
         store: RowStore::Chunks,
         overlapping: false,
         resident_ctas: 1,
-        lse: true,
     };
     let streams = SmallPlan {
         stages: 2,

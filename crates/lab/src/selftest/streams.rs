@@ -18,7 +18,7 @@ pub fn streams(gpu: &Gpu, arch: &Arch, settings: &Settings, progress: &mut dyn F
     for &(dtype, dim, variants) in &settings.kinds {
         let problem = Problem::new(1, 5, 333, dim, dtype);
         for variant in settings.variants(variants) {
-            let Some(plan) = variant.plan(&problem, arch) else { continue };
+            let Some((problem, plan)) = variant.plan(&problem, arch) else { continue };
             let mut making = Making::new(
                 "streams",
                 format!("{} {dtype} dim {dim}, {}", variant.family.name(), variant.name),

@@ -125,6 +125,8 @@ struct Problem {
     mask: String,
     #[serde(default)]
     softcap: Option<Cap>,
+    #[serde(default)]
+    lse: bool,
 }
 
 /// A positive number as its bits, which sort as the number does.
@@ -156,6 +158,7 @@ impl Problem {
             seq_kv: problem.seq_kv,
             mask: problem.band.to_string(),
             softcap: problem.score.softcap.map(Cap::from),
+            lse: problem.pass.lse(),
         }
     }
 }

@@ -117,7 +117,8 @@ pub(super) fn title(p: &Problem) -> String {
     let seq = if p.seq_q == p.seq_kv { p.seq_q.to_string() } else { format!("{}×{}", p.seq_q, p.seq_kv) };
     let mask = if p.mask == "none" { String::new() } else { format!(" {}", p.mask) };
     let softcap = p.softcap.map_or_else(String::new, |cap| format!(" softcap {cap}"));
-    format!("{} B{} H{heads} S{seq} D{}{mask}{softcap}", p.dtype, p.batch, p.head_dim)
+    let lse = if p.lse { " lse" } else { "" };
+    format!("{} B{} H{heads} S{seq} D{}{mask}{softcap}{lse}", p.dtype, p.batch, p.head_dim)
 }
 
 /// A time or a rate. Times that do not count are not shown.

@@ -28,7 +28,7 @@ impl MmaPlan {
             k.min_ctas_per_sm(resident);
         }
         let mut contract = Contract::new(problem);
-        let params = Params::declare(&mut k, &mut contract, problem, self.lse);
+        let params = Params::declare(&mut k, &mut contract, problem);
         Forward::new(&mut k, problem, self, params).body(&mut k);
         Ok(contract.into_step(k.into_verified(arch.target())?, ENTRY, self.launch(problem)))
     }
@@ -37,7 +37,7 @@ impl MmaPlan {
         let rows = problem.seq_q.div_ceil(self.block_m as usize) as u32;
         let (heads, batch) = (problem.heads_q as u32, problem.batch as u32);
         Launch {
-            grid: match self.grid {
+            grid: match self.tile_order {
                 Grid::RowsFirst => Dim3(rows, heads, batch),
                 Grid::HeadsFirst => Dim3(heads, batch, rows),
             },
@@ -74,9 +74,9 @@ struct Params {
 }
 
 impl Params {
-    fn declare(k: &mut Builder, c: &mut Contract<'_>, problem: &Problem, lse: bool) -> Params {
+    fn declare(k: &mut Builder, c: &mut Contract<'_>, problem: &Problem) -> Params {
         let pointers = Tensor::ALL.map(|tensor| c.tensor(k, tensor));
-        let lse = lse.then(|| c.lse(k));
+        let lse = problem.pass.lse().then(|| c.lse(k));
         let tensors = Tensor::ALL.map(|tensor| {
             let [batch_bytes, head_bytes] = declare_head_strides(k, c, problem, tensor);
             (pointers[tensor as usize], batch_bytes, head_bytes)
@@ -95,7 +95,7 @@ impl Params {
 
 impl<'a> Forward<'a> {
     fn new(k: &mut Builder, problem: &'a Problem, plan: &'a MmaPlan, params: Params) -> Forward<'a> {
-        let row_block = row_block(k, plan.grid, &params.band);
+        let row_block = row_block(k, plan.tile_order, &params.band);
         let first = k.mul(row_block, plan.block_m);
         Forward {
             plan,
@@ -180,7 +180,16 @@ impl<'a> Forward<'a> {
         let reader = self.own_keys(k, value, MatrixReader::rows_first);
         let values = stream(k, Tensor::V, value, reader, None, ring.at(i64::from(key.bytes())));
         let ragged = (!divides).then_some(self.rows.seq_kv);
-        KvPipeline::new(k, self.plan.order, self.plan.stages, self.plan.block_n, bound, keys, values, ragged)
+        KvPipeline::new(
+            k,
+            self.plan.products,
+            self.plan.stages,
+            self.plan.block_n,
+            bound,
+            keys,
+            values,
+            ragged,
+        )
     }
 
     /// A reader of the warp's part of the rows of a KV block.
@@ -249,7 +258,7 @@ impl<'a> Forward<'a> {
             return; // The merge has ordered it.
         }
         let own_rows = self.problem.head_dim == self.problem.head_dim_v;
-        match (self.plan.queries, self.plan.order) {
+        match (self.plan.queries, self.plan.products) {
             // All of Q had arrived before it went to registers. If rows of Q and O have the same length, a
             // warp's O overwrites only rows of Q that this warp alone has read. The lanes of the warp must
             // synchronise, but no warp waits for another.
@@ -268,7 +277,7 @@ impl<'a> Forward<'a> {
     /// Whether all of Q must have arrived before the first block is visited. Otherwise the first block waits
     /// for both.
     fn waits_for_queries(&self) -> bool {
-        self.plan.queries == QueryHome::Registers || self.plan.order == Order::ScoresAhead
+        self.plan.queries == QueryHome::Registers || self.plan.products == Order::ScoresAhead
     }
 
     /// Stores O through the shared memory of Q, and the LSE.
@@ -278,7 +287,7 @@ impl<'a> Forward<'a> {
         let row_bytes = self.row_bytes(Tensor::Out);
         store_rows(k, &self.threads, self.half, o, self.shared, rows, row_bytes, self.plan.copy);
         if let Some(start) = self.params.lse {
-            let [head, batch] = head_and_batch(k, self.plan.grid);
+            let [head, batch] = head_and_batch(k, self.plan.tile_order);
             let first = k.mad(self.threads.row_warp, self.plan.warp_rows(), self.rows.first);
             let limit = self.rows_left(k, first);
             let to = lse_of_row(k, self.problem, (start, self.rows.seq_q), [batch, head, first]);
@@ -290,7 +299,7 @@ impl<'a> Forward<'a> {
     /// between.
     fn head(&self, k: &mut Builder, tensor: Tensor) -> Global {
         let (start, batch_bytes, head_bytes) = self.params.tensors[tensor as usize];
-        let [head, batch] = head_and_batch(k, self.plan.grid);
+        let [head, batch] = head_and_batch(k, self.plan.tile_order);
         let head = match tensor {
             Tensor::K | Tensor::V => divide(k, head, self.problem.group_size() as u32),
             Tensor::Q | Tensor::Out => head,

@@ -11,6 +11,7 @@
 //! `seq_q`, `seq_kv` and the scale. One kernel therefore serves all lengths of its kind.
 
 mod emit;
+mod family;
 mod plan;
 
 pub use plan::{Grid, MmaPlan, QueryHome};

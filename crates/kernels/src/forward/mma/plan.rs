@@ -44,7 +44,8 @@ pub struct MmaPlan {
     /// KV blocks in shared memory.
     pub stages: u32,
     /// How the steps of successive KV blocks interleave.
-    pub order: Order,
+    #[serde(alias = "order")]
+    pub products: Order,
     /// Least number of resident CTAs per SM, which bounds registers; `None` leaves the bound to ptxas.
     pub resident_ctas: Option<u32>,
     pub queries: QueryHome,
@@ -53,9 +54,8 @@ pub struct MmaPlan {
     /// How tiles are loaded and stored.
     pub copy: CopyMode,
     /// Which tiles neighbouring CTAs compute.
-    pub grid: Grid,
-    /// Whether the LSE is returned.
-    pub lse: bool,
+    #[serde(alias = "grid")]
+    pub tile_order: Grid,
 }
 
 /// Registers besides the tiles: addresses, loop state and B fragments (from ptxas' register counts of the
@@ -84,13 +84,12 @@ impl MmaPlan {
             warps,
             kv_warps,
             stages: 2,
-            order: Order::InTurn,
+            products: Order::InTurn,
             resident_ctas: None,
             queries: if in_registers { QueryHome::Registers } else { QueryHome::Shared },
             rescale: Rescale::Beyond(8),
             copy: CopyMode::Async16,
-            grid: if problem.band.is_causal() { Grid::HeadsFirst } else { Grid::RowsFirst },
-            lse: false,
+            tile_order: if problem.band.is_causal() { Grid::HeadsFirst } else { Grid::RowsFirst },
         };
         if plan.check_problem(problem).is_err() {
             return plan; // its resource use may overflow
@@ -99,7 +98,7 @@ impl MmaPlan {
             plan.copy = CopyMode::Elements;
         }
         if plan.check_grid(problem).is_err() {
-            plan.grid = match plan.grid {
+            plan.tile_order = match plan.tile_order {
                 Grid::RowsFirst => Grid::HeadsFirst,
                 Grid::HeadsFirst => Grid::RowsFirst,
             };
@@ -117,7 +116,7 @@ impl MmaPlan {
         };
         plan.stages = choices.iter().find(fits).map_or(1, |choice| choice.1);
         if plan.kv_warps > 1 && plan.stages > 1 {
-            let ahead = MmaPlan { order: Order::ScoresAhead, ..plan.clone() };
+            let ahead = MmaPlan { products: Order::ScoresAhead, ..plan.clone() };
             plan = if ahead.check_resources(problem, arch).is_ok() { ahead } else { plan };
         }
         plan
@@ -175,7 +174,7 @@ impl MmaPlan {
             QueryHome::Shared => 0,
         };
         // Scores of two blocks; ptxas keeps a part of them already as probabilities.
-        let s = if self.order == Order::ScoresAhead { s + s / 2 } else { s };
+        let s = if self.products == Order::ScoresAhead { s + s / 2 } else { s };
         o + s + q + OTHER_REGISTERS
     }
 
@@ -242,10 +241,10 @@ impl MmaPlan {
         let step = 16 * self.kv_warps;
         let keys = self.block_n > 0 && self.block_n.is_multiple_of(step) && self.block_n <= 512;
         accept("block_n", self.block_n.into(), keys, "multiples of 16 · kv_warps up to 512")?;
-        match self.order {
+        match self.products {
             Order::InTurn => accept("stages", self.stages.into(), (1..=8).contains(&self.stages), "1 to 8")?,
             Order::ScoresAhead => {
-                let accepted = "2 to 8 with order = scores_ahead";
+                let accepted = "2 to 8 with products = scores_ahead";
                 accept("stages", self.stages.into(), (2..=8).contains(&self.stages), accepted)?;
             }
         }
@@ -268,12 +267,17 @@ impl MmaPlan {
     fn check_grid(&self, problem: &Problem) -> Result<(), PlanError> {
         let rows = problem.seq_q.div_ceil(self.block_m as usize) as u64;
         let (heads, batch) = (problem.heads_q as u64, problem.batch as u64);
-        let limits = match self.grid {
+        let limits = match self.tile_order {
             Grid::RowsFirst => [("row blocks", rows, 1 << 30), ("heads_q", heads, Arch::GRID_YZ)],
             Grid::HeadsFirst => [("row blocks", rows, Arch::GRID_YZ), ("heads_q", heads, 1 << 30)],
         };
         for (what, value, limit) in limits.into_iter().chain([("batch", batch, Arch::GRID_YZ)]) {
-            accept(what, value, value <= limit, &format!("up to {limit} with grid = {:?}", self.grid))?;
+            accept(
+                what,
+                value,
+                value <= limit,
+                &format!("up to {limit} with tile_order = {:?}", self.tile_order),
+            )?;
         }
         Ok(())
     }

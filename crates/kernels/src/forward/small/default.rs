@@ -56,8 +56,8 @@ impl SmallPlan {
     pub fn default_for(problem: &Problem, arch: &Arch) -> SmallPlan {
         let base = SmallPlan::BASE.filled(problem);
         let wave = Wave::of(base.tiles(problem), arch);
-        let order = wave.order(problem.band, base.row_tiles(problem));
-        let base = SmallPlan { order, ..base };
+        let tile_order = wave.order(problem.band, base.row_tiles(problem));
+        let base = SmallPlan { tile_order, ..base };
         let plans = base.at_once(problem, wave).into_iter().chain(base.streamed(problem, wave));
         let plans: Vec<SmallPlan> = plans.map(|plan| plan.fitted(problem)).collect();
         let fitting = || plans.iter().filter(|plan| plan.check(problem, arch).is_ok());
@@ -73,9 +73,9 @@ impl SmallPlan {
         block_n: 256,
         stages: 1,
         rescale: Rescale::Always,
-        guess: None,
+        speculative: None,
         turns: Turns::Free,
-        order: RowOrder::ByHead,
+        tile_order: RowOrder::ByHead,
         key_copies: 1,
         qk_pieces: 1,
         softmax_steps: 1,
@@ -87,7 +87,6 @@ impl SmallPlan {
         store: RowStore::Chunks,
         overlapping: false,
         resident_ctas: 1,
-        lse: false,
     };
 
     /// Variants without a loop that hold all keys, best first.
@@ -164,7 +163,7 @@ impl SmallPlan {
         let base = SmallPlan {
             stages: 2,
             rescale: Rescale::Beyond(8),
-            guess: matches!(wave, Wave::Four | Wave::More).then_some(12),
+            speculative: matches!(wave, Wave::Four | Wave::More).then_some(12),
             pv_pieces: 1,
             ..self.clone()
         };

@@ -34,7 +34,7 @@ impl SmallPlan {
         let tiles = self.row_tiles(problem) as u32;
         let (heads, batch) = (self.tile_heads(problem) as u32, problem.batch as u32);
         Launch {
-            grid: match self.order {
+            grid: match self.tile_order {
                 RowOrder::ByHead => Dim3(self.cluster * tiles, heads, batch),
                 RowOrder::LongestFirst | RowOrder::Folded => Dim3(self.cluster * heads, batch, tiles),
             },
@@ -72,7 +72,7 @@ impl Params {
         Params {
             maps: tiles.map(|tile| declare_map(k, c, problem, tile)),
             out: c.tensor(k, Tensor::Out),
-            lse: plan.lse.then(|| c.lse(k)),
+            lse: problem.pass.lse().then(|| c.lse(k)),
             out_strides: declare_head_strides(k, c, problem, Tensor::Out),
             seq_q: c.u32(k, "seq_q", problem.seq_q as u32),
             seq_kv: c.u32(k, "seq_kv", problem.seq_kv as u32),
@@ -275,7 +275,7 @@ impl Work {
     fn of_cluster(k: &mut Builder, plan: &SmallPlan, band: &KeyBand) -> Work {
         let [x, y, z] = [SpecialReg::CtaidX, SpecialReg::CtaidY, SpecialReg::CtaidZ].map(|n| k.special(n));
         let x = divide(k, x, plan.cluster);
-        match plan.order {
+        match plan.tile_order {
             RowOrder::ByHead => {
                 let tile = if !band.is_full() {
                     let count = k.special(SpecialReg::NctaidX);

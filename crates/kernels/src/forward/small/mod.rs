@@ -15,6 +15,7 @@
 mod block;
 mod default;
 mod emit;
+mod family;
 mod loads;
 mod paths;
 mod plan;

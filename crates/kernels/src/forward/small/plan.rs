@@ -78,16 +78,16 @@ pub struct SmallPlan {
     pub stages: u32,
     /// When O is rescaled while KV blocks stream.
     pub rescale: Rescale,
-    /// Optimistic softmax: streaming blocks that need no mask take no row max. A block is recomputed if a
-    /// lane's sum of its exponentials reaches `2^guess`.
-    #[serde(default)]
-    pub guess: Option<u8>,
+    /// Speculative row max: streaming blocks that need no mask take no row max. A block is recomputed if a
+    /// lane's sum of its exponentials reaches `2^speculative`.
+    #[serde(default, alias = "guess")]
+    pub speculative: Option<u8>,
     /// Ping-pong between row warpgroups while KV blocks stream.
     #[serde(default)]
     pub turns: Turns,
     /// The order in which CTAs take row tiles.
-    #[serde(default)]
-    pub order: RowOrder,
+    #[serde(default, alias = "order")]
+    pub tile_order: RowOrder,
     /// Number of TMA copies for the keys of a block.
     pub key_copies: u32,
     /// Number of products for the scores of a block.
@@ -112,8 +112,6 @@ pub struct SmallPlan {
     pub overlapping: bool,
     /// Least number of resident CTAs per SM, which bounds registers.
     pub resident_ctas: u32,
-    /// Whether the LSE is returned.
-    pub lse: bool,
 }
 
 /// Largest number of paths that see a part of a block.
@@ -345,9 +343,9 @@ impl SmallPlan {
             streams("2 to 8 with rescale = beyond")?;
         }
         check_rescale(self.rescale, problem.dtype)?;
-        if let Some(limit) = self.guess {
-            streams("2 to 8 with a guess")?;
-            accept("guess", limit.into(), (1..=15).contains(&limit), "1 to 15")?;
+        if let Some(limit) = self.speculative {
+            streams("2 to 8 with speculative")?;
+            accept("speculative", limit.into(), (1..=15).contains(&limit), "1 to 15")?;
         }
         if self.turns == Turns::PingPong {
             streams("2 to 8 with turns = ping_pong")?;
@@ -402,7 +400,7 @@ impl SmallPlan {
             Packing::Packed => ("heads_kv", problem.heads_kv as u64),
         };
         let batch = ("batch", problem.batch as u64);
-        let [y, z] = match self.order {
+        let [y, z] = match self.tile_order {
             RowOrder::ByHead => [heads, batch],
             _ => [batch, ("tiles of query rows", self.row_tiles(problem))],
         };

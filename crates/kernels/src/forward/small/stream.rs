@@ -101,7 +101,7 @@ impl Forward<'_> {
             keys,
             values,
             ping_pong,
-            speculative: plan.guess.map(|limit| {
+            speculative: plan.speculative.map(|limit| {
                 let warpgroup = k.shr_u(self.place.warp, 2);
                 SpeculativeMax::new(self.half, limit, WarpgroupVote::new(k, warpgroup))
             }),

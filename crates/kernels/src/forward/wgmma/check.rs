@@ -5,7 +5,7 @@ use problem::{Band, DType, Problem, Tensor};
 use tile::{Handout, RowStore, Turns};
 
 use super::plan::{
-    Diagonal, Ends, FEEDING_REGISTERS, Softmax, Store, WgmmaPlan, largest_limit, largest_slack,
+    Diagonal, Ends, FEEDING_REGISTERS, Rescaling, Store, WgmmaPlan, largest_limit, largest_threshold,
 };
 use crate::error::accept;
 use crate::forward::contract::{band, check_tensor_map, check_tensor_maps, misaligned, most_rows};
@@ -66,7 +66,7 @@ impl WgmmaPlan {
             accept(what, value.into(), (low..=high).contains(&value), &format!("{low} to {high}"))
         };
         within("consumers", self.consumers, 1, 3)?;
-        within("resident", self.resident, 1, 4)?;
+        within("resident_ctas", self.resident_ctas, 1, 4)?;
         within("cluster", self.cluster, 1, 2)?;
         let keys = self.block_n.is_multiple_of(16) && (16..=256).contains(&self.block_n);
         accept("block_n", self.block_n.into(), keys, "multiples of 16 up to 256")?;
@@ -98,8 +98,8 @@ impl WgmmaPlan {
         }
         if self.exps_by_fma > 0 {
             within("exps_by_fma", self.exps_by_fma, 0, 8)?;
-            let guesses = matches!(self.softmax, Softmax::Optimistic { .. });
-            accept("exps_by_fma", self.exps_by_fma.into(), guesses, "0 without softmax = optimistic")?;
+            let guesses = matches!(self.rescale, Rescaling::Speculative { .. });
+            accept("exps_by_fma", self.exps_by_fma.into(), guesses, "0 without rescale = speculative")?;
         }
         if self.store == Store::Bulk {
             self.check_bulk_store(problem)?;
@@ -116,29 +116,27 @@ impl WgmmaPlan {
                     "bf16 with sums = product, which need its range",
                 );
             }
-            if self.lse {
-                return refuse(
-                    "lse",
-                    "true",
-                    "false with sums = product, which are of rounded probabilities",
-                );
+            if problem.pass.lse() {
+                let accepted = "lanes where the LSE is returned: products sum rounded probabilities";
+                return refuse("sums", "product", accepted);
             }
         }
         let turns = self.turns == Turns::Free || self.consumers > 1;
         accept("consumers", self.consumers.into(), turns, "2 or 3 with turns = ping_pong")?;
-        let slack_fits = |slack: u8| {
-            let most = largest_slack(problem.dtype);
-            accept("slack", slack.into(), slack <= most, &format!("0 to {most} in {}", problem.dtype))
+        let threshold_fits = |threshold: u8| {
+            let most = largest_threshold(problem.dtype);
+            let accepted = format!("0 to {most} in {}", problem.dtype);
+            accept("rescale.beyond", threshold.into(), threshold <= most, &accepted)
         };
-        match self.softmax {
-            Softmax::Classic => Ok(()),
-            Softmax::Lazy { slack } => slack_fits(slack),
-            Softmax::Optimistic { slack, limit } => {
-                slack_fits(slack)?;
+        match self.rescale {
+            Rescaling::Always => Ok(()),
+            Rescaling::Beyond(threshold) => threshold_fits(threshold),
+            Rescaling::Speculative { beyond, limit } => {
+                threshold_fits(beyond)?;
                 let most = largest_limit(problem.dtype, self.sums);
                 let suffix = if self.sums == Sums::Product { " with sums = product" } else { "" };
-                let accepted = format!("{} to {most}{suffix}", slack + 1);
-                accept("limit", limit.into(), (slack + 1..=most).contains(&limit), &accepted)
+                let accepted = format!("{} to {most}{suffix}", beyond + 1);
+                accept("rescale.limit", limit.into(), (beyond + 1..=most).contains(&limit), &accepted)
             }
         }
     }
@@ -180,9 +178,9 @@ impl WgmmaPlan {
         if bytes > u64::from(arch.shared_per_cta) {
             return Err(PlanError::SharedMemory { bytes, limit: arch.shared_per_cta, sm: arch.sm });
         }
-        let resident = u64::from(self.resident) * (bytes + u64::from(Arch::SHARED_RESERVED));
-        if self.resident > 1 && resident > u64::from(arch.shared_per_sm) {
-            let limit = arch.shared_per_sm / self.resident - Arch::SHARED_RESERVED;
+        let resident = u64::from(self.resident_ctas) * (bytes + u64::from(Arch::SHARED_RESERVED));
+        if self.resident_ctas > 1 && resident > u64::from(arch.shared_per_sm) {
+            let limit = arch.shared_per_sm / self.resident_ctas - Arch::SHARED_RESERVED;
             return Err(PlanError::SharedMemory { bytes, limit, sm: arch.sm });
         }
         let registers = self.registers(problem);

@@ -4,7 +4,7 @@ use attend::{Chains, Order, Packing, Sums, Tiles};
 use problem::{DType, Problem};
 use tile::{Handout, Tail, TileOrder, Turns};
 
-use super::plan::{Diagonal, Ends, Probabilities, Softmax, Store, WgmmaPlan, section_mib};
+use super::plan::{Diagonal, Ends, Probabilities, Rescaling, Store, WgmmaPlan, section_mib};
 use crate::Arch;
 use crate::forward::packing::packs_well;
 
@@ -14,11 +14,11 @@ impl WgmmaPlan {
     pub fn default_for(problem: &Problem, arch: &Arch) -> WgmmaPlan {
         let causal = problem.band.is_causal();
         let dim = problem.head_dim.max(problem.head_dim_v);
-        let optimistic = Softmax::Optimistic { slack: 8, limit: 15 };
-        let lazy = Softmax::Lazy { slack: 8 };
+        let speculative = Rescaling::Speculative { beyond: 8, limit: 15 };
+        let lazy = Rescaling::Beyond(8);
         let base = WgmmaPlan {
             consumers: 2,
-            resident: 1,
+            resident_ctas: 1,
             cluster: 1,
             packing: Packing::Apart,
             block_n: 128,
@@ -29,7 +29,7 @@ impl WgmmaPlan {
             queries_ahead: 0,
             store: Store::Direct,
             turns: Turns::Free,
-            softmax: optimistic,
+            rescale: speculative,
             exps_by_fma: 0,
             probabilities: Probabilities::Registers,
             chains: Chains { max: 2, sum: 1 },
@@ -38,11 +38,10 @@ impl WgmmaPlan {
             ends: if causal { Ends::Own } else { Ends::Common },
             handout: Handout::Dynamic,
             tail: Tail::Whole,
-            order: TileOrder::LongestFirst,
+            tile_order: TileOrder::LongestFirst,
             section_mib: if dim > 64 && problem.seq_kv > 2048 { 64 } else { section_mib() },
-            lse: false,
         };
-        let in_order = WgmmaPlan { handout: Handout::Static, order: TileOrder::InOrder, ..base.clone() };
+        let in_order = WgmmaPlan { handout: Handout::Static, tile_order: TileOrder::InOrder, ..base.clone() };
         let mut plan = match (dim, causal) {
             (..=64, true) if problem.seq_kv <= 1024 => {
                 WgmmaPlan { stages: 3, tiles: Tiles::Overlapped, ..base }
@@ -63,8 +62,8 @@ impl WgmmaPlan {
             (97..=128, true) => base,
             (97..=128, false) if problem.seq_kv > 4096 => WgmmaPlan { block_n: 144, ..in_order },
             (97..=128, false) => WgmmaPlan { turns: Turns::PingPong, ..in_order },
-            (129..=192, _) => WgmmaPlan { block_n: 112, softmax: lazy, ..base },
-            _ => WgmmaPlan { block_n: 80, softmax: lazy, ..base },
+            (129..=192, _) => WgmmaPlan { block_n: 112, rescale: lazy, ..base },
+            _ => WgmmaPlan { block_n: 80, rescale: lazy, ..base },
         };
         plan = plan.fitted(problem);
         if plan.check_problem(problem).is_err() {
@@ -80,12 +79,13 @@ impl WgmmaPlan {
         plan
     }
 
-    /// The nearest plan that the problem's type and its output's strides allow.
+    /// The nearest plan that the problem's pass, its type and its output's strides allow. With an LSE, lanes
+    /// compute the sums: products would sum rounded probabilities.
     pub(crate) fn fitted(mut self, problem: &Problem) -> WgmmaPlan {
-        if problem.dtype != DType::Bf16 {
+        if problem.dtype != DType::Bf16 || problem.pass.lse() {
             self.sums = Sums::Lanes;
         }
-        self.softmax = self.softmax.within(problem.dtype, self.sums);
+        self.rescale = self.rescale.within(problem.dtype, self.sums);
         if self.store == Store::Bulk && self.check_bulk_store(problem).is_err() {
             self.store = Store::Direct;
         }

@@ -16,7 +16,7 @@ use tile::{
     TileScheduler, TileStream, Turns, WarpRows, WarpgroupVote, WorkTile,
 };
 
-use super::plan::{Diagonal, Ends, Softmax, Store, WgmmaPlan};
+use super::plan::{Diagonal, Ends, Rescaling, Store, WgmmaPlan};
 use crate::Arch;
 use crate::contract::{Contract, Step};
 use crate::forward::contract::{
@@ -33,7 +33,7 @@ impl WgmmaPlan {
         let mut k = Builder::kernel(ENTRY);
         k.max_threads(self.threads());
         // Without this bound ptxas ignores `setmaxnreg`.
-        k.min_ctas_per_sm(self.resident);
+        k.min_ctas_per_sm(self.resident_ctas);
         let mut contract = Contract::new(problem);
         let params = Params::declare(&mut k, &mut contract, problem, self, arch);
         Forward::new(&mut k, problem, self, params).body(&mut k);
@@ -157,7 +157,7 @@ impl Params {
         let out_map =
             (plan.store == Store::Bulk).then(|| declare_map(k, c, problem, (Tensor::Out, rows_out)));
         let out = c.tensor(k, Tensor::Out);
-        let lse = plan.lse.then(|| c.lse(k));
+        let lse = problem.pass.lse().then(|| c.lse(k));
         let counter = (plan.handout == Handout::Dynamic).then(|| c.counter(k, COUNTER_BYTES));
         let parts = (plan.tail == Tail::Shared).then(|| {
             // The sizes do not depend on the lengths, and are never 0: an empty buffer has no address.
@@ -170,7 +170,7 @@ impl Params {
         let seq_q = c.u32(k, "seq_q", problem.seq_q as u32);
         let seq_kv = c.u32(k, "seq_kv", problem.seq_kv as u32);
         let grid = TileGrid {
-            order: plan.order,
+            order: plan.tile_order,
             tiles: c.u32(k, "tiles", plan.tile_count(problem) as u32),
             row_blocks: c.u32(k, "row_blocks", plan.row_blocks(problem) as u32),
             heads: c.u32(k, "heads", plan.tile_heads(problem) as u32),
@@ -421,8 +421,8 @@ impl<'a> Forward<'a> {
             keys,
             values,
             ping_pong,
-            speculative: match plan.softmax {
-                Softmax::Optimistic { limit, .. } => {
+            speculative: match plan.rescale {
+                Rescaling::Speculative { limit, .. } => {
                     Some(SpeculativeMax::new(self.half, limit, WarpgroupVote::new(k, consumer.group)))
                 }
                 _ => None,
@@ -448,18 +448,20 @@ impl<'a> Forward<'a> {
     fn softmax(&self, k: &mut Builder) -> OnlineSoftmax {
         let softmax = OnlineSoftmax::new(k, self.half, self.rescale(), self.params.factor, 16)
             .with_exponentials_by_fma(self.plan.exps_by_fma);
-        match (self.plan.sums, self.plan.softmax) {
+        match (self.plan.sums, self.plan.rescale) {
             (Sums::Lanes, _) => softmax,
             // A block is recomputed if a probability reaches 2.
-            (Sums::Product, Softmax::Optimistic { limit, .. }) => softmax.summed_by_products(limit),
-            (Sums::Product, Softmax::Classic | Softmax::Lazy { .. }) => softmax.summed_by_products(0),
+            (Sums::Product, Rescaling::Speculative { limit, .. }) => softmax.summed_by_products(limit),
+            (Sums::Product, Rescaling::Always | Rescaling::Beyond(_)) => softmax.summed_by_products(0),
         }
     }
 
     fn rescale(&self) -> Rescale {
-        match self.plan.softmax {
-            Softmax::Classic => Rescale::Always,
-            Softmax::Lazy { slack } | Softmax::Optimistic { slack, .. } => Rescale::Beyond(slack),
+        match self.plan.rescale {
+            Rescaling::Always => Rescale::Always,
+            Rescaling::Beyond(threshold) | Rescaling::Speculative { beyond: threshold, .. } => {
+                Rescale::Beyond(threshold)
+            }
         }
     }
 }

@@ -19,8 +19,9 @@
 mod check;
 mod default;
 mod emit;
+mod family;
 mod plan;
 mod rows;
 mod store;
 
-pub use plan::{Diagonal, Ends, Probabilities, Softmax, Store, WgmmaPlan};
+pub use plan::{Diagonal, Ends, Probabilities, Rescaling, Store, WgmmaPlan};

@@ -2,56 +2,71 @@
 
 use attend::{Chains, Order, Packing, Rescale, Sums, Tiles};
 use problem::{DType, Problem, Tensor};
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Deserializer, Serialize};
 use tile::{Handout, LastWave, Ones, RowStore, SwizzledTile, Tail, TileOrder, Turns, WARPGROUP_ROWS};
 
 use crate::Arch;
 use crate::forward::contract::misaligned;
 use crate::forward::packing::packed_heads;
 
-/// How the softmax reference follows the row max.
+/// How the softmax reference follows the row max. Rows with the former names are read: `classic`,
+/// `{"lazy": {"slack": n}}` and `{"optimistic": {"slack": n, "limit": m}}`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Softmax {
+pub enum Rescaling {
     /// The reference is the running maximum; O is rescaled at every block.
-    Classic,
-    /// The reference moves only when a score of the warp exceeds it by more than `slack` powers of two (lazy
-    /// rescaling).
-    Lazy {
-        /// Powers of two. Probabilities may reach `2^slack`; f16 holds 15.
-        slack: u8,
-    },
-    /// Unmasked blocks after the first take no row max (optimistic softmax): exponentials use the old
+    #[serde(alias = "classic")]
+    Always,
+    /// The reference moves only when a score of the warp exceeds it by more than this many powers of two
+    /// (lazy rescaling). Probabilities may reach that power of two; f16 holds 15.
+    #[serde(alias = "lazy")]
+    Beyond(#[serde(deserialize_with = "threshold")] u8),
+    /// Unmasked blocks after the first take no row max (speculative row max): exponentials use the old
     /// reference, and a block in which a lane's sum reaches `2^limit` is recomputed with its row max. Where
     /// products compute the sums, a block is recomputed if a probability reaches 2. That means a score that
     /// exceeds the maximum from which its reference was taken by `limit + 1` powers of two.
-    Optimistic {
-        /// As in [`Softmax::Lazy`], for the blocks that take a row max.
-        slack: u8,
+    #[serde(alias = "optimistic")]
+    Speculative {
+        /// As in [`Rescaling::Beyond`], for the blocks that take a row max.
+        #[serde(alias = "slack")]
+        beyond: u8,
         /// Powers of two; f16 holds 15. Where products compute the sums, references lie `limit` powers of two
         /// above the row max, and probabilities that far below one; `limit` is then at most 15 in bf16, too.
         limit: u8,
     },
 }
 
-impl Softmax {
+/// A number, or the object `{"slack": n}` of earlier rows.
+fn threshold<'de, D: Deserializer<'de>>(stored: D) -> Result<u8, D::Error> {
+    #[derive(Deserialize)]
+    #[serde(untagged)]
+    enum Stored {
+        Number(u8),
+        Object { slack: u8 },
+    }
+    Stored::deserialize(stored).map(|stored| match stored {
+        Stored::Number(powers) | Stored::Object { slack: powers } => powers,
+    })
+}
+
+impl Rescaling {
     /// The nearest variant that the range of the probabilities' type allows.
-    pub(crate) fn within(self, dtype: DType, sums: Sums) -> Softmax {
-        let most = largest_slack(dtype);
+    pub(crate) fn within(self, dtype: DType, sums: Sums) -> Rescaling {
+        let most = largest_threshold(dtype);
         match self {
-            Softmax::Classic => Softmax::Classic,
-            Softmax::Lazy { slack } => Softmax::Lazy { slack: slack.min(most) },
-            Softmax::Optimistic { slack, limit } => {
+            Rescaling::Always => Rescaling::Always,
+            Rescaling::Beyond(threshold) => Rescaling::Beyond(threshold.min(most)),
+            Rescaling::Speculative { beyond, limit } => {
                 let limit = limit.min(largest_limit(dtype, sums));
-                Softmax::Optimistic { slack: slack.min(most).min(limit.saturating_sub(1)), limit }
+                Rescaling::Speculative { beyond: beyond.min(most).min(limit.saturating_sub(1)), limit }
             }
         }
     }
 }
 
-/// The largest slack. For f16, 2^15 is the largest power of two. bf16 has the range of the f32 sums and of O,
-/// so O overflows where the mean of the values would not only for values from about 2^60 on.
-pub(super) const fn largest_slack(dtype: DType) -> u8 {
+/// The largest threshold. For f16, 2^15 is the largest power of two. bf16 has the range of the f32 sums and
+/// of O, so O overflows where the mean of the values would not only for values from about 2^60 on.
+pub(super) const fn largest_threshold(dtype: DType) -> u8 {
     match dtype {
         DType::F16 => Rescale::MOST_IN_F16,
         DType::Bf16 | DType::F32 => 60,
@@ -121,8 +136,8 @@ pub struct WgmmaPlan {
     /// Consumer warpgroups, of 64 query rows each.
     pub consumers: u32,
     /// Resident CTAs per SM. More than one hides latency.
-    #[serde(default = "one")]
-    pub resident: u32,
+    #[serde(default = "one", alias = "resident")]
+    pub resident_ctas: u32,
     /// CTAs of a cluster, on neighbouring tiles of a head, that load every KV block by multicast: 1 or 2.
     #[serde(default = "one")]
     pub cluster: u32,
@@ -151,7 +166,8 @@ pub struct WgmmaPlan {
     /// Whether the consumer warpgroups use the tensor cores in turn (ping-pong).
     pub turns: Turns,
     /// How the softmax reference follows the row max.
-    pub softmax: Softmax,
+    #[serde(alias = "softmax")]
+    pub rescale: Rescaling,
     /// How many of eight exponentials of a block without row max run on the FMA pipe instead of the
     /// special-function unit.
     #[serde(default)]
@@ -179,13 +195,12 @@ pub struct WgmmaPlan {
     #[serde(default)]
     pub tail: Tail,
     /// The order of tile indices.
-    pub order: TileOrder,
+    #[serde(alias = "order")]
+    pub tile_order: TileOrder,
     /// MiB of keys and values whose heads form a section when long tiles come first: the amount that L2
     /// should hold. Fewer heads have more L2 hits; more heads leave shorter tiles for the end.
     #[serde(default = "section_mib")]
     pub section_mib: u32,
-    /// Whether the LSE is returned.
-    pub lse: bool,
 }
 
 /// About half of L2 (H100: 50 MB), FlashAttention-3's choice.
@@ -207,13 +222,6 @@ impl WgmmaPlan {
         128 * (self.consumers + 1)
     }
 
-    /// The plan with or without the LSE. With it, lanes compute the sums: products would sum rounded
-    /// probabilities.
-    #[must_use]
-    pub fn with_lse(&self, lse: bool) -> WgmmaPlan {
-        WgmmaPlan { lse, sums: if lse { Sums::Lanes } else { self.sums }, ..self.clone() }
-    }
-
     /// Query rows of a CTA.
     pub const fn block_m(&self) -> u32 {
         64 * self.consumers
@@ -222,7 +230,7 @@ impl WgmmaPlan {
     /// Registers of a producer thread and of a consumer thread (FlashAttention-3's split if one CTA is
     /// resident and no gene says otherwise).
     pub const fn register_split(&self) -> (u32, u32) {
-        let producer = match (self.producer_registers, self.consumers, self.resident) {
+        let producer = match (self.producer_registers, self.consumers, self.resident_ctas) {
             (None, 1, 1) => return (56, 256),
             (None, 2, 1) => return (24, 240),
             (None, 3, 1) => return (32, 160),
@@ -236,7 +244,7 @@ impl WgmmaPlan {
 
     /// Registers of every thread before `setmaxnreg`.
     pub(super) const fn registers_at_launch(&self) -> u32 {
-        Arch::REGISTERS_PER_SM / (self.resident * self.threads()) / 8 * 8
+        Arch::REGISTERS_PER_SM / (self.resident_ctas * self.threads()) / 8 * 8
     }
 
     /// Tiles of Q, K and V in shared memory.
@@ -296,7 +304,7 @@ impl WgmmaPlan {
 
     /// Number of CTAs or clusters that are resident at a time.
     pub(super) fn room(&self, arch: &Arch) -> u64 {
-        u64::from(self.resident * arch.multiprocessors / self.cluster).max(1)
+        u64::from(self.resident_ctas * arch.multiprocessors / self.cluster).max(1)
     }
 
     /// Number of CTAs or clusters that take tiles: as many as are resident, if each has work.
@@ -335,7 +343,7 @@ impl WgmmaPlan {
     /// Heads of a section when long tiles come first: a divisor of all heads, whose keys and values fit L2.
     /// For [`TileOrder::Strided`], the stride.
     pub(super) fn section(&self, problem: &Problem) -> u64 {
-        if self.order == TileOrder::Strided {
+        if self.tile_order == TileOrder::Strided {
             return stride(self.tile_count(problem));
         }
         let heads = problem.batch * self.tile_heads(problem) as usize;

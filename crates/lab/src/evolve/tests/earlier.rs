@@ -102,7 +102,7 @@ fn a_time_without_the_baselines_is_none() {
         _ => panic!("a plan of the mma family"),
     };
     let mut slow = plan(&other.cases[0].baseline);
-    (slow.block_m, slow.kv_warps, slow.stages, slow.order, slow.block_n) =
+    (slow.block_m, slow.kv_warps, slow.stages, slow.products, slow.block_n) =
         (64, 1, 1, attend::Order::InTurn, 48);
     other.cases[0].baseline = Candidate::Gpu(Plan::Mma(slow));
     landscape.spared = Landscape::identity(&other.cases[0].baseline);

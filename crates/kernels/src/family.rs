@@ -1,0 +1,155 @@
+//! The families of forward attention: what each can do ([`FamilyPlan`]), and their registry ([`Family`]).
+
+use problem::Problem;
+use ptx::Violations;
+
+use crate::contract::Step;
+use crate::forward::mma::MmaPlan;
+use crate::forward::small::SmallPlan;
+use crate::forward::wgmma::WgmmaPlan;
+use crate::genes::Gene;
+use crate::ladder::RungPlan;
+use crate::{Arch, KernelError, Plan, PlanError};
+
+/// A family of kernels, implemented by its plan. Problems are [canonical](Problem::canonical).
+pub(crate) trait FamilyPlan {
+    /// A good plan for the problem where nothing was measured, unchecked: a starting point for a search.
+    fn default_for(problem: &Problem, arch: &Arch) -> Self
+    where
+        Self: Sized;
+
+    /// Whether the problem's grid is of the kind that the family was made for.
+    fn suits(problem: &Problem, arch: &Arch) -> bool
+    where
+        Self: Sized;
+
+    /// The plan's genes, in the order of its fields. Values without an effect on the problem are left out.
+    fn genes(problem: &Problem) -> Vec<Gene>
+    where
+        Self: Sized;
+
+    /// Whether a kernel can be emitted.
+    ///
+    /// # Errors
+    /// The first reason why not.
+    fn check(&self, problem: &Problem, arch: &Arch) -> Result<(), PlanError>;
+
+    /// The kernel of a plan that was checked.
+    ///
+    /// # Errors
+    /// When the verifier refuses what the generator wrote.
+    fn emit(&self, problem: &Problem, arch: &Arch) -> Result<Step, Violations>;
+
+    /// The plan with the nearest genes that the problem allows. A plan that was found for another shape also
+    /// loses the genes that fill tiles with queries.
+    #[must_use]
+    fn adapted(self, problem: &Problem, arch: &Arch, own_shape: bool) -> Self
+    where
+        Self: Sized;
+}
+
+/// The registry: one line a family, with its name in files. Families with the lowest requirements on the GPU
+/// come first.
+macro_rules! families {
+    ($($(#[$doc:meta])* $family:ident($plan:ty) = $name:literal;)*) => {
+        /// The families of forward attention for which a default plan can be made.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+        pub enum Family { $($(#[$doc])* $family),* }
+
+        impl Family {
+            /// All families; those with the lowest requirements on the GPU come first.
+            pub const ALL: [Family; [$($name),*].len()] = [$(Family::$family),*];
+
+            /// The name as it is written in plans.
+            pub const fn name(self) -> &'static str {
+                match self { $(Family::$family => $name),* }
+            }
+
+            /// Like [`Family::default_for`], but unchecked: a starting point for a search.
+            pub fn proposal(self, problem: &Problem, arch: &Arch) -> Plan {
+                let problem = &*problem.canonical();
+                match self {
+                    $(Family::$family => Plan::$family(<$plan as FamilyPlan>::default_for(problem, arch))),*
+                }
+            }
+
+            /// The genes of the family's plans.
+            pub fn genes(self, problem: &Problem) -> Vec<Gene> {
+                match self { $(Family::$family => <$plan as FamilyPlan>::genes(problem)),* }
+            }
+
+            fn suits(self, problem: &Problem, arch: &Arch) -> bool {
+                match self { $(Family::$family => <$plan as FamilyPlan>::suits(problem, arch)),* }
+            }
+        }
+
+        impl Plan {
+            /// The plan's family and its genes, or else the kernel of the ladder.
+            pub(crate) fn of_family(&self) -> Result<(Family, &dyn FamilyPlan), RungPlan> {
+                match self {
+                    $(Plan::$family(plan) => Ok((Family::$family, plan)),)*
+                    Plan::Ladder { rung } => Err(*rung),
+                }
+            }
+
+            /// See [`FamilyPlan::adapted`].
+            pub(crate) fn adapted(self, problem: &Problem, arch: &Arch, own_shape: bool) -> Plan {
+                match self {
+                    $(Plan::$family(plan) => Plan::$family(plan.adapted(problem, arch, own_shape)),)*
+                    Plan::Ladder { rung } => Plan::Ladder { rung },
+                }
+            }
+        }
+    };
+}
+
+families! {
+    /// On `mma.sync`, for every GPU since sm_80.
+    Mma(MmaPlan) = "mma";
+    /// For large grids, on `wgmma` and TMA.
+    Wgmma(WgmmaPlan) = "wgmma";
+    /// For small grids, optimised for latency, on `wgmma` and TMA.
+    Small(SmallPlan) = "small";
+}
+
+impl Family {
+    /// The family of that name.
+    pub fn named(name: &str) -> Option<Family> {
+        Family::ALL.into_iter().find(|family| family.name() == name)
+    }
+
+    /// The family's default for the problem.
+    ///
+    /// # Errors
+    /// When the problem cannot be stated or the family does not compute it on the architecture.
+    pub fn default_for(self, problem: &Problem, arch: &Arch) -> Result<Plan, KernelError> {
+        problem.check()?;
+        let plan = self.proposal(problem, arch);
+        plan.check(problem, arch)?;
+        Ok(plan)
+    }
+}
+
+impl Plan {
+    /// A good plan for the problem on the architecture, where nothing was measured: on sm_90 the first of
+    /// `small`, `wgmma` and `mma` that computes it and suits its grid.
+    ///
+    /// # Errors
+    /// When the problem cannot be stated or no family computes it.
+    pub fn default_for(problem: &Problem, arch: &Arch) -> Result<Plan, KernelError> {
+        let [universal, specific @ ..] = Family::ALL;
+        for family in specific.into_iter().rev() {
+            if let Ok(plan) = family.default_for(problem, arch)
+                && family.suits(problem, arch)
+            {
+                return Ok(plan);
+            }
+        }
+        universal.default_for(problem, arch)
+    }
+}
+
+/// Row tiles of `rows` rows over all heads.
+pub(crate) fn row_tiles(problem: &Problem, rows: usize) -> u64 {
+    (problem.seq_q.div_ceil(rows) * problem.batch * problem.heads_q) as u64
+}

@@ -1,0 +1,93 @@
+//! The family in the registry, and the declaration of its genes.
+
+use problem::{Band, Problem};
+use ptx::Violations;
+use serde_json::{Value, json};
+
+use super::MmaPlan;
+use crate::contract::Step;
+use crate::family::FamilyPlan;
+use crate::forward::contract::rescale_within;
+use crate::genes::Turn::{Down, To, Up};
+use crate::genes::{BLOCK_N, Gene, PRODUCTS, RESIDENT_CTAS, STAGES};
+use crate::{Arch, PlanError};
+
+impl FamilyPlan for MmaPlan {
+    fn default_for(problem: &Problem, arch: &Arch) -> MmaPlan {
+        MmaPlan::default_for(problem, arch)
+    }
+
+    fn suits(_: &Problem, _: &Arch) -> bool {
+        true
+    }
+
+    fn genes(problem: &Problem) -> Vec<Gene> {
+        let tile_orders = if problem.band == Band::FULL { &[][..] } else { &["heads_first", "rows_first"] };
+        vec![
+            Gene::new("block_m").searched([16, 32, 48, 64, 128]).wider([96, 192, 256]).curing(&[
+                ("small grid", Down),
+                ("register spills", Down),
+                ("local memory", Down),
+                ("redundant loads", Up),
+                ("idle warps", Up),
+                ("shared", Up),
+                ("l2", Up),
+                ("dram", Up),
+            ]),
+            Gene::new("block_n")
+                .searched([32, 48, 64, 80, 96, 128, 256])
+                .wider([16, 112, 160, 192])
+                .curing(BLOCK_N),
+            Gene::new("warps").searched([2, 3, 4, 8]).wider([1, 6]).curing(&[
+                ("low occupancy", Up),
+                ("barriers", Down),
+                ("idle warps", Down),
+                ("serial", Down),
+                ("shared", Down),
+            ]),
+            Gene::new("kv_warps").searched([1, 2, 4, 8]).curing(&[
+                ("small grid", Up),
+                ("idle warps", Up),
+                ("latency", Up),
+            ]),
+            Gene::new("stages").searched([1, 2, 3, 4]).wider([5, 6]).curing(STAGES),
+            Gene::new("products").searched(["in_turn", "scores_ahead"]).curing(PRODUCTS),
+            Gene::new("resident_ctas").searched([Value::Null]).wider([1, 2, 3, 4]).curing(RESIDENT_CTAS),
+            Gene::new("queries").searched(["registers", "shared"]).curing(&[
+                ("low occupancy", To("shared")),
+                ("register spills", To("shared")),
+                ("local memory", To("shared")),
+                ("issue", To("registers")),
+                ("shared", To("registers")),
+            ]),
+            Gene::new("rescale")
+                .searched([json!("always"), json!({ "beyond": 8 })])
+                .wider([4, 14].map(|n| json!({ "beyond": n }))),
+            Gene::new("copy"),
+            Gene::new("tile_order")
+                .searched(tile_orders.iter().copied())
+                .wider(["rows_first", "heads_first"])
+                .curing(&[("l2", To("rows_first"))]),
+        ]
+    }
+
+    fn check(&self, problem: &Problem, arch: &Arch) -> Result<(), PlanError> {
+        self.check(problem, arch)
+    }
+
+    fn emit(&self, problem: &Problem, arch: &Arch) -> Result<Step, Violations> {
+        self.emit(problem, arch)
+    }
+
+    fn adapted(mut self, problem: &Problem, arch: &Arch, _: bool) -> MmaPlan {
+        let safe = MmaPlan::default_for(problem, arch);
+        self.rescale = rescale_within(self.rescale, problem.dtype);
+        if matches!(self.check(problem, arch), Err(PlanError::Misaligned { .. })) {
+            self.copy = safe.copy;
+        }
+        if self.check(problem, arch).is_err() {
+            self.tile_order = safe.tile_order;
+        }
+        self
+    }
+}

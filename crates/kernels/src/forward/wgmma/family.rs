@@ -1,0 +1,88 @@
+//! The family in the registry, and the declaration of its genes.
+
+use problem::{Band, Problem};
+use ptx::Violations;
+use serde_json::{Value, json};
+
+use super::WgmmaPlan;
+use crate::contract::Step;
+use crate::family::{FamilyPlan, row_tiles};
+use crate::genes::Turn::{Down, To, Up};
+use crate::genes::{BLOCK_N, CLUSTER, Gene, PACKING, PRODUCTS, RESIDENT_CTAS, STAGES, TURNS};
+use crate::{Arch, PlanError};
+
+impl FamilyPlan for WgmmaPlan {
+    fn default_for(problem: &Problem, arch: &Arch) -> WgmmaPlan {
+        WgmmaPlan::default_for(problem, arch)
+    }
+
+    /// Warpgroups have 64 rows and each SM gets a CTA, so few rows leave most of both idle.
+    fn suits(problem: &Problem, arch: &Arch) -> bool {
+        row_tiles(problem, 64) >= arch.multiprocessors.into()
+    }
+
+    fn genes(problem: &Problem) -> Vec<Gene> {
+        // Without grouped heads there is nothing to pack, and only tiles of equal length can be shared.
+        let packings = if problem.group_size() > 1 { &["apart", "packed"][..] } else { &[] };
+        let tails = if problem.band == Band::FULL { &["whole", "shared"][..] } else { &[] };
+        let beyond = |threshold: u32| json!({ "beyond": threshold });
+        let speculative = |limit: u32| json!({ "speculative": { "beyond": 8, "limit": limit } });
+        let chains = |max: u32| json!({ "max": max, "sum": 1 });
+        vec![
+            Gene::new("consumers").searched([1, 2, 3]).curing(&[
+                ("small grid", Down),
+                ("redundant loads", Up),
+                ("l2", Up),
+            ]),
+            Gene::new("resident_ctas").searched([1, 2, 3]).wider([4]).curing(RESIDENT_CTAS),
+            Gene::new("cluster").searched([1, 2]).curing(CLUSTER),
+            Gene::new("packing")
+                .searched(packings.iter().copied())
+                .wider(["apart", "packed"])
+                .curing(PACKING),
+            Gene::new("block_n")
+                .searched([64, 80, 96, 112, 128, 144, 160, 176])
+                .wider([32, 48, 192, 208, 224, 240, 256])
+                .curing(BLOCK_N),
+            Gene::new("stages").searched([2, 3, 4]).wider([5, 6]).curing(STAGES),
+            Gene::new("tiles")
+                .searched(["in_turn", "overlapped"])
+                .curing(&[("mufu", To("overlapped")), ("tensor", To("overlapped"))]),
+            Gene::new("products").searched(["in_turn"]).curing(PRODUCTS),
+            Gene::new("producer_registers").searched([24, 32, 40]),
+            Gene::new("queries_ahead").searched([0, 1]).wider([2]),
+            Gene::new("store").searched(["direct", "bulk"]),
+            Gene::new("turns").searched(["free", "ping_pong"]).curing(TURNS),
+            // Beyond 0: O is not rescaled when no row of the warp has a new max.
+            Gene::new("rescale")
+                .searched([Value::from("always"), beyond(0), beyond(8), speculative(15), speculative(40)])
+                .wider([beyond(4), beyond(12), speculative(10), speculative(25)]),
+            Gene::new("exps_by_fma").searched([0, 1, 2, 3]).wider([4]),
+            Gene::new("probabilities").searched(["shared"]),
+            Gene::new("chains").searched([1, 2, 4].map(chains)),
+            Gene::new("sums").searched(["lanes", "product"]),
+            Gene::new("ends")
+                .searched(["common", "own"])
+                .curing(&[("issue", To("own")), ("tensor", To("own"))]),
+            Gene::new("diagonal")
+                .searched(["whole", "halved"])
+                .curing(&[("issue", To("halved")), ("tensor", To("halved"))]),
+            Gene::new("handout").searched(["static", "folded", "dynamic", "grid"]),
+            Gene::new("tail").searched(tails.iter().copied()).curing(&[("small grid", To("shared"))]),
+            Gene::new("tile_order").searched(["in_order", "longest_first", "strided"]),
+            Gene::new("section_mib").searched([16, 32, 48, 64, 96, 128]),
+        ]
+    }
+
+    fn check(&self, problem: &Problem, arch: &Arch) -> Result<(), PlanError> {
+        self.check(problem, arch)
+    }
+
+    fn emit(&self, problem: &Problem, arch: &Arch) -> Result<Step, Violations> {
+        self.emit(problem, arch)
+    }
+
+    fn adapted(self, problem: &Problem, _: &Arch, own_shape: bool) -> WgmmaPlan {
+        if own_shape { self.fitted(problem) } else { self.filled(problem).fitted(problem) }
+    }
+}
