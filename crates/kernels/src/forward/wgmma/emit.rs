@@ -111,7 +111,7 @@ pub(super) struct Forward<'a> {
     pub(super) values: TileRing,
     pub(super) schedule: TileScheduler,
     /// Where the parts of shared tiles are merged.
-    pub(super) stream_k: Option<StreamKMerge>,
+    pub(super) merge: Option<StreamKMerge>,
     /// Staging rows of O for TMA stores.
     pub(super) rows_out: Option<(TensorMapPtr, Shared)>,
     /// The first warpgroup's P in shared memory, if P V takes it from there; those of the other warpgroups
@@ -236,7 +236,7 @@ impl<'a> Forward<'a> {
                 broadcast.pipeline.without_empty_barriers(plan.broadcast_without_empty_barriers());
             broadcast
         });
-        let stream_k = params.parts.zip(params.stream_k).map(|([parts, counters], stream_k)| {
+        let merge = params.parts.zip(params.stream_k).map(|([parts, counters], stream_k)| {
             let warps = plan.tile_warps();
             StreamKMerge { parts, counters, stream_k, warps, cluster }
         });
@@ -254,7 +254,7 @@ impl<'a> Forward<'a> {
                 cluster,
                 stream_k: params.stream_k,
             },
-            stream_k,
+            merge,
             rows_out,
             probs,
             ones,
@@ -389,10 +389,10 @@ impl<'a> Forward<'a> {
         o: &AccTile,
         finish: impl FnOnce(&mut Builder),
     ) {
-        match self.stream_k.zip(tile.part) {
+        match self.merge.zip(tile.part) {
             None => finish(k),
-            Some((stream_k, part)) => {
-                let complete = stream_k.join(k, consumer, &part, softmax, o);
+            Some((merge, part)) => {
+                let complete = merge.join(k, consumer, &part, softmax, o);
                 k.if_(complete, finish);
             }
         }
