@@ -111,7 +111,7 @@ pub(super) struct Forward<'a> {
     pub(super) values: TileRing,
     pub(super) schedule: TileScheduler,
     /// Where the parts of shared tiles are merged.
-    pub(super) stream_k: Option<StreamKMerge>,
+    pub(super) merge: Option<StreamKMerge>,
     /// Staging rows of O for TMA stores.
     pub(super) rows_out: Option<(TensorMapPtr, Shared)>,
     /// The first warpgroup's P in shared memory, if P V takes it from there; those of the other warpgroups
@@ -135,7 +135,7 @@ pub(super) struct Params {
     pub(super) seq_q: R32,
     pub(super) seq_kv: R32,
     pub(super) grid: TileGrid,
-    pub(super) shares: Option<StreamK>,
+    pub(super) stream_k: Option<StreamK>,
     /// `|scale| · log2 e`.
     pub(super) factor: F32,
     pub(super) band: KeyBand,
@@ -176,7 +176,7 @@ impl Params {
             heads: c.u32(k, "heads", plan.tile_heads(problem) as u32),
             section: c.u32(k, "section", plan.section(problem) as u32),
         };
-        let shares = plan.last_round(problem, arch).map(|round| StreamK {
+        let stream_k = plan.last_round(problem, arch).map(|round| StreamK {
             blocks: c.u32(k, "blocks", round.blocks as u32),
             whole: c.u32(k, "whole_tiles", round.whole() as u32),
             piece: c.u32(k, "piece", round.piece() as u32),
@@ -195,7 +195,7 @@ impl Params {
             seq_q,
             seq_kv,
             grid,
-            shares,
+            stream_k,
             factor,
             band: declare_band(k, c, problem),
             softcap: declare_softcap(k, c, problem),
@@ -236,7 +236,7 @@ impl<'a> Forward<'a> {
                 broadcast.pipeline.without_empty_barriers(plan.broadcast_without_empty_barriers());
             broadcast
         });
-        let stream_k = params.parts.zip(params.shares).map(|([parts, counters], stream_k)| {
+        let merge = params.parts.zip(params.stream_k).map(|([parts, counters], stream_k)| {
             let warps = plan.tile_warps();
             StreamKMerge { parts, counters, stream_k, warps, cluster }
         });
@@ -252,9 +252,9 @@ impl<'a> Forward<'a> {
                 grid: params.grid,
                 broadcast,
                 cluster,
-                stream_k: params.shares,
+                stream_k: params.stream_k,
             },
-            stream_k,
+            merge,
             rows_out,
             probs,
             ones,
@@ -389,10 +389,10 @@ impl<'a> Forward<'a> {
         o: &AccTile,
         finish: impl FnOnce(&mut Builder),
     ) {
-        match self.stream_k.zip(tile.part) {
+        match self.merge.zip(tile.part) {
             None => finish(k),
-            Some((stream_k, part)) => {
-                let complete = stream_k.join(k, consumer, &part, softmax, o);
+            Some((merge, part)) => {
+                let complete = merge.join(k, consumer, &part, softmax, o);
                 k.if_(complete, finish);
             }
         }
