@@ -3,11 +3,11 @@
 
 use cpu::CpuError;
 use driver::DriverError;
+use evolve::EvolveError;
+use evolve::setup::SetupError;
 use flashcore::AttentionError;
 use kernels::KernelError;
-use lab::evolve::EvolveError;
-use lab::evolve::setup::SetupError;
-use lab::ledger::LedgerError;
+use ledger::LedgerError;
 use problem::ProblemError;
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;

@@ -3,9 +3,9 @@
 use std::io::Write;
 use std::path::Path;
 
+use bench::provenance::Provenance;
 use kernels::select::Shape;
-use lab::ledger::{Ledger, Ranked, TimeKind, Trial};
-use lab::provenance::Provenance;
+use ledger::{Ledger, Ranked, TimeKind, Trial};
 use serde_json::json;
 
 use crate::args::Topk;

@@ -1,10 +1,10 @@
 //! `flashcore worker`: evaluates candidates for a run, in a process that the run can lose without harm.
 
-use lab::evolve::evaluate::cuda::Allow;
-use lab::evolve::evaluate::model::Model;
-use lab::evolve::evaluate::{Cuda, EmulatedCard, Evaluator, Evaluators, Fault, GpuCard};
-use lab::evolve::workers::ServeError;
-use lab::evolve::{Target, workers};
+use evolve::evaluate::cuda::Allow;
+use evolve::evaluate::model::Model;
+use evolve::evaluate::{Cuda, EmulatedCard, Evaluator, Evaluators, Fault, GpuCard};
+use evolve::workers::ServeError;
+use evolve::{Target, workers};
 
 use crate::Status;
 use crate::args::Worker;
@@ -14,7 +14,7 @@ pub fn worker(args: &Worker) -> Result<Status, CliError> {
     if args.watched {
         workers::end_with_parent();
     }
-    let machine = args.machine.as_deref().map(lab::machine::read).transpose()?;
+    let machine = args.machine.as_deref().map(calibrate::machine::read).transpose()?;
     let mut evaluators = Evaluators::default();
     let served = workers::serve(std::io::stdin().lock(), std::io::stdout(), |task| {
         evaluators.evaluate(task, |target| evaluator(target, args, machine))

@@ -1,0 +1,26 @@
+//! Helpers of the gate's tests.
+
+use flashcore_check::launchfile::Bound;
+use kernels::forward::mma::{Grid, MmaPlan, QueryHome};
+use kernels::{Arch, Plan};
+use problem::Problem;
+
+/// The fused family with 64 rows and 64 keys. The plan is fixed, so that better defaults do not move fault
+/// sites.
+pub fn small_tiles(problem: &Problem, queries: QueryHome, stages: u32) -> Bound {
+    let arch = Arch::SM_80;
+    let genes = MmaPlan {
+        block_m: 64,
+        block_n: 64,
+        warps: 4,
+        kv_warps: 1,
+        order: tile::Order::InTurn,
+        stages,
+        resident_ctas: None,
+        queries,
+        grid: Grid::RowsFirst,
+        lse: true,
+        ..MmaPlan::default_for(problem, &arch)
+    };
+    Bound::of_kernel(kernels::emit(problem, &Plan::Mma(genes), &arch).unwrap(), problem).unwrap()
+}
