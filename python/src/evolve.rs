@@ -8,7 +8,6 @@ use std::time::Instant;
 
 use bench::provenance::Provenance;
 use bench::suites;
-use emu::model::Gpu;
 use evolve::evaluate::cpu::CpuEvaluator;
 use evolve::evaluate::model::Model;
 use evolve::evaluate::{Cuda, Evaluators, GpuCard};
@@ -18,6 +17,7 @@ use evolve::{Ask, Configuration, Evaluator, Finding, Limits, Outcome, Target, Ta
 use kernels::select::Shape;
 use kernels::{Arch, Family};
 use ledger::{Environment, Ledger, LedgerError, Rejection};
+use predict::Gpu;
 use pyo3::prelude::*;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};

@@ -7,13 +7,13 @@ use std::path::Path;
 use std::process::ExitCode;
 
 use check::forecast::of_plan;
-use emu::model::Gpu;
-use emu::resources::Ptxas;
 use flashcore_bench::problem_json;
 use flashcore_bench::provenance::Provenance;
 use flashcore_bench::suites::Suite;
 use host::store::append_line;
 use kernels::{Arch, Plan};
+use predict::Gpu;
+use predict::resources::Ptxas;
 use problem::Problem;
 use serde_json::{Value, json};
 

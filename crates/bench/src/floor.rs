@@ -1,7 +1,7 @@
 //! The least time of a call on a device: the arithmetic at peak rate or the traffic at peak bandwidth. A
 //! shorter time is a measurement error.
 
-use emu::model::Gpu;
+use predict::Gpu;
 use problem::{DType, Problem};
 use serde::Serialize;
 

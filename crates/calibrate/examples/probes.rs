@@ -9,9 +9,9 @@ use std::process::ExitCode;
 use bench::median;
 use bench::provenance::Provenance;
 use driver::Gpu;
-use emu::model::{self, machine::MACHINES};
 use flashcore_calibrate::probes::{Figure, Kind, Probe, all, target};
 use host::store::append_line;
+use predict::machine::MACHINES;
 use ptx::{Builder, Dim3, Kernel, Launch, Target};
 use rayon::prelude::*;
 use serde_json::{Value, json};
@@ -48,7 +48,7 @@ fn main() -> ExitCode {
 
 /// Prints the model's prediction for every probe.
 fn forecasts(machine: &str) -> Result<usize, Box<dyn std::error::Error>> {
-    let gpu = model::Gpu::named(machine).ok_or_else(|| {
+    let gpu = predict::Gpu::named(machine).ok_or_else(|| {
         let names = MACHINES.map(|m| m.name).join(", ");
         format!("no machine is called {machine}; known: {names}")
     })?;
@@ -108,7 +108,7 @@ fn run(rows: &Path, word: &str) -> Result<usize, Box<dyn std::error::Error>> {
 fn launches(
     gpu: &mut Gpu,
     target: Target,
-    known: Option<&model::Gpu>,
+    known: Option<&predict::Gpu>,
     rows: &Path,
     provenance: &Provenance,
 ) -> Result<(), Box<dyn std::error::Error>> {

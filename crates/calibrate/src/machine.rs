@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use emu::model::{Gpu, MachineError};
+use predict::{Gpu, MachineError};
 use serde_json::Value;
 
 use host::store::{self, StoreError};
@@ -38,7 +38,7 @@ pub fn read(path: &Path) -> Result<&'static Gpu, MachineFileError> {
 
 #[cfg(test)]
 mod tests {
-    use emu::model::machine::L4;
+    use predict::machine::L4;
     use serde_json::json;
 
     use super::*;

@@ -7,10 +7,10 @@ use std::path::Path;
 use std::process::ExitCode;
 use std::time::Instant;
 
-use emu::model::Gpu;
-use emu::resources::Ptxas;
 use flashcore_check::forecast::{Fit, of_plan};
 use kernels::{Arch, Plan};
+use predict::Gpu;
+use predict::resources::Ptxas;
 use problem::{Band, DType, Layout, Problem};
 use serde_json::Value;
 

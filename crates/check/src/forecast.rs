@@ -1,11 +1,11 @@
 //! Forecasts of plans and their quality: a fixed set of plans of the fused family, split into calibration and
 //! test, and the figures by which a forecast is judged.
 
-use emu::model::{Gpu, ModelError, Prediction};
-use emu::resources::{Ptxas, Resources, estimate};
 use emu::{EmuError, Report};
 use kernels::forward::mma::{MmaPlan, QueryHome};
 use kernels::{Arch, KernelError, Plan};
+use predict::resources::{Ptxas, Resources, estimate};
+use predict::{Gpu, ModelError, Prediction};
 use problem::{Band, DType, Problem};
 use tile::Order;
 
@@ -260,8 +260,8 @@ fn correlation(a: &[f64], b: &[f64]) -> f64 {
 
 #[cfg(test)]
 mod tests {
-    use emu::model::machine::H200;
-    use emu::resources::estimate;
+    use predict::machine::H200;
+    use predict::resources::estimate;
 
     use super::*;
     use crate::study::{forecast, record};

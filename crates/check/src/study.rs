@@ -1,9 +1,9 @@
 //! The full study of one kernel: correctness check, resources, predicted times and diagnosis.
 
-use emu::model::{CacheState, Gpu, ModelError, Prediction, Subject, predict};
-use emu::resources::{Ptxas, Resources, estimate};
 use emu::trace::{CtaTrace, sample_ctas};
 use emu::{Buffer, Checks, EmuError, Fidelity, Options, Report};
+use predict::resources::{Ptxas, Resources, estimate};
+use predict::{CacheState, Gpu, ModelError, Prediction, Subject, predict};
 use ptx::{Access, Launch};
 
 use crate::diagnose::{Evidence, Finding, LineCost, diagnose};

@@ -1,10 +1,10 @@
 //! Findings are weighted by their time, not by counters alone.
 
-use emu::model::machine;
 use flashcore_check::diagnose::Finding;
 use flashcore_check::gate::{Settings, Verdict, check_kernel};
 use flashcore_check::launchfile::LaunchSpec;
 use flashcore_check::study::study;
+use predict::machine;
 
 /// A thousand threads that walk private arrays of `words` words, with 24 multiply-adds per access.
 fn private_arrays(words: u32) -> Finding {

@@ -6,8 +6,8 @@ use std::time::Duration;
 use check::gate::{CheckReport, GateError, Settings, Verdict, Watch, check_watched};
 use check::launchfile::Bound;
 use check::study::{Study, analyse};
-use emu::model::machine;
 use host::store;
+use predict::machine;
 use problem::Problem;
 use serde_json::{Value, json};
 
@@ -26,7 +26,7 @@ pub fn check(args: &Check) -> Result<Status, CliError> {
         store::write(file, text.as_bytes())?;
     }
     let settings = if args.quick { Settings::quick() } else { Settings::thorough() };
-    let ptxas = emu::resources::Ptxas::find().ok();
+    let ptxas = predict::resources::Ptxas::find().ok();
     let target = bound.kernel.module.target;
     let gpu = [machine::L4, machine::H200].into_iter().find(|gpu| target.runs_on(gpu.sm));
     let mut check = watched(&bound, &settings, args.timeout)?;

@@ -3,9 +3,9 @@
 use std::io::Write;
 
 use bench::suites;
-use emu::model::{Gpu, machine};
 use kernels::select::{Choice, Device, TunedTable, choose};
 use kernels::{Arch, KernelError, Plan};
+use predict::{Gpu, machine};
 use problem::Problem;
 use serde_json::{Value, json};
 

@@ -6,9 +6,9 @@ use bench::gpu::{Workbench, WorkbenchError};
 use check::gate::Settings;
 use climb::{Climb, Climbed, Options, Progress};
 use driver::DriverError;
-use emu::resources::Ptxas;
 use host::store;
 use kernels::Arch;
+use predict::resources::Ptxas;
 use problem::Problem;
 
 use crate::device::Device;

@@ -6,7 +6,7 @@ use std::path::Path;
 use bench::Torch;
 use bench::provenance::Provenance;
 use driver::{Context, CubinCache, DeviceInfo, DriverError};
-use emu::resources::Ptxas;
+use predict::resources::Ptxas;
 use serde_json::{Value, json};
 
 use crate::Status;

@@ -4,8 +4,8 @@ use std::io::Write;
 
 use check::gate::{Settings, bind};
 use check::study::{Study, analyse};
-use emu::model::{Gpu, machine};
-use emu::resources::{Ptxas, Source};
+use predict::resources::{Ptxas, Source};
+use predict::{Gpu, machine};
 use problem::Problem;
 use ptx::quote;
 use serde_json::json;

@@ -4,7 +4,6 @@ use std::io::Write;
 
 use bench::provenance::iso8601;
 use bench::suites;
-use emu::model::Gpu;
 use evolve::Evaluator;
 use evolve::bandit::Operator;
 use evolve::evaluate::cpu::CpuEvaluator;
@@ -12,6 +11,7 @@ use kernels::select::Shape;
 use ledger::{
     ByHand, CandidateId, Forecast, ForecastOutcome, Ledger, LedgerError, Recalibration, SCORED, Score,
 };
+use predict::Gpu;
 use serde_json::json;
 
 use crate::args::{self, ForecastAdd, ForecastCommand, ForecastList, ForecastRecalibrate, ForecastScore};

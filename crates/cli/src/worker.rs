@@ -30,7 +30,7 @@ pub fn worker(args: &Worker) -> Result<Status, CliError> {
 fn evaluator(
     target: &Target,
     args: &Worker,
-    machine: Option<&'static emu::model::Gpu>,
+    machine: Option<&'static predict::Gpu>,
 ) -> Result<Box<dyn Evaluator>, Fault> {
     match target {
         Target::Cuda { .. } if args.emulator => {
@@ -39,11 +39,11 @@ fn evaluator(
         }
         Target::Cuda { ordinal } => {
             let card = GpuCard::open(*ordinal)?;
-            let known = machine.or_else(|| emu::model::Gpu::of_device(&card.info().name));
+            let known = machine.or_else(|| predict::Gpu::of_device(&card.info().name));
             Ok(Box::new(Cuda::new(card, known).watched(allow(args))))
         }
         Target::Model { machine: name } => {
-            let gpu = machine.or_else(|| emu::model::Gpu::named(name));
+            let gpu = machine.or_else(|| predict::Gpu::named(name));
             let model = gpu.and_then(Model::of);
             Ok(Box::new(model.ok_or_else(|| Fault::new("device", format!("no machine is called {name}")))?))
         }

@@ -608,7 +608,7 @@ fn explain_and_climb_agree_on_the_mission() {
         (said["prediction"]["us"].as_f64().unwrap(), said["findings"][0]["name"].clone())
     };
     let problem = problem::Problem::mission();
-    let ptxas = emu::resources::Ptxas::find().ok();
+    let ptxas = predict::resources::Ptxas::find().ok();
     let options = Options {
         settings: check::gate::Settings::quick(),
         ptxas: ptxas.as_ref(),

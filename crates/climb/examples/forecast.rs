@@ -18,12 +18,12 @@ use check::gate::contents;
 use check::launchfile::Bound;
 use check::study::{forecast, record};
 use driver::{DriverError, Gpu};
-use emu::model::machine::MACHINES;
-use emu::model::{self, Prediction};
-use emu::resources::{Ptxas, Resources, Source, estimate};
 use flashcore_climb::rungs;
 use host::store::append_line;
 use kernels::{Arch, Plan};
+use predict::Prediction;
+use predict::machine::MACHINES;
+use predict::resources::{Ptxas, Resources, Source, estimate};
 use problem::{DType, Problem};
 use ptx::Machine;
 use rayon::prelude::*;
@@ -107,7 +107,7 @@ fn subjects(arch: &Arch) -> Result<Vec<Subject>, Failure> {
 fn forecasts(
     subjects: &[Subject],
     resources: &[Option<Resources>],
-    gpu: &model::Gpu,
+    gpu: &predict::Gpu,
 ) -> Vec<Option<Prediction>> {
     subjects
         .par_iter()
@@ -120,7 +120,7 @@ fn forecasts(
 }
 
 fn model_only(machine: &str) -> Result<(), Failure> {
-    let gpu = model::Gpu::named(machine).ok_or_else(|| format!("no machine is called {machine}"))?;
+    let gpu = predict::Gpu::named(machine).ok_or_else(|| format!("no machine is called {machine}"))?;
     let arch = Arch::of(gpu.sm).ok_or_else(|| format!("sm_{} is not a target of the kernels", gpu.sm))?;
     let subjects = subjects(&arch)?;
     let ptxas = Ptxas::find().ok();

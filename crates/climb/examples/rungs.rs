@@ -10,11 +10,11 @@ use bench::{median, problem_json};
 use check::gate::{Settings, check_kernel, contents};
 use check::study::analyse;
 use driver::Gpu;
-use emu::model::machine::MACHINES;
-use emu::model::{self, Prediction};
 use flashcore_climb::{Rung, rungs};
 use host::store::append_line;
 use kernels::Arch;
+use predict::Prediction;
+use predict::machine::MACHINES;
 use problem::{DType, Problem};
 use ptx::Machine;
 use serde_json::{Value, json};
@@ -83,7 +83,7 @@ fn run(rows: &Path, heads: &[usize]) -> Result<(), Box<dyn std::error::Error>> {
 fn subject(
     gpu: &mut Gpu,
     rung: Rung,
-    known: Option<&model::Gpu>,
+    known: Option<&predict::Gpu>,
 ) -> Result<Subject, Box<dyn std::error::Error>> {
     let mut buffers = Vec::new();
     for data in contents(&rung.whole, 1) {
@@ -91,7 +91,7 @@ fn subject(
         gpu.upload(&mut buffer, &data)?;
         buffers.push(buffer);
     }
-    let machines: Vec<model::Gpu> = known.into_iter().cloned().collect();
+    let machines: Vec<predict::Gpu> = known.into_iter().cloned().collect();
     let check = check_kernel(&rung.head, &Settings::quick().first_run())?;
     let study = analyse(rung.head.clone(), &rung.whole.kernel.launch, None, check, &machines, None);
     let forecast = study.prediction().cloned();

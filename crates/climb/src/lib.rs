@@ -8,10 +8,10 @@ mod record;
 use std::time::Instant;
 
 use cpu::CpuPlan;
-use emu::model::{Gpu, machine};
-use emu::resources::Ptxas;
 use kernels::ladder::{Expected, Reason};
 use kernels::{Arch, KernelError, Plan};
+use predict::resources::Ptxas;
+use predict::{Gpu, machine};
 use problem::{DType, Problem};
 use serde_json::{Value, json};
 

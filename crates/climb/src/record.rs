@@ -5,8 +5,8 @@
 //! but the log's table does not distinguish them. The score under the assumption of one batch throughout is
 //! reported too.
 
-use emu::model::machine;
 use kernels::{Arch, KernelError, Plan};
+use predict::machine;
 use problem::{DType, Problem};
 use ptx::Launch;
 use serde::Serialize;

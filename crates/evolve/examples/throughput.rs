@@ -13,7 +13,6 @@ use std::process::ExitCode;
 use std::time::Instant;
 
 use bench::provenance::Provenance;
-use emu::model::machine::H200;
 use flashcore_evolve::evaluate::cuda::Card;
 use flashcore_evolve::evaluate::kernel::Bench;
 use flashcore_evolve::evaluate::{Cuda, GpuCard};
@@ -23,6 +22,7 @@ use host::store::{StoreError, append_line};
 use kernels::Arch;
 use kernels::select::Shape;
 use ledger::CandidateId;
+use predict::machine::H200;
 use problem::{Band, DType, Problem};
 use rand::SeedableRng;
 use rand::rngs::SmallRng;

@@ -412,7 +412,7 @@ mod tests {
     fn children_end_with_us() {
         let seconds = "61234.375";
         let us = std::process::Command::new(std::env::current_exe().unwrap())
-            .args(["--exact", "evolve::children::tests::someone_who_is_killed", "--nocapture"])
+            .args(["--exact", "children::tests::someone_who_is_killed", "--nocapture"])
             .env("SECONDS_TO_SLEEP", seconds)
             .stdout(Stdio::null())
             .spawn();

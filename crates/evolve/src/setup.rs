@@ -1,9 +1,9 @@
 //! Begins and resumes runs: turns a user's wishes and the ledger's content into a configuration. The command
 //! and the Python package share this module.
 
-use emu::model::{Gpu, machine};
 use kernels::select::Shape;
 use kernels::{Arch, Family, KernelError};
+use predict::{Gpu, machine};
 use problem::Tensor;
 
 use super::config::{Case, Config, Configuration};

@@ -67,7 +67,7 @@ fn spawn(path: &Path, name: &str, limit: Option<u32>) -> Child {
         None => Command::new(test),
     };
     command
-        .args(["ledger::crash::child", "--exact", "--nocapture", "--test-threads=1"])
+        .args(["crash::child", "--exact", "--nocapture", "--test-threads=1"])
         .env(LEDGER, path)
         .env(NAME, name)
         .stdout(Stdio::piped())

@@ -8,7 +8,6 @@ const USERS: [&str; 13] = [
     "crates/calibrate/src/fuzz/mod.rs",
     "crates/check/src/gate/mutate.rs",
     "crates/check/tests/verdicts.rs",
-    "crates/emu/src/model/tests/asynchronous.rs",
     "crates/emu/tests/contract.rs",
     "crates/emu/tests/filetests.rs",
     "crates/emu/tests/limits.rs",
@@ -16,6 +15,7 @@ const USERS: [&str; 13] = [
     "crates/kernels/tests/small.rs",
     "crates/kernels/tests/wgmma_needed.rs",
     "crates/kernels/tests/wgmma_tail.rs",
+    "crates/predict/src/tests/asynchronous.rs",
     "crates/ptx/src/verify/mod.rs",
     "crates/ptx/tests/assumed.rs",
 ];

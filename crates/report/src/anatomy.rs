@@ -1,11 +1,11 @@
 //! Line costs and root causes of a candidate's kernel, computed on demand from a few of its CTAs.
 
-use emu::model::{Gpu, Prediction, machine};
-use emu::resources::{Ptxas, estimate};
 use emu::trace::sample_ctas;
 use emu::{Buffer, Checks, EmuError, Fidelity, Options};
 use kernels::select::Shape;
 use kernels::{Arch, KernelError, Plan};
+use predict::resources::{Ptxas, estimate};
+use predict::{Gpu, Prediction, machine};
 use problem::Problem;
 
 use check::diagnose::{Evidence, Finding, LineCost, diagnose};

@@ -1,7 +1,7 @@
 //! The sections of the page.
 
-use emu::model::Cause;
 use maud::{Markup, html};
+use predict::Cause;
 
 use super::chart::{Bar, Part, Point, bars, roofline, short, stacked};
 use check::diagnose::show_lines;

@@ -67,9 +67,9 @@ fn the_model_orders_the_seeds_table() {
         let quoted = rung.quoted.as_ref()?;
         let kernel = &rung.head.kernel;
         let report = check::study::record(&rung.head, 2).unwrap();
-        let resources = emu::resources::estimate(&kernel.module, &kernel.entry).unwrap();
+        let resources = predict::resources::estimate(&kernel.module, &kernel.entry).unwrap();
         let launch = quoted.launch.as_ref().unwrap();
-        let l4 = &emu::model::machine::L4;
+        let l4 = &predict::machine::L4;
         let predicted = check::study::forecast(&rung.head, launch, &report.traces, &resources, l4).unwrap();
         Some((predicted.us, quoted.us))
     };

@@ -353,8 +353,8 @@ fn signed(registers: &[Lanes32], element: Input, negated: bool) -> Vec<Lanes32> 
 mod tests {
     use std::collections::HashSet;
 
-    use emu::resources::Ptxas;
     use half::{bf16, f16};
+    use predict::resources::Ptxas;
 
     use super::*;
 

@@ -11,7 +11,7 @@ pub mod tensors;
 use std::collections::{BTreeMap, HashSet};
 
 use emu::Schedule;
-use emu::model::machine;
+use predict::machine;
 use rand::rngs::SmallRng;
 use rand::seq::IndexedRandom;
 use rand::{Rng, SeedableRng};

@@ -1,8 +1,8 @@
 //! A machine's description from probes: the constants of the time model, measured where a probe determines
 //! them, and otherwise taken from the table.
 
-use emu::model::Gpu;
-use emu::model::machine::{DRAM_EFFICIENCY, L4, MACHINES};
+use predict::Gpu;
+use predict::machine::{DRAM_EFFICIENCY, L4, MACHINES};
 use ptx::{Builder, Dim3, Kernel, Launch, Target, Violations};
 use serde::Serialize;
 use serde_json::{Value, json};
@@ -245,7 +245,7 @@ pub fn row(probe: &super::Probe, figure: Figure, forecast: Option<Figure>) -> Ro
 
 #[cfg(test)]
 mod tests {
-    use emu::model::machine::H200;
+    use predict::machine::H200;
 
     use super::*;
     use crate::probes::{all, target};

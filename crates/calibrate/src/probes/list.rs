@@ -1,6 +1,6 @@
 //! The list of probes.
 
-use emu::model::Gpu;
+use predict::Gpu;
 use ptx::{
     AtomicOp, Builder, CacheOp, CmpOp, FloatMods, Global, Half, MemSem, Memory, Op, Operand, Pointer, R16,
     R32, R64, Rounding, Shared, Space, SpecialReg, Target, TernaryOp, Type, UnaryOp, Value,

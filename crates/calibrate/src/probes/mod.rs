@@ -11,9 +11,9 @@ pub mod description;
 mod list;
 mod products;
 
-use emu::model::{self, CacheState, ModelError, Subject};
-use emu::resources::estimate;
 use emu::{Buffer, EmuError, Options};
+use predict::resources::estimate;
+use predict::{CacheState, ModelError, Subject};
 use ptx::{Access, Arg, BufferSpec, Dim3, Kernel, Launch, Machine, Target, Verified, Violations};
 use serde::Serialize;
 
@@ -69,7 +69,7 @@ pub struct Probe {
     pub data: usize,
     pub code: Box<dyn Fn(&mut Bench) + Sync>,
     /// The model's value, where the emulator cannot run the kernel.
-    pub constant: Option<fn(&model::Gpu) -> f64>,
+    pub constant: Option<fn(&predict::Gpu) -> f64>,
 }
 
 /// The result of a probe, in clocks.
@@ -207,7 +207,7 @@ impl Probe {
     ///
     /// # Errors
     /// When the emulator or the model rejects the kernel.
-    pub fn forecast(&self, gpu: &model::Gpu, target: Target) -> Result<Figure, ProbeError<EmuError>> {
+    pub fn forecast(&self, gpu: &predict::Gpu, target: Target) -> Result<Figure, ProbeError<EmuError>> {
         if let Some(constant) = self.constant {
             return Ok(Figure { clocks: constant(gpu), round: 0.0 });
         }
@@ -226,7 +226,7 @@ impl Probe {
     fn predicted(
         &self,
         kernel: &Kernel,
-        gpu: &model::Gpu,
+        gpu: &predict::Gpu,
         target: Target,
     ) -> Result<f64, ProbeError<EmuError>> {
         let alone = Kernel { launch: Launch { grid: Dim3(1, 1, 1), ..kernel.launch }, ..kernel.clone() };
@@ -251,7 +251,7 @@ impl Probe {
             footprint: self.data as u64,
             cache: CacheState::Warm,
         };
-        Ok(model::predict(&subject, gpu)?.cycles)
+        Ok(predict::predict(&subject, gpu)?.cycles)
     }
 }
 
@@ -275,7 +275,7 @@ fn elapsed(bytes: &[u8], warps: usize) -> f64 {
 #[cfg(test)]
 mod tests {
     use emu::Emulator;
-    use emu::model::machine::H200;
+    use predict::machine::H200;
 
     use super::*;
 

@@ -1,9 +1,9 @@
 //! The evidence of a diagnosis: instructions with their counters, and the prediction.
 
-use emu::model::{Cause, Prediction};
-use emu::resources::Resources;
 use emu::trace::CtaTrace;
 use emu::{Counter, Counters};
+use predict::resources::Resources;
+use predict::{Cause, Prediction};
 use ptx::{Instruction, Kernel, Op, Statement};
 use serde::Serialize;
 

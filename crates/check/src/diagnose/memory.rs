@@ -1,6 +1,6 @@
 //! Root causes in the use of memory.
 
-use emu::model::Cause;
+use predict::Cause;
 use ptx::{Access, Op, Space};
 
 use super::evidence::{Evidence, Executed};

@@ -1,7 +1,7 @@
 //! Root causes in the distribution of work: serial sections, idle warps, idle SMs, unused units.
 
-use emu::model::Cause;
-use emu::resources::Limiter;
+use predict::Cause;
+use predict::resources::Limiter;
 use ptx::{BinaryOp, Op, TernaryOp, Type, UnaryOp};
 
 use super::evidence::{Evidence, Executed};

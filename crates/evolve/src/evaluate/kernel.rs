@@ -1,9 +1,9 @@
 //! The part of an evaluation that needs no device: building a kernel, describing it, predicting its time and
 //! checking it in the emulator. Evaluators of GPUs begin with it, with or without a GPU.
 
-use emu::model::{Gpu, Prediction};
-use emu::resources::{Ptxas, PtxasError, Resources, estimate};
 use kernels::{Arch, Plan};
+use predict::resources::{Ptxas, PtxasError, Resources, estimate};
+use predict::{Gpu, Prediction};
 use problem::{Layout, Problem};
 use serde_json::{Value, json};
 

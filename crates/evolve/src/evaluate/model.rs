@@ -4,8 +4,8 @@
 
 use std::collections::HashMap;
 
-use emu::model::Gpu;
 use kernels::select::Shape;
+use predict::Gpu;
 
 use super::kernel::Bench;
 use super::{Evaluator, Look};
@@ -122,9 +122,9 @@ impl Evaluator for Model {
 
 #[cfg(test)]
 mod tests {
-    use emu::model::machine::H200;
     use kernels::ladder::RungPlan;
     use kernels::{Arch, Family, Plan};
+    use predict::machine::H200;
     use problem::{Band, DType, Problem};
 
     use super::*;

@@ -90,7 +90,7 @@ impl Card for EmulatedCard {
     }
 
     fn build(&mut self, kernel: &Kernel) -> Result<Built, Fault> {
-        let found = emu::resources::estimate(&kernel.module, &kernel.entry)
+        let found = predict::resources::estimate(&kernel.module, &kernel.entry)
             .ok_or_else(|| Fault::new("compile", format!("{} has no body", kernel.entry)))?;
         let shared = u64::from(found.shared) + u64::from(kernel.launch.dynamic_shared);
         if shared > u64::from(self.arch.shared_per_cta) {

@@ -15,10 +15,10 @@ mod watched;
 
 use std::time::{Duration, Instant};
 
-use emu::model::Gpu;
-use emu::model::machine::{L4, MACHINES};
-use emu::resources::{Resources, Source};
 use kernels::select::Shape;
+use predict::Gpu;
+use predict::machine::{L4, MACHINES};
+use predict::resources::{Resources, Source};
 use problem::Problem;
 use serde_json::json;
 

@@ -8,7 +8,7 @@ use ptx::{
 };
 
 use super::machine::{Gpu, TensorRates};
-use crate::decode::Fragment;
+use emu::trace::fragment_accesses;
 
 /// Ticks per clock. A tick is the replay's unit of time. It is a sixteenth of a clock, so that fractional
 /// rates such as 6.45 clocks per mma are represented.
@@ -365,8 +365,7 @@ fn whole_product(c: &Costs, w: &Wmma) -> Cost {
 /// memory, MOVM. The lane-dependent part of the address is computed once for all accesses with the same
 /// stride.
 fn fragment(c: &Costs, access: WmmaAccess) -> Cost {
-    let Some(fragment) = Fragment::new(access) else { return c.lsu(0) };
-    let transposes = fragment.transposes() as u32;
+    let Some((accesses, transposes)) = fragment_accesses(access) else { return c.lsu(0) };
     let latency = if transposes > 0 { c.0.latency.shuffle } else { 0 };
-    Cost { slots: fragment.accesses.len() as u32 + transposes, ..c.lsu(latency) }
+    Cost { slots: accesses + transposes, ..c.lsu(latency) }
 }

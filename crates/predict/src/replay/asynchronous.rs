@@ -7,10 +7,10 @@
 use std::collections::HashMap;
 
 use super::{Action, At, Effect, NOW, Pipe, Ready, Sm, Step};
-use crate::model::cost::TICK;
-use crate::model::lower::Direction;
-use crate::model::prediction::Cause;
-use crate::trace::{Detail, Event, MbarrierPlace};
+use crate::cost::TICK;
+use crate::lower::Direction;
+use crate::prediction::Cause;
+use emu::trace::{Detail, Event, MbarrierPlace};
 
 /// Groups of asynchronous work of a warp: the completion times of the open group and of the closed groups,
 /// oldest first.

@@ -6,7 +6,7 @@ use std::collections::HashMap;
 use super::lower::Program;
 use super::machine::Gpu;
 use super::schedule::{Layout, layout, single};
-use crate::trace::{CtaTrace, Detail, Event};
+use emu::trace::{CtaTrace, Detail, Event};
 
 /// A run of events and its layout.
 #[derive(Clone, Copy, Debug)]

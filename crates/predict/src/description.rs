@@ -101,7 +101,7 @@ impl Gpu {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::model::machine::{L4, MACHINES, Memories};
+    use crate::machine::{L4, MACHINES, Memories};
 
     #[test]
     fn descriptions_are_read_as_they_are_written() {

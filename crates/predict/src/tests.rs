@@ -5,7 +5,7 @@ use ptx::*;
 use super::machine::{A100, H200, L4};
 use super::*;
 use crate::resources::{Resources, Source};
-use crate::trace::{CtaTrace, LaneAddresses, Recorder};
+use emu::trace::{CtaTrace, LaneAddresses, Recorder};
 
 mod asynchronous;
 

@@ -17,7 +17,7 @@ use super::memory::{At, MemorySystem, Residency};
 use super::plan::Planned;
 use super::prediction::Cause;
 use super::schedule::{Layout, Step};
-use crate::trace::{CacheFootprint, Detail, Event};
+use emu::trace::{CacheFootprint, Detail, Event};
 
 /// The result of the replay.
 #[derive(Clone, Debug, Default)]

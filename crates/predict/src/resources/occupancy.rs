@@ -1,7 +1,7 @@
 use serde::Serialize;
 use thiserror::Error;
 
-use crate::model::Gpu;
+use crate::Gpu;
 
 /// The resource that limits the number of CTAs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
@@ -92,7 +92,7 @@ pub fn occupancy(gpu: &Gpu, threads: u64, registers: u32, shared: u32) -> Result
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::model::machine::{A100, H200, L4};
+    use crate::machine::{A100, H200, L4};
 
     #[test]
     fn each_limiter() {

@@ -3,10 +3,10 @@
 use ptx::*;
 
 use super::{RESOURCES, near};
-use crate::model::machine::H200;
-use crate::model::*;
-use crate::trace::{CtaTrace, Detail};
-use crate::{Buffer, Checks, Fidelity, Options};
+use crate::machine::H200;
+use crate::*;
+use emu::trace::{CtaTrace, Detail};
+use emu::{Buffer, Checks, Fidelity, Options};
 
 /// The recorded CTAs of a kernel. Each parameter is a buffer of 64 KB.
 fn sketched(text: &str, launch: Launch, ctas: &[u64]) -> (Module, Vec<CtaTrace>) {
@@ -30,7 +30,7 @@ fn sketched(text: &str, launch: Launch, ctas: &[u64]) -> (Module, Vec<CtaTrace>)
         ..Options::default()
     };
     let mut buffers: Vec<Buffer> = (0..params).map(|_| Buffer::zeroed(1 << 16)).collect();
-    let report = crate::run(&kernel, &mut buffers.iter_mut().collect::<Vec<_>>(), &options)
+    let report = emu::run(&kernel, &mut buffers.iter_mut().collect::<Vec<_>>(), &options)
         .unwrap_or_else(|e| panic!("{e}"));
     assert!(report.hazards.is_empty(), "{:?}", report.hazards);
     (module, report.traces)

@@ -14,7 +14,7 @@ use super::plan::{Layouts, Planned};
 use super::prediction::{Bound, Cause, Prediction, Roofline, Utilisation};
 use super::replay::{Outcome, replay};
 use crate::resources::{Occupancy, OccupancyError, Resources, Source, occupancy};
-use crate::trace::{CtaTrace, Detail};
+use emu::trace::{CtaTrace, Detail};
 
 /// Limit of replayed events. They take about half a second.
 const BUDGET: u64 = 6_000_000;

@@ -8,7 +8,7 @@ use super::cost::TICK;
 use super::lower::{Cached, Direction};
 use super::machine::Gpu;
 use super::prediction::Cause;
-use crate::trace::CacheFootprint;
+use emu::trace::CacheFootprint;
 
 /// Bytes of a sector.
 const SECTOR: u64 = 32;

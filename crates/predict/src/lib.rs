@@ -1,8 +1,8 @@
 //! The time model: it predicts how long a kernel takes on a described machine, what bounds it, and how the
 //! time divides.
 //!
-//! Its inputs are the PTX, the launch, the traces of a few CTAs ([`crate::trace`]) and the resources of a CTA
-//! on an SM ([`crate::resources`]). The steps are:
+//! Its inputs are the PTX, the launch, the traces of a few CTAs ([`emu::trace`]) and the resources of a CTA
+//! on an SM ([`resources`]). The steps are:
 //!
 //! 1. `lower`: each PTX instruction is mapped to what ptxas generates for it: slots, pipe, latency,
 //!    registers.
@@ -22,7 +22,7 @@
 
 mod address;
 mod cost;
-pub(crate) mod dataflow;
+mod dataflow;
 mod description;
 mod lower;
 pub mod machine;
@@ -31,6 +31,7 @@ mod plan;
 mod predict;
 mod prediction;
 mod replay;
+pub mod resources;
 mod schedule;
 #[cfg(test)]
 mod tests;

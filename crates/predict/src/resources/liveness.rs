@@ -1,7 +1,7 @@
 use ptx::{Body, Instruction, Label, Module, Op, Operand, Statement, Type};
 
 use super::{Resources, Source, static_shared};
-use crate::model::dataflow::{reads, writes};
+use crate::dataflow::{reads, writes};
 
 /// Registers that every kernel has besides its values: the stack pointer, and temporaries of expanded
 /// instructions.
