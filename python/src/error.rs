@@ -8,6 +8,7 @@ use evolve::setup::SetupError;
 use flashcore::AttentionError;
 use kernels::KernelError;
 use ledger::LedgerError;
+use oracle::OracleError;
 use problem::ProblemError;
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
@@ -68,6 +69,12 @@ impl From<ProblemError> for Error {
 
 impl From<CpuError> for Error {
     fn from(error: CpuError) -> Error {
+        Error::Argument(error.to_string())
+    }
+}
+
+impl From<OracleError> for Error {
+    fn from(error: OracleError) -> Error {
         Error::Argument(error.to_string())
     }
 }

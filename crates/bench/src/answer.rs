@@ -4,7 +4,7 @@
 //! of rows are judged: the first, the last, and some at random places that differ for each draw. Every output
 //! element must also be a number, because the output was filled with NaN before.
 
-use cpu::CpuError;
+use oracle::OracleError;
 use problem::{Band, Corner, KeyRange, Layout, Problem, Score, Tensor};
 use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
@@ -55,7 +55,7 @@ impl Answer {
     ///
     /// # Errors
     /// When the oracle rejects the problem.
-    pub fn draw(problem: &Problem, seed: u64) -> Result<Answer, CpuError> {
+    pub fn draw(problem: &Problem, seed: u64) -> Result<Answer, OracleError> {
         let problem = dense(problem);
         problem.check()?;
         let inputs = normal_inputs(&problem, seed);
@@ -159,7 +159,7 @@ fn block(
     head: usize,
     row: usize,
     rows: usize,
-) -> Result<Block, CpuError> {
+) -> Result<Block, OracleError> {
     let (seq_q, seq_kv) = (problem.seq_q, problem.seq_kv);
     let range = |row| problem.band.keys(row, seq_q, seq_kv);
     let keys = KeyRange { start: range(row).start, end: range(row + rows - 1).end };

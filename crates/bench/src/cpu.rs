@@ -3,6 +3,7 @@
 use std::time::Instant;
 
 use cpu::{CpuError, CpuPlan};
+use oracle::OracleError;
 use problem::{DType, Problem, Tensor};
 
 use super::race::{Deck, Race, RaceError, Rules, race as run};
@@ -17,6 +18,9 @@ pub enum BenchError {
     /// The native kernels reject the problem or the plan.
     #[error(transparent)]
     Cpu(#[from] CpuError),
+    /// The oracle rejects the problem.
+    #[error(transparent)]
+    Oracle(#[from] OracleError),
     /// The PyTorch process failed.
     #[error(transparent)]
     Torch(#[from] TorchError),

@@ -13,7 +13,7 @@
 
 use std::time::Instant;
 
-use cpu::CpuError;
+use oracle::OracleError;
 use problem::Problem;
 use rayon::prelude::*;
 use serde::Serialize;
@@ -39,7 +39,7 @@ impl Deck {
     ///
     /// # Errors
     /// When the oracle rejects the problem.
-    pub fn draw(problem: &Problem, seed: u64) -> Result<Deck, CpuError> {
+    pub fn draw(problem: &Problem, seed: u64) -> Result<Deck, OracleError> {
         // The initial inputs, then those of the first, the middle and the last round.
         let draws = (0..4u64).into_par_iter();
         let answers =

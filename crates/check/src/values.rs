@@ -1,8 +1,9 @@
 //! Tensors of a problem as values and as bytes.
 
-use cpu::{CpuError, CpuPlan, Element, Reference};
+use cpu::{CpuError, CpuPlan};
 use half::{bf16, f16};
-use problem::{DType, Problem, Tensor};
+use oracle::{OracleError, Reference};
+use problem::{DType, Element, Problem, Tensor};
 use rayon::prelude::*;
 
 /// Minimum number of elements that a thread gets in parallel loops.
@@ -191,7 +192,7 @@ pub struct Inputs {
 }
 
 /// Runs `$call` on the three slices of one element type. All three have the problem's dtype by construction;
-/// anything else gives the error that the CPU kernels give.
+/// anything else gives the error that the oracle gives.
 macro_rules! typed {
     ($problem:expr, $inputs:expr, |$q:ident, $k:ident, $v:ident| $call:expr) => {
         match (&$inputs.q, &$inputs.k, &$inputs.v) {
@@ -200,7 +201,7 @@ macro_rules! typed {
             (Values::F32($q), Values::F32($k), Values::F32($v)) => $call,
             (_, k, v) => {
                 let odd = if k.dtype() == $problem.dtype { v.dtype() } else { k.dtype() };
-                Err(CpuError::DType { slices: odd, problem: $problem.dtype })
+                Err(OracleError::DType { slices: odd, problem: $problem.dtype })
             }
         }
     };
@@ -211,16 +212,16 @@ impl Inputs {
     ///
     /// # Errors
     /// When the buffers do not fit the problem.
-    pub fn oracle(&self, problem: &Problem) -> Result<Reference, CpuError> {
-        typed!(problem, self, |q, k, v| cpu::oracle(problem, q, k, v))
+    pub fn oracle(&self, problem: &Problem) -> Result<Reference, OracleError> {
+        typed!(problem, self, |q, k, v| oracle::oracle(problem, q, k, v))
     }
 
     /// Standard attention in the precision of the inputs.
     ///
     /// # Errors
     /// When the buffers do not fit the problem.
-    pub fn reference_in_precision(&self, problem: &Problem) -> Result<Reference, CpuError> {
-        typed!(problem, self, |q, k, v| cpu::reference_in_precision(problem, q, k, v))
+    pub fn reference_in_precision(&self, problem: &Problem) -> Result<Reference, OracleError> {
+        typed!(problem, self, |q, k, v| oracle::reference_in_precision(problem, q, k, v))
     }
 
     /// Runs the native CPU kernels into `out`, a buffer of the output's [`Problem::span`], and into `lse`.

@@ -143,6 +143,8 @@ pub enum CliError {
     #[error(transparent)]
     Cpu(#[from] cpu::CpuError),
     #[error(transparent)]
+    Oracle(#[from] oracle::OracleError),
+    #[error(transparent)]
     Problem(#[from] problem::ProblemError),
     #[error(transparent)]
     Evolution(#[from] evolve::EvolveError),

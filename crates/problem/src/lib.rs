@@ -7,12 +7,14 @@
 
 mod band;
 mod dtype;
+mod element;
 mod error;
 mod score;
 mod shape;
 
 pub use band::{Band, Corner, KeyRange};
 pub use dtype::DType;
+pub use element::{Element, Elements, ElementsMut};
 pub use error::ProblemError;
 pub use score::Score;
 pub use shape::{Layout, Problem, Strides, Tensor};

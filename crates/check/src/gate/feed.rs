@@ -2,8 +2,8 @@
 
 use std::ops::Range;
 
-use cpu::CpuError;
 use emu::Buffer;
+use oracle::OracleError;
 use problem::{Problem, Tensor};
 use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
@@ -57,13 +57,13 @@ impl Feed {
     ///
     /// # Errors
     /// When the oracle rejects the problem.
-    pub fn references(&self, bound: &Bound) -> Result<Option<References>, CpuError> {
+    pub fn references(&self, bound: &Bound) -> Result<Option<References>, OracleError> {
         let Some((problem, inputs)) = bound.problem.as_ref().zip(self.judged()) else { return Ok(None) };
         References::of(problem, inputs).map(Some)
     }
 
     /// The error that quantising the inputs causes; `None` for inputs that are not quantised.
-    pub(super) fn quantisation(&self, bound: &Bound) -> Result<Option<f64>, CpuError> {
+    pub(super) fn quantisation(&self, bound: &Bound) -> Result<Option<f64>, OracleError> {
         let (Some(problem), Some(drawn), Some(codes)) = (&bound.problem, &self.drawn, &self.codes) else {
             return Ok(None);
         };

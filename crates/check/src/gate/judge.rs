@@ -1,7 +1,7 @@
 //! Decides whether an output is right. Tolerances come from the error of standard attention in the input
 //! precision, as in FlashAttention's own tests, never from a loose constant.
 
-use cpu::{CpuError, Reference};
+use oracle::{OracleError, Reference};
 use problem::{DType, Problem};
 use rayon::prelude::*;
 
@@ -131,7 +131,7 @@ impl References {
     ///
     /// # Errors
     /// When the oracle rejects the problem.
-    pub fn of(problem: &Problem, inputs: &Inputs) -> Result<References, CpuError> {
+    pub fn of(problem: &Problem, inputs: &Inputs) -> Result<References, OracleError> {
         Ok(References::new(problem, inputs.oracle(problem)?, &inputs.reference_in_precision(problem)?))
     }
 

@@ -2,8 +2,8 @@
 
 use std::ops::Range;
 
-use cpu::CpuError;
 use emu::{Buffer, EmuError, Options, Schedule};
+use oracle::OracleError;
 use problem::{Problem, Tensor};
 
 use super::feed::{Feed, row_ranges};
@@ -73,7 +73,7 @@ pub enum GateError {
     #[error("the kernel cannot be launched: {0}")]
     Launch(EmuError),
     #[error("the oracle refuses the problem: {0}")]
-    Oracle(#[from] CpuError),
+    Oracle(#[from] OracleError),
     #[error("{0}")]
     Other(String),
 }

@@ -2,9 +2,9 @@
 //! every access; here guards and poison show the effects instead. Every buffer lies between two guards, and
 //! outputs start as a NaN pattern.
 
-use cpu::CpuError;
 use emu::Buffer;
 use kernels::{Arch, KernelError, Plan};
+use oracle::OracleError;
 use problem::{Problem, ProblemError};
 use ptx::{Access, Arg, Kernel, Machine};
 
@@ -48,7 +48,7 @@ pub enum TrialError<E: std::error::Error> {
     #[error(transparent)]
     Machine(E),
     #[error("the oracle refuses the problem: {0}")]
-    Oracle(#[from] CpuError),
+    Oracle(#[from] OracleError),
 }
 
 /// Emits the kernel of a plan and assigns roles to its buffers.

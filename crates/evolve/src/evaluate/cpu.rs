@@ -78,13 +78,16 @@ impl CpuEvaluator {
     fn check(&mut self, plan: &CpuPlan, shape: &Shape) -> Result<CheckFact, Rejection> {
         let _shared = MACHINE.read().unwrap_or_else(PoisonError::into_inner);
         let began = Instant::now();
-        let failed = |error| reject(Stage::Check, "crashed", error);
+        let failed = |error: &dyn ToString| reject(Stage::Check, "crashed", error.to_string());
         let known = self.known(shape);
         let cases = match &known.cases {
             Some(cases) => cases.clone(),
-            None => known.cases.insert(Arc::new(Cases::of(&shape.problem()).map_err(failed)?)).clone(),
+            None => {
+                let cases = Cases::of(&shape.problem()).map_err(|error| failed(&error))?;
+                known.cases.insert(Arc::new(cases)).clone()
+            }
         };
-        let (reasons, error_rel) = cases.judge(plan).map_err(failed)?;
+        let (reasons, error_rel) = cases.judge(plan).map_err(|error| failed(&error))?;
         Ok(CheckFact {
             judge: Judge::Device,
             verdict: if reasons.is_empty() { Verdict::Passed } else { Verdict::Failed },

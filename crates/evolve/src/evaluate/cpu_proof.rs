@@ -2,6 +2,7 @@
 //! the emulator. All cases are small problems of the same kind, and their references are computed once.
 
 use cpu::{CpuError, CpuPlan};
+use oracle::OracleError;
 use problem::{DType, Layout, Problem, Tensor};
 
 use check::gate::References;
@@ -29,7 +30,7 @@ struct Case {
 
 impl Cases {
     /// The cases for a problem.
-    pub(super) fn of(problem: &Problem) -> Result<Cases, CpuError> {
+    pub(super) fn of(problem: &Problem) -> Result<Cases, OracleError> {
         let small = small(problem);
         let ordinary = (1..=SEEDS).map(|seed| (Style::Normal, seed));
         let others = Style::ALL.into_iter().filter(|&style| style != Style::Normal).map(|style| (style, 1));
@@ -69,7 +70,7 @@ impl Cases {
 }
 
 impl Case {
-    fn draw(name: String, problem: Problem, style: Style, seed: u64) -> Result<Case, CpuError> {
+    fn draw(name: String, problem: Problem, style: Style, seed: u64) -> Result<Case, OracleError> {
         let inputs = draw(&problem, style, seed);
         let references = References::of(&problem, &inputs)?;
         Ok(Case { name, problem, inputs, references, slack: 1.0 })

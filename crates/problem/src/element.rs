@@ -1,6 +1,9 @@
+//! The element types of tensors in host memory.
+
 use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
-use problem::DType;
+
+use crate::DType;
 
 mod sealed {
     pub trait Sealed {}
@@ -21,12 +24,18 @@ pub enum Elements<'a> {
 }
 
 impl Elements<'_> {
-    pub(crate) fn len(self) -> usize {
+    /// The number of elements.
+    pub fn len(self) -> usize {
         match self {
             Elements::F32(x) => x.len(),
             Elements::F16(x) => x.len(),
             Elements::Bf16(x) => x.len(),
         }
+    }
+
+    /// Whether there is no element.
+    pub fn is_empty(self) -> bool {
+        self.len() == 0
     }
 }
 
@@ -43,7 +52,7 @@ pub enum ElementsMut<'a> {
 
 /// An element type of Q, K, V and O: `f32`, [`half::f16`] or [`half::bf16`].
 pub trait Element: Copy + Send + Sync + 'static + sealed::Sealed {
-    /// The name of this type in a [`problem::Problem`].
+    /// The name of this type in a [`Problem`](crate::Problem).
     const DTYPE: DType;
 
     /// The value in f32, which is exact.

@@ -1,14 +1,49 @@
 //! Reference implementations: standard attention, row by row, in f64 or in the input precision.
 //!
-//! Both share one code, generic over an [`Arithmetic`]. Eight query rows are computed together, one per lane,
+//! [`oracle`] computes the exact result. [`reference_in_precision`] computes standard attention in the input
+//! precision; its distance from the oracle is the basis of tolerances. This crate shares no code with the
+//! kernels that it judges.
+//!
+//! Rows without mass: a query that sees no key, or only keys whose logit is −∞, has O = 0 and LSE = −∞. For a
+//! row with a visible logit of NaN or +∞, O and LSE are NaN. A key that a row does not see does not affect
+//! the row, even if the key is NaN or infinite.
+//!
+//! Both share one code, generic over an `Arithmetic`. Eight query rows are computed together, one per lane,
 //! so that every inner loop multiplies a vector by a number. A block of rows stores its logits (8 · seq_kv
 //! numbers).
 
-use problem::{KeyRange, Problem};
+mod rows;
+
+use problem::{DType, Element, KeyRange, Problem, ProblemError, Tensor};
 use rayon::prelude::*;
 
-use crate::view::{Input, Inputs, View};
-use crate::{CpuError, Element};
+use rows::Rows;
+
+/// Why a reference cannot be computed. Each message names the argument, its value and what is accepted.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum OracleError {
+    /// The problem is not valid.
+    #[error(transparent)]
+    Problem(#[from] ProblemError),
+    /// The element type of the slices differs from the problem's.
+    #[error("the slices hold {slices}, but problem.dtype = {problem}; pass slices of {problem}")]
+    DType {
+        /// Element type of the slices.
+        slices: DType,
+        /// Element type of the problem.
+        problem: DType,
+    },
+    /// A slice is shorter than its tensor.
+    #[error("{tensor} has {len} elements; its shape and strides reach over {needed}")]
+    BufferTooShort {
+        /// The tensor: q, k or v.
+        tensor: &'static str,
+        /// Elements given.
+        len: usize,
+        /// Elements needed.
+        needed: usize,
+    },
+}
 
 /// Dense outputs of a reference implementation.
 #[derive(Clone, Debug, PartialEq)]
@@ -22,8 +57,8 @@ pub struct Reference {
 /// Attention in f64 on the given inputs, which are already rounded to their type.
 ///
 /// # Errors
-/// A [`CpuError`] if the problem or a buffer is rejected.
-pub fn oracle<T: Element>(problem: &Problem, q: &[T], k: &[T], v: &[T]) -> Result<Reference, CpuError> {
+/// An [`OracleError`] if the problem or a buffer is rejected.
+pub fn oracle<T: Element>(problem: &Problem, q: &[T], k: &[T], v: &[T]) -> Result<Reference, OracleError> {
     attend::<Exact, T>(problem, q, k, v)
 }
 
@@ -32,13 +67,13 @@ pub fn oracle<T: Element>(problem: &Problem, q: &[T], k: &[T], v: &[T]) -> Resul
 /// a tolerance.
 ///
 /// # Errors
-/// A [`CpuError`] if the problem or a buffer is rejected.
+/// An [`OracleError`] if the problem or a buffer is rejected.
 pub fn reference_in_precision<T: Element>(
     problem: &Problem,
     q: &[T],
     k: &[T],
     v: &[T],
-) -> Result<Reference, CpuError> {
+) -> Result<Reference, OracleError> {
     attend::<Rounded<T>, T>(problem, q, k, v)
 }
 
@@ -123,7 +158,7 @@ impl<T: Element> Arithmetic for Rounded<T> {
 
 /// `count` rows of one head of K or V, converted and dense.
 fn widen_head<A: Arithmetic, T: Element>(
-    view: View<'_, T>,
+    view: Rows<'_, T>,
     batch: usize,
     head: usize,
     count: usize,
@@ -137,8 +172,16 @@ fn attend<A: Arithmetic, T: Element>(
     q: &[T],
     k: &[T],
     v: &[T],
-) -> Result<Reference, CpuError> {
-    let inputs = Inputs::check(problem, [q, k, v].map(Input::from))?;
+) -> Result<Reference, OracleError> {
+    problem.check()?;
+    if T::DTYPE != problem.dtype {
+        return Err(OracleError::DType { slices: T::DTYPE, problem: problem.dtype });
+    }
+    let [queries, k, v] = [
+        Rows::new(problem, Tensor::Q, q)?,
+        Rows::new(problem, Tensor::K, k)?,
+        Rows::new(problem, Tensor::V, v)?,
+    ];
     let (heads, rows, dim_v) = (problem.heads_q, problem.seq_q, problem.head_dim_v);
     let mut out = vec![0.0; problem.batch * heads * rows * dim_v];
     let mut lse = vec![0.0; problem.batch * heads * rows];
@@ -149,13 +192,13 @@ fn attend<A: Arithmetic, T: Element>(
     for (index, (out, lse)) in per_head {
         let (batch, head) = (index / heads, index % heads);
         if head % group == 0 {
-            widened.0 = widen_head::<A, T>(inputs.k, batch, head / group, problem.seq_kv);
-            widened.1 = widen_head::<A, T>(inputs.v, batch, head / group, problem.seq_kv);
+            widened.0 = widen_head::<A, T>(k, batch, head / group, problem.seq_kv);
+            widened.1 = widen_head::<A, T>(v, batch, head / group, problem.seq_kv);
         }
         let (keys, values) = (&widened.0, &widened.1);
         out.par_chunks_mut(LANES * dim_v).zip(lse.par_chunks_mut(LANES)).enumerate().for_each(
             |(block, (out, lse))| {
-                let row = |lane| inputs.q.row(batch, head, block * LANES + lane);
+                let row = |lane| queries.row(batch, head, block * LANES + lane);
                 let rows: Vec<&[T]> = (0..lse.len()).map(row).collect();
                 let seen = |lane| problem.band.keys(block * LANES + lane, problem.seq_q, problem.seq_kv);
                 row_block::<A, T>(problem, &rows, seen, keys, values, out, lse);
