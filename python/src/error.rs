@@ -3,10 +3,13 @@
 
 use cpu::CpuError;
 use driver::DriverError;
+#[cfg(feature = "evolve")]
 use evolve::EvolveError;
+#[cfg(feature = "evolve")]
 use evolve::setup::SetupError;
 use flashcore::AttentionError;
 use kernels::KernelError;
+#[cfg(feature = "evolve")]
 use ledger::LedgerError;
 use oracle::OracleError;
 use problem::ProblemError;
@@ -32,6 +35,7 @@ pub enum Error {
     #[error("{0}")]
     DeviceMemory(String),
     /// The ledger cannot be read or written (`LedgerError`, an `OSError`).
+    #[cfg(feature = "evolve")]
     #[error("{0}")]
     Ledger(String),
     /// An exception that Python raised.
@@ -52,6 +56,7 @@ impl Error {
             Error::Unsupported(_) => "UnsupportedError",
             Error::Device(_) => "DeviceError",
             Error::DeviceMemory(_) => "DeviceMemoryError",
+            #[cfg(feature = "evolve")]
             Error::Ledger(_) => "LedgerError",
             Error::Python(_) => "FlashCoreError",
         }
@@ -94,6 +99,7 @@ impl From<KernelError> for Error {
     }
 }
 
+#[cfg(feature = "evolve")]
 impl From<LedgerError> for Error {
     fn from(error: LedgerError) -> Error {
         match error {
@@ -103,6 +109,7 @@ impl From<LedgerError> for Error {
     }
 }
 
+#[cfg(feature = "evolve")]
 impl From<EvolveError> for Error {
     fn from(error: EvolveError) -> Error {
         match error {
@@ -112,6 +119,7 @@ impl From<EvolveError> for Error {
     }
 }
 
+#[cfg(feature = "evolve")]
 impl From<SetupError> for Error {
     fn from(error: SetupError) -> Error {
         match error {

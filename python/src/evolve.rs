@@ -333,6 +333,16 @@ pub fn lost(task: &str, reason: &str, detail: &str, seconds: f64) -> Result<Stri
     Ok(json!(outcome).to_string())
 }
 
+/// Adds the functions and the class of this file to the module.
+pub fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    module.add_function(wrap_pyfunction!(check_problems, module)?)?;
+    module.add_function(wrap_pyfunction!(evaluate, module)?)?;
+    module.add_function(wrap_pyfunction!(lost, module)?)?;
+    module.add_function(wrap_pyfunction!(describe_card, module)?)?;
+    module.add_function(wrap_pyfunction!(ledger_check, module)?)?;
+    module.add_class::<Evolution>()
+}
+
 /// Checks a ledger and counts the facts of its tables, for tests and for monitoring.
 #[pyfunction]
 pub fn ledger_check(py: Python<'_>, path: PathBuf) -> Result<String, Error> {
