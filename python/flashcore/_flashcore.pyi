@@ -100,6 +100,9 @@ class Race:
     def peer(self, name: str, warm: int, cold: int, q: _Any, k: _Any, v: _Any, out: _Any) -> None: ...
     def run(self, suite: str, mode: str, seconds: float) -> list[str]: ...
 
+HAS_SEARCH: bool
+"""Whether the module was built with the search: what follows, down to ``ledger_check``."""
+
 class Evolution:
     """A run of the evolution, from a configuration as JSON: ask what to evaluate, tell what came of it."""
 

@@ -127,6 +127,8 @@ def evolve(
     unseen = None if held_out is None else _words("held_out", held_out)
     drawn = _words("families", families)
     # Checked before a cluster is started, because starting one takes long.
+    if not _flashcore.HAS_SEARCH:
+        raise UnsupportedError("this wheel has no search; `cargo xtask wheel --evolve` builds one that has it")
     _flashcore.check_problems("problem", problems)
     _flashcore.check_problems("held_out", unseen or [])
     cluster = _Cluster(device, accelerator_type, retries)

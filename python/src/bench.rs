@@ -1,18 +1,18 @@
-//! Races of FlashCore against other libraries by the rules of `lab`, with CUDA graphs that Python has
+//! Races of FlashCore against other libraries by the rules of the crate `bench`, with CUDA graphs that Python has
 //! captured.
 #![allow(unsafe_code, reason = "graphs and memory that Python hands over")]
 
 use std::sync::Arc;
 
+use bench::gpu::{Contestant, Tensors, race};
+use bench::provenance::Provenance;
+use bench::{Deck, Identity, Mode, Peaks, Row, Rules, Sensors, Suite, quantile, suites};
+use check::genes::with_genes;
+use check::launchfile::Bound;
 use driver::{DeviceSlice, GraphExec, Stream};
 use flashcore::gpu::Gpu;
 use kernels::select::{Device, TunedTable, choose_of};
 use kernels::{Plan, emit};
-use lab::bench::gpu::{Contestant, Tensors, race};
-use lab::bench::{Deck, Identity, Mode, Peaks, Row, Rules, Sensors, Suite, quantile, suites};
-use lab::genes::with_genes;
-use lab::launchfile::Bound;
-use lab::provenance::Provenance;
 use problem::{DType, Layout, Problem, Score, Tensor};
 use pyo3::prelude::*;
 use serde_json::json;

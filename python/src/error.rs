@@ -3,11 +3,15 @@
 
 use cpu::CpuError;
 use driver::DriverError;
+#[cfg(feature = "evolve")]
+use evolve::EvolveError;
+#[cfg(feature = "evolve")]
+use evolve::setup::SetupError;
 use flashcore::AttentionError;
 use kernels::KernelError;
-use lab::evolve::EvolveError;
-use lab::evolve::setup::SetupError;
-use lab::ledger::LedgerError;
+#[cfg(feature = "evolve")]
+use ledger::LedgerError;
+use oracle::OracleError;
 use problem::ProblemError;
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
@@ -31,6 +35,7 @@ pub enum Error {
     #[error("{0}")]
     DeviceMemory(String),
     /// The ledger cannot be read or written (`LedgerError`, an `OSError`).
+    #[cfg(feature = "evolve")]
     #[error("{0}")]
     Ledger(String),
     /// An exception that Python raised.
@@ -51,6 +56,7 @@ impl Error {
             Error::Unsupported(_) => "UnsupportedError",
             Error::Device(_) => "DeviceError",
             Error::DeviceMemory(_) => "DeviceMemoryError",
+            #[cfg(feature = "evolve")]
             Error::Ledger(_) => "LedgerError",
             Error::Python(_) => "FlashCoreError",
         }
@@ -72,6 +78,12 @@ impl From<CpuError> for Error {
     }
 }
 
+impl From<OracleError> for Error {
+    fn from(error: OracleError) -> Error {
+        Error::Argument(error.to_string())
+    }
+}
+
 impl From<DriverError> for Error {
     fn from(error: DriverError) -> Error {
         match error {
@@ -87,6 +99,7 @@ impl From<KernelError> for Error {
     }
 }
 
+#[cfg(feature = "evolve")]
 impl From<LedgerError> for Error {
     fn from(error: LedgerError) -> Error {
         match error {
@@ -96,6 +109,7 @@ impl From<LedgerError> for Error {
     }
 }
 
+#[cfg(feature = "evolve")]
 impl From<EvolveError> for Error {
     fn from(error: EvolveError) -> Error {
         match error {
@@ -105,6 +119,7 @@ impl From<EvolveError> for Error {
     }
 }
 
+#[cfg(feature = "evolve")]
 impl From<SetupError> for Error {
     fn from(error: SetupError) -> Error {
         match error {

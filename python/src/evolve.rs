@@ -6,18 +6,18 @@ use std::path::PathBuf;
 use std::sync::{LazyLock, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
-use emu::model::Gpu;
+use bench::provenance::Provenance;
+use bench::suites;
+use evolve::evaluate::cpu::CpuEvaluator;
+use evolve::evaluate::model::Model;
+use evolve::evaluate::{Cuda, Evaluators, GpuCard};
+use evolve::setup;
+use evolve::workers::is_of_device;
+use evolve::{Ask, Configuration, Evaluator, Finding, Limits, Outcome, Target, Task};
 use kernels::select::Shape;
 use kernels::{Arch, Family};
-use lab::bench::suites;
-use lab::evolve::evaluate::cpu::CpuEvaluator;
-use lab::evolve::evaluate::model::Model;
-use lab::evolve::evaluate::{Cuda, Evaluators, GpuCard};
-use lab::evolve::setup;
-use lab::evolve::workers::is_of_device;
-use lab::evolve::{Ask, Configuration, Evaluator, Finding, Limits, Outcome, Target, Task};
-use lab::ledger::{Environment, Ledger, LedgerError, Rejection};
-use lab::provenance::Provenance;
+use ledger::{Environment, Ledger, LedgerError, Rejection};
+use predict::Gpu;
 use pyo3::prelude::*;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
@@ -70,7 +70,7 @@ struct Place {
 /// A run: :meth:`ask` returns what to evaluate, :meth:`tell` takes in the outcome.
 #[pyclass(frozen)]
 pub struct Evolution {
-    evolution: Mutex<lab::evolve::Evolution>,
+    evolution: Mutex<evolve::Evolution>,
     host: Option<Target>,
     began: Instant,
 }
@@ -99,7 +99,7 @@ impl Evolution {
                 Ask::Propose(question) => {
                     let detail = "a run on a cluster asks no proposer".to_owned();
                     let rejection =
-                        Rejection { stage: lab::evolve::Stage::Propose, reason: "proposer".into(), detail };
+                        Rejection { stage: evolve::Stage::Propose, reason: "proposer".into(), detail };
                     self.engine().answer(&question, Err(rejection))?;
                     json!("wait")
                 }
@@ -151,7 +151,7 @@ impl Evolution {
 }
 
 impl Evolution {
-    fn engine(&self) -> MutexGuard<'_, lab::evolve::Evolution> {
+    fn engine(&self) -> MutexGuard<'_, evolve::Evolution> {
         self.evolution.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -166,7 +166,7 @@ fn begin(wanted: &Wanted) -> Result<Evolution, Error> {
 }
 
 /// Begins a run. The ledger is created last, after everything else is known to be valid.
-fn begun(wanted: &Wanted) -> Result<(lab::evolve::Evolution, Option<Target>), Error> {
+fn begun(wanted: &Wanted) -> Result<(evolve::Evolution, Option<Target>), Error> {
     let past = match Ledger::read(&wanted.ledger) {
         Err(LedgerError::Missing { .. } | LedgerError::Empty { .. }) => None,
         other => Some(other?),
@@ -197,12 +197,12 @@ fn begun(wanted: &Wanted) -> Result<(lab::evolve::Evolution, Option<Target>), Er
     let device = &place.environment.device;
     let config = setup::config(past.as_ref(), place.target, device, place.arch, asked)?;
     let (ledger, price) = (Ledger::open(&wanted.ledger)?, wanted.price_per_hour);
-    let run = lab::evolve::Evolution::begin(ledger, config, place.environment, price, place.limits)?;
+    let run = evolve::Evolution::begin(ledger, config, place.environment, price, place.limits)?;
     Ok((run, place.host))
 }
 
 /// Resumes the run of this number, or the latest unfinished run.
-fn resumed(wanted: &Wanted, number: Option<i64>) -> Result<(lab::evolve::Evolution, Option<Target>), Error> {
+fn resumed(wanted: &Wanted, number: Option<i64>) -> Result<(evolve::Evolution, Option<Target>), Error> {
     let ledger = Ledger::open_existing(&wanted.ledger)?;
     let none = || Error::Argument(format!("{} has no such run to resume", ledger.path().display()));
     let run = setup::which(&ledger, number)?.ok_or_else(none)?;
@@ -210,7 +210,7 @@ fn resumed(wanted: &Wanted, number: Option<i64>) -> Result<(lab::evolve::Evoluti
     setup::affordable(&config)?;
     let place = place(wanted)?;
     setup::same(&ledger, run, &place.environment, None)?;
-    Ok((lab::evolve::Evolution::resume(ledger, run, place.limits)?, place.host))
+    Ok((evolve::Evolution::resume(ledger, run, place.limits)?, place.host))
 }
 
 fn shapes(argument: &str, words: &[String]) -> Result<Vec<Shape>, Error> {
@@ -330,6 +330,16 @@ pub fn lost(task: &str, reason: &str, detail: &str, seconds: f64) -> Result<Stri
         finding: Finding::Rejected(rejection),
     };
     Ok(json!(outcome).to_string())
+}
+
+/// Adds the functions and the class of this file to the module.
+pub fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    module.add_function(wrap_pyfunction!(check_problems, module)?)?;
+    module.add_function(wrap_pyfunction!(evaluate, module)?)?;
+    module.add_function(wrap_pyfunction!(lost, module)?)?;
+    module.add_function(wrap_pyfunction!(describe_card, module)?)?;
+    module.add_function(wrap_pyfunction!(ledger_check, module)?)?;
+    module.add_class::<Evolution>()
 }
 
 /// Checks a ledger and counts the facts of its tables, for tests and for monitoring.

@@ -8,6 +8,7 @@
 mod bench;
 mod device;
 mod error;
+#[cfg(feature = "evolve")]
 mod evolve;
 mod host;
 mod interrupt;
@@ -31,15 +32,12 @@ fn _flashcore(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(device::check_gpu, module)?)?;
     module.add_function(wrap_pyfunction!(device::cache_folder, module)?)?;
     module.add_function(wrap_pyfunction!(bench::bench_suites, module)?)?;
-    module.add_function(wrap_pyfunction!(evolve::check_problems, module)?)?;
-    module.add_function(wrap_pyfunction!(evolve::evaluate, module)?)?;
-    module.add_function(wrap_pyfunction!(evolve::lost, module)?)?;
-    module.add_function(wrap_pyfunction!(evolve::describe_card, module)?)?;
-    module.add_function(wrap_pyfunction!(evolve::ledger_check, module)?)?;
-    module.add_class::<evolve::Evolution>()?;
     module.add_function(wrap_pyfunction!(model::model_problems, module)?)?;
     module.add_class::<model::CpuSession>()?;
     module.add_class::<bench::Session>()?;
     module.add_class::<bench::Race>()?;
+    module.add("HAS_SEARCH", cfg!(feature = "evolve"))?;
+    #[cfg(feature = "evolve")]
+    evolve::register(module)?;
     Ok(())
 }

@@ -1,11 +1,11 @@
 //! Races of attention on the CPU as a model calls it: between other PyTorch operations, in PyTorch's process.
-//! Python makes the calls. `lab` decides their order, checks the outputs and computes the statistics.
+//! Python makes the calls. The crate `bench` decides their order, checks the outputs and computes the statistics.
 
 use std::path::Path;
 
-use lab::bench::{Deck, Entrant, Identity, Mode, RaceError, Reading, Rules, Slot, Stage, Timing, Work, race};
-use lab::provenance::Provenance;
-use lab::values::{Inputs, Values};
+use bench::provenance::Provenance;
+use bench::{Deck, Entrant, Identity, Mode, RaceError, Reading, Rules, Slot, Stage, Timing, Work, race};
+use check::values::{Inputs, Values};
 use problem::{DType, Problem};
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;

@@ -115,7 +115,7 @@ impl Package {
 pub fn check(root: &Path) -> Result<(), XtaskError> {
     let (rules, mut all) = (rules(root)?, BTreeSet::new());
     for target in &rules.graph.targets {
-        let metadata = metadata(root, target)?;
+        let metadata = metadata(root, target, "")?;
         let members = metadata.workspace_members.clone();
         all.extend(reached(&metadata, members, |_, _| true));
     }
@@ -137,14 +137,15 @@ pub fn check(root: &Path) -> Result<(), XtaskError> {
     Ok(())
 }
 
-/// The third-party crates that are linked into the products of a workspace crate.
+/// The third-party crates that are linked into the products of a workspace crate with these features, which
+/// are a list as cargo takes it.
 ///
 /// # Errors
 /// When `cargo metadata` fails.
-pub fn linked(root: &Path, name: &str) -> Result<Vec<Package>, XtaskError> {
+pub fn linked(root: &Path, name: &str, features: &str) -> Result<Vec<Package>, XtaskError> {
     let mut all = BTreeSet::new();
     for target in &rules(root)?.graph.targets {
-        let metadata = metadata(root, target)?;
+        let metadata = metadata(root, target, features)?;
         let begin =
             metadata.packages.iter().filter(|package| package.name == name && package.source.is_none());
         let begin = begin.map(|package| package.id.clone()).collect();
@@ -163,7 +164,7 @@ fn rules(root: &Path) -> Result<Rules, XtaskError> {
     toml::from_str(&text).map_err(|error| XtaskError::Check(format!("{}: {error}", path.display())))
 }
 
-fn metadata(root: &Path, target: &str) -> Result<Metadata, XtaskError> {
+fn metadata(root: &Path, target: &str, features: &str) -> Result<Metadata, XtaskError> {
     let mut command = Command::new(env!("CARGO"));
     command.current_dir(root).args([
         "metadata",
@@ -172,6 +173,8 @@ fn metadata(root: &Path, target: &str) -> Result<Metadata, XtaskError> {
         "--locked",
         "--filter-platform",
         target,
+        "--features",
+        features,
     ]);
     let text = quoted(&command);
     let found = command.output().map_err(|source| XtaskError::Start { command: text.clone(), source })?;

@@ -7,9 +7,13 @@ use std::process::Command;
 
 use crate::{XtaskError, run};
 
-/// Examples of `flashcore-lab`. The head of each file says what it measures.
-const PROGRAMS: [&str; 8] =
-    ["tensor_cores", "rungs", "probes", "approx", "host", "tune", "forecast", "hopper"];
+/// Examples with their packages. The head of each file says what it measures.
+const PROGRAMS: [(&str, &[&str]); 4] = [
+    ("flashcore-calibrate", &["tensor_cores", "probes", "approx"]),
+    ("flashcore-climb", &["rungs", "forecast"]),
+    ("flashcore-bench", &["host", "hopper"]),
+    ("flashcore-evolve", &["tune"]),
+];
 
 /// The `flashcore` command, which races plans and runs `climb`.
 const COMMAND: &str = "flashcore";
@@ -20,18 +24,21 @@ const COMMAND: &str = "flashcore";
 /// Uncommitted changes, or a build that fails.
 pub fn build(root: &Path) -> Result<(), XtaskError> {
     let commit = commit(root)?;
-    let build = ["build", "--release", "--package", "flashcore-lab"];
-    let examples = PROGRAMS.iter().flat_map(|name| ["--example", name]);
     let mut cargo = Command::new(env!("CARGO"));
-    run(cargo.current_dir(root).env("FLASHCORE_COMMIT", &commit).args(build).args(examples))?;
+    cargo.current_dir(root).env("FLASHCORE_COMMIT", &commit).args(["build", "--release"]);
+    for (package, examples) in PROGRAMS {
+        cargo.args(["--package", package]).args(examples.iter().flat_map(|name| ["--example", name]));
+    }
+    run(&mut cargo)?;
     let mut cargo = Command::new(env!("CARGO"));
     let build = ["build", "--release", "--package", "flashcore-cli"];
     run(cargo.current_dir(root).env("FLASHCORE_COMMIT", &commit).args(build))?;
     let folder = root.join(".device");
     let io = |source| XtaskError::Io { path: folder.clone(), source };
     fs::create_dir_all(&folder).map_err(io)?;
-    let examples = PROGRAMS.map(|name| (Path::new("examples").join(name), name));
-    for (built, name) in examples.into_iter().chain([(COMMAND.into(), COMMAND)]) {
+    let names = PROGRAMS.iter().flat_map(|(_, examples)| *examples);
+    let examples = names.map(|name| (Path::new("examples").join(name), *name));
+    for (built, name) in examples.chain([(COMMAND.into(), COMMAND)]) {
         fs::copy(root.join("target/release").join(built), folder.join(name)).map_err(io)?;
         println!("{} at commit {commit}", folder.join(name).display());
     }

@@ -19,14 +19,14 @@ pub struct Fuzz {
     replay: Option<PathBuf>,
 }
 
-/// Runs the harness of `lab` in the profile of the tests: optimised, with every arithmetic check. Faults go
+/// Runs the harness of `calibrate` in the profile of the tests: optimised, with every arithmetic check. Faults go
 /// to `target/fuzz`.
 ///
 /// # Errors
 /// When there was a fault.
 pub fn fuzz(root: &Path, args: &Fuzz) -> Result<(), XtaskError> {
     let mut command = Command::new(env!("CARGO"));
-    command.current_dir(root).args(["run", "--quiet", "--package", "flashcore-lab"]);
+    command.current_dir(root).args(["run", "--quiet", "--package", "flashcore-calibrate"]);
     command.args(["--example", "fuzz", "--"]);
     match &args.replay {
         Some(file) => command.arg("replay").arg(std::path::absolute(file).unwrap_or_else(|_| file.clone())),

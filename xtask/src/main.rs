@@ -7,6 +7,7 @@ mod columns;
 mod dependencies;
 mod evidence;
 mod evolution;
+mod floors;
 mod fuzz;
 mod links;
 mod notices;
@@ -40,11 +41,16 @@ enum Task {
     /// `test`)
     Book,
     /// Build the Python wheel in release mode into target/wheels, and check its size and what it runs on
-    Wheel,
+    Wheel {
+        /// Add the search, for `flashcore.ray`
+        #[arg(long)]
+        evolve: bool,
+    },
     /// Lint, build, install and test the Python package (part of `test`)
     Python,
-    /// Check the licences, sources and duplicate versions of all crates against deny.toml, and write the
-    /// licence texts that the wheel carries into python/licenses (part of `test`)
+    /// Check the licences, sources and duplicate versions of all crates against deny.toml, the layers of the
+    /// workspace against ARCHITECTURE.md, and write the licence texts that the wheel carries into
+    /// python/licenses (part of `test`)
     Dependencies,
     /// Update the tables of the documents, and the pictures beside them, from the rows in evidence/
     Tables {
@@ -79,10 +85,12 @@ fn main() -> ExitCode {
         Task::Evidence => evidence::build(&root()),
         Task::Fuzz(args) => fuzz::fuzz(&root(), &args),
         Task::Tables { check } => tables::make(&root(), check),
-        Task::Dependencies => dependencies::check(&root()).and_then(|()| notices::write(&root())),
+        Task::Dependencies => dependencies::check(&root())
+            .and_then(|()| floors::check(&root()))
+            .and_then(|()| notices::write(&root(), wheel::ATTENTION)),
         Task::Test => test::all(&root()),
         Task::Book => test::book(&root()),
-        Task::Wheel => wheel::release(&root()),
+        Task::Wheel { evolve } => wheel::release(&root(), features(evolve)),
         Task::Python => wheel::test(&root()),
         Task::Browser => test::browser(&root()),
         Task::Evolution => test::evolution(&root()),
@@ -95,6 +103,11 @@ fn main() -> ExitCode {
             ExitCode::FAILURE
         }
     }
+}
+
+/// The features of the wheel.
+fn features(evolve: bool) -> &'static str {
+    if evolve { wheel::SEARCH } else { wheel::ATTENTION }
 }
 
 /// The root of the workspace: the parent of this crate's folder.

@@ -20,12 +20,12 @@ rust-standard-library.html. Each text is given once; the number in brackets behi
 which libsqlite3-sys contains, is in the public domain.
 ";
 
-/// Writes the licence texts of the wheel.
+/// Writes the licence texts of the wheel with these features.
 ///
 /// # Errors
 /// When a crate or the standard library comes without a licence text, or a file cannot be read or written.
-pub fn write(root: &Path) -> Result<(), XtaskError> {
-    let crates = dependencies::linked(root, "flashcore-python")?;
+pub fn write(root: &Path, features: &str) -> Result<(), XtaskError> {
+    let crates = dependencies::linked(root, "flashcore-python", features)?;
     let folder = root.join(FOLDER);
     std::fs::create_dir_all(&folder).map_err(|source| XtaskError::Io { path: folder.clone(), source })?;
     let ours = read(&root.join("LICENSE-MIT"))?;
@@ -42,7 +42,7 @@ pub fn write(root: &Path) -> Result<(), XtaskError> {
 ///
 /// # Errors
 /// The texts that are missing.
-pub fn check(root: &Path, python: &Path, wheel: &Path) -> Result<(), XtaskError> {
+pub fn check(root: &Path, python: &Path, wheel: &Path, features: &str) -> Result<(), XtaskError> {
     let folder = root.join("target/wheels/opened");
     let io = |source| XtaskError::Io { path: folder.clone(), source };
     if folder.exists() {
@@ -64,7 +64,7 @@ pub fn check(root: &Path, python: &Path, wheel: &Path) -> Result<(), XtaskError>
         }
     }
     let text = read(&licences.join(CRATES))?;
-    let unnamed: Vec<String> = dependencies::linked(root, "flashcore-python")?
+    let unnamed: Vec<String> = dependencies::linked(root, "flashcore-python", features)?
         .iter()
         .filter(|package| !is_told(&text, package))
         .map(Package::spec)
@@ -179,9 +179,14 @@ mod tests {
     #[test]
     fn every_linked_crate_is_told_with_its_text() {
         let root = crate::root();
-        let crates = dependencies::linked(&root, "flashcore-python").unwrap();
+        let linked = |features| dependencies::linked(&root, "flashcore-python", features).unwrap();
+        let crates = linked(crate::wheel::SEARCH);
         let names: Vec<&str> = crates.iter().map(|package| package.name.as_str()).collect();
         assert!(names.contains(&"pyo3") && names.contains(&"rusqlite"), "{names:?}");
+        // The ordinary wheel stores nothing and draws no pages.
+        let ordinary = linked(crate::wheel::ATTENTION);
+        let stores = |package: &Package| ["rusqlite", "parquet", "maud"].contains(&package.name.as_str());
+        assert!(!ordinary.iter().any(stores) && ordinary.iter().any(|package| package.name == "pyo3"));
         // Procedural macros, test tools and workspace crates are not linked third-party crates.
         assert!(
             !names.iter().any(|name| ["serde_derive", "proptest", "flashcore-ptx"].contains(name)),

@@ -5,7 +5,7 @@ use std::process::Command;
 use std::time::Instant;
 
 use crate::tools::Tools;
-use crate::{XtaskError, book, browser, dependencies, evolution, run, tables, tools, wheel};
+use crate::{XtaskError, book, browser, dependencies, evolution, floors, run, tables, tools, wheel};
 
 /// Runs every check, stopping at the first that fails.
 ///
@@ -18,7 +18,10 @@ pub fn all(root: &Path) -> Result<(), XtaskError> {
     run(cargo().args(["fmt", "--all", "--check"]))?;
     book::check(root, &tools)?;
     dependencies::check(root)?;
+    floors::check(root)?;
     run(cargo().args(["clippy", "--workspace", "--all-targets", "--quiet", "--", "-D", "warnings"]))?;
+    let search = ["clippy", "--package", "flashcore-python", "--features", "evolve", "--quiet"];
+    run(cargo().args(search).args(["--", "-D", "warnings"]))?;
     if has_target(root, ARM) {
         // The NEON kernels, which no other check compiles on this machine.
         let clippy = ["clippy", "--package", "flashcore-cpu", "--all-targets", "--quiet", "--target", ARM];

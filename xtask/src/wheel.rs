@@ -25,6 +25,11 @@ const TORCH_TESTS: [&str; 3] = ["test_torch.py", "test_threads.py", "test_flasha
 /// pytest as pure Python wheels, for a GPU machine without a network.
 const CARRIED: [&str; 5] = ["pytest==9.2.0", "iniconfig", "pluggy", "packaging", "pygments"];
 
+/// Features of the ordinary wheel: attention and its benchmarks.
+pub const ATTENTION: &str = "";
+/// Features of a wheel that also has the search, for `flashcore.ray`.
+pub const SEARCH: &str = "flashcore-python/evolve";
+
 /// The largest accepted wheel, bytes.
 const LARGEST: u64 = 10_000_000;
 /// The newest glibc that the wheel may require. Ubuntu 22.04, Debian 12 and RHEL 9 have 2.34 or later.
@@ -34,7 +39,7 @@ const NEWEST_GLIBC: (u32, u32) = (2, 34);
 ///
 /// # Errors
 /// A build that fails, or a wheel that is too large or not portable.
-pub fn release(root: &Path) -> Result<(), XtaskError> {
+pub fn release(root: &Path, features: &str) -> Result<(), XtaskError> {
     let python = environment(root)?;
     let out = root.join("target/wheels");
     // A wheel that does not know its commit cannot write evidence with `python -m flashcore.bench`.
@@ -42,7 +47,7 @@ pub fn release(root: &Path) -> Result<(), XtaskError> {
         eprintln!("xtask: this wheel writes no evidence: {error}");
         String::new()
     });
-    let wheel = build(root, &python, &out, &["--release", "--strip"], &commit)?;
+    let wheel = build(root, &python, &out, &["--release", "--strip"], features, &commit)?;
     run(pip(&python)
         .args(["download", "--no-deps", "--only-binary", ":all:", "--dest"])
         .arg(&out)
@@ -75,7 +80,7 @@ pub fn test(root: &Path) -> Result<(), XtaskError> {
     run(tool("ruff").args(["format", "--check", "--quiet", "."]))?;
     run(tool("ruff").args(["check", "--quiet", "."]))?;
     run(tool("mypy").args(["--no-error-summary", "flashcore"]))?;
-    let wheel = build(root, &python, &root.join("target/wheels/dev"), &["--profile", "dev"], "")?;
+    let wheel = build(root, &python, &root.join("target/wheels/dev"), &["--profile", "dev"], SEARCH, "")?;
     run(pip(&python).args(["install", "--no-index", "--no-deps", "--force-reinstall"]).arg(&wheel))?;
     pytest(root, &python, &[package.join("tests")])?;
     let python = torch(root)?;
@@ -95,6 +100,7 @@ fn build(
     python: &Path,
     out: &Path,
     options: &[&str],
+    features: &str,
     commit: &str,
 ) -> Result<PathBuf, XtaskError> {
     let io = |source| XtaskError::Io { path: out.to_owned(), source };
@@ -107,19 +113,20 @@ fn build(
     for old in wheels().map_err(io)? {
         fs::remove_file(old).map_err(io)?;
     }
-    notices::write(root)?;
+    notices::write(root, features)?;
     let mut maturin = Command::new(python);
     maturin
         .current_dir(root)
         .env("FLASHCORE_COMMIT", commit)
         .args(["-m", "maturin", "build", "--quiet", "--locked"]);
-    run(maturin.args(["--manifest-path", "python/Cargo.toml", "--out"]).arg(out).args(options))?;
+    maturin.args(["--manifest-path", "python/Cargo.toml", "--out"]).arg(out).args(options);
+    run(maturin.args(["--features", features]))?;
     let wheel = wheels().map_err(io)?.pop();
     let wheel =
         wheel.ok_or_else(|| XtaskError::Check(format!("maturin left no wheel in {}", out.display())))?;
     let strict = options.contains(&"--release");
     check(&wheel, strict)?;
-    notices::check(root, python, &wheel)?;
+    notices::check(root, python, &wheel, features)?;
     Ok(wheel)
 }
 

@@ -3,8 +3,8 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
+use bench::suites;
 use clap::{ArgGroup, Args, Parser, Subcommand};
-use lab::bench::suites;
 
 /// The exit codes of [`crate::Status`].
 const EXIT_CODES: &str = "Exit codes: 0 done, and right as far as it was to be judged; 1 something is wrong; 2 something could not be \
@@ -105,7 +105,7 @@ pub struct Climb {
 
 /// The format of the launch file, for `--help`.
 fn launch_file() -> String {
-    format!("The launch file, TOML; every key, with what it means:\n\n{}", lab::launchfile::FORMAT)
+    format!("The launch file, TOML; every key, with what it means:\n\n{}", check::launchfile::FORMAT)
 }
 
 #[derive(Debug, Args)]

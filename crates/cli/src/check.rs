@@ -3,11 +3,11 @@
 use std::io::Write;
 use std::time::Duration;
 
-use emu::model::machine;
-use lab::gate::{CheckReport, GateError, Settings, Verdict, Watch, check_watched};
-use lab::launchfile::Bound;
-use lab::store;
-use lab::study::{Study, analyse};
+use check::gate::{CheckReport, GateError, Settings, Verdict, Watch, check_watched};
+use check::launchfile::Bound;
+use check::study::{Study, analyse};
+use host::store;
+use predict::machine;
 use problem::Problem;
 use serde_json::{Value, json};
 
@@ -26,7 +26,7 @@ pub fn check(args: &Check) -> Result<Status, CliError> {
         store::write(file, text.as_bytes())?;
     }
     let settings = if args.quick { Settings::quick() } else { Settings::thorough() };
-    let ptxas = emu::resources::Ptxas::find().ok();
+    let ptxas = predict::resources::Ptxas::find().ok();
     let target = bound.kernel.module.target;
     let gpu = [machine::L4, machine::H200].into_iter().find(|gpu| target.runs_on(gpu.sm));
     let mut check = watched(&bound, &settings, args.timeout)?;
@@ -79,7 +79,7 @@ fn shape(bound: &Bound) -> Value {
     json!({
         "grid": [launch.grid.0, launch.grid.1, launch.grid.2],
         "block": [launch.block.0, launch.block.1, launch.block.2],
-        "problem": bound.problem.as_ref().map(lab::bench::problem_json),
+        "problem": bound.problem.as_ref().map(bench::problem_json),
     })
 }
 
@@ -126,5 +126,5 @@ fn print(out: &mut impl Write, study: &Study) -> Result<(), CliError> {
 
 /// A problem in the notation of `--problem`.
 fn words(problem: &Problem) -> String {
-    format!("problem {}", lab::bench::suites::words(problem))
+    format!("problem {}", bench::suites::words(problem))
 }

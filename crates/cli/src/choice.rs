@@ -2,10 +2,10 @@
 
 use std::io::Write;
 
-use emu::model::{Gpu, machine};
+use bench::suites::{self, WordsError};
 use kernels::select::{Choice, Device, Shape, TunedTable, choose};
 use kernels::{Arch, KernelError, Plan};
-use lab::bench::suites::{self, WordsError};
+use predict::{Gpu, machine};
 use problem::Problem;
 use serde_json::{Value, json};
 
@@ -34,7 +34,7 @@ pub fn explain(args: &Explain, problem: &str) -> Result<Status, CliError> {
     let mut out = crate::terminal::out();
     unless_closed(if args.json {
         let mut object = json!({
-            "problem": lab::bench::problem_json(&problem), "device": device.name, "arch": device.arch,
+            "problem": bench::problem_json(&problem), "device": device.name, "arch": device.arch,
             "plan": plan, "why": why,
         });
         if let (Value::Object(object), Value::Object(source)) = (&mut object, source) {

@@ -2,13 +2,13 @@
 
 use std::io::Write;
 
+use bench::gpu::{Workbench, WorkbenchError};
+use check::gate::Settings;
+use climb::{Climb, Climbed, Options, Progress};
 use driver::DriverError;
-use emu::resources::Ptxas;
+use host::store;
 use kernels::Arch;
-use lab::bench::gpu::{Workbench, WorkbenchError};
-use lab::climb::{Climb, Climbed, Options, Progress};
-use lab::gate::Settings;
-use lab::{report, store};
+use predict::resources::Ptxas;
 use problem::Problem;
 
 use crate::device::Device;
@@ -33,7 +33,7 @@ pub fn climb(args: &args::Climb) -> Result<Status, CliError> {
         ));
         card = None;
     }
-    let rungs = lab::climb::rungs(&problem, &arch.unwrap_or(Arch::SM_89))?;
+    let rungs = climb::rungs(&problem, &arch.unwrap_or(Arch::SM_89))?;
     let ptxas = Ptxas::find().ok();
     let options = Options {
         settings: if args.thorough { Settings::thorough() } else { Settings::quick() },
@@ -44,7 +44,7 @@ pub fn climb(args: &args::Climb) -> Result<Status, CliError> {
     };
     let bar = if args.json { Bar::silent() } else { Bar::new(Some(rungs.len() as u64)) };
     let mut done = 0;
-    let climb = lab::climb::climb(&options, rungs, card.as_mut(), |progress| match progress {
+    let climb = climb::climb(&options, rungs, card.as_mut(), |progress| match progress {
         Progress::Start(name) => bar.at(done, name),
         Progress::Done(rung) => {
             done += 1;

@@ -3,10 +3,10 @@
 use std::io::Write;
 use std::path::Path;
 
+use bench::Torch;
+use bench::provenance::Provenance;
 use driver::{Context, CubinCache, DeviceInfo, DriverError};
-use emu::resources::Ptxas;
-use lab::bench::Torch;
-use lab::provenance::Provenance;
+use predict::resources::Ptxas;
 use serde_json::{Value, json};
 
 use crate::Status;
@@ -149,7 +149,7 @@ fn ptxas() -> Finding {
 }
 
 fn nvrtc() -> Finding {
-    match lab::tools::nvrtc() {
+    match host::tools::nvrtc() {
         Some(path) => {
             Finding::new("nvrtc", true, path.display().to_string(), "`flashcore check` takes CUDA C++")
         }

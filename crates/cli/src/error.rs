@@ -40,7 +40,7 @@ pub enum CliError {
          at {repository}/issues, with the files and this command; RUST_BACKTRACE=1 prints a backtrace.",
         repository = env!("CARGO_PKG_REPOSITORY")
     )]
-    Internal(lab::panics::Panic),
+    Internal(host::panics::Panic),
     /// A tensor of the wrong rank.
     #[error("{tensor} has shape {}; expected four dimensions, [batch, heads, sequence, dim]", dims(shape))]
     Rank { tensor: &'static str, shape: Vec<usize> },
@@ -70,7 +70,7 @@ pub enum CliError {
     },
     /// An error of the ledger.
     #[error(transparent)]
-    Ledger(#[from] lab::ledger::LedgerError),
+    Ledger(#[from] ledger::LedgerError),
     /// A ledger that is so damaged that nothing can be exported.
     #[error(
         "{path} is damaged: {what}; none of it can be read. Restore it from a copy, or use another file with --ledger"
@@ -100,18 +100,18 @@ pub enum CliError {
     Sandbox(String),
     /// The device failed during a race.
     #[error("the race stopped: {0}")]
-    Race(#[from] lab::bench::RaceError<driver::DriverError>),
+    Race(#[from] bench::RaceError<driver::DriverError>),
     #[error(transparent)]
     Driver(#[from] driver::DriverError),
     #[error(transparent)]
-    Workbench(#[from] lab::bench::gpu::WorkbenchError),
+    Workbench(#[from] bench::gpu::WorkbenchError),
     #[error(transparent)]
-    Tables(#[from] lab::tables::TableError),
+    Tables(#[from] report::tables::TableError),
     #[error(transparent)]
-    Contestant(#[from] lab::bench::gpu::ContestantError),
+    Contestant(#[from] bench::gpu::ContestantError),
     /// A launch file that cannot be used, or a kernel that it cannot launch.
     #[error("{path}: {error}")]
-    Launch { path: PathBuf, error: Box<lab::launchfile::LaunchError> },
+    Launch { path: PathBuf, error: Box<check::launchfile::LaunchError> },
     /// An option that only applies to the other kind of device.
     #[error("{argument} {value} is for {whose}; give --device {device}")]
     OtherDevice {
@@ -123,31 +123,33 @@ pub enum CliError {
         device: &'static str,
     },
     #[error(transparent)]
-    Gate(#[from] lab::gate::GateError),
+    Gate(#[from] check::gate::GateError),
     #[error(transparent)]
-    Climb(#[from] lab::climb::ClimbError),
+    Climb(#[from] climb::ClimbError),
     #[error(transparent)]
     Kernel(#[from] kernels::KernelError),
     #[error(transparent)]
-    Nvrtc(#[from] lab::tools::NvrtcError),
+    Nvrtc(#[from] host::tools::NvrtcError),
     #[error(transparent)]
-    Machine(#[from] lab::machine::MachineFileError),
+    Machine(#[from] calibrate::machine::MachineFileError),
     #[error(transparent)]
-    Worker(#[from] lab::evolve::workers::ServeError),
+    Worker(#[from] evolve::workers::ServeError),
     #[error(transparent)]
-    Store(#[from] lab::store::StoreError),
+    Store(#[from] host::store::StoreError),
     #[error(transparent)]
-    File(#[from] lab::files::FileError),
+    File(#[from] check::files::FileError),
     #[error(transparent)]
-    Bench(#[from] lab::bench::BenchError),
+    Bench(#[from] bench::BenchError),
     #[error(transparent)]
     Cpu(#[from] cpu::CpuError),
     #[error(transparent)]
+    Oracle(#[from] oracle::OracleError),
+    #[error(transparent)]
     Problem(#[from] problem::ProblemError),
     #[error(transparent)]
-    Evolution(#[from] lab::evolve::EvolveError),
+    Evolution(#[from] evolve::EvolveError),
     #[error(transparent)]
-    Setup(#[from] lab::evolve::setup::SetupError),
+    Setup(#[from] evolve::setup::SetupError),
     /// The ledger has no run that can be resumed.
     #[error(
         "--resume: {ledger} has no run that can be continued; `flashcore ledger runs --ledger {ledger}` lists its runs"

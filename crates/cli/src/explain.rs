@@ -2,10 +2,10 @@
 
 use std::io::Write;
 
-use emu::model::{Gpu, machine};
-use emu::resources::{Ptxas, Source};
-use lab::gate::{Settings, bind};
-use lab::study::{Study, analyse};
+use check::gate::{Settings, bind};
+use check::study::{Study, analyse};
+use predict::resources::{Ptxas, Source};
+use predict::{Gpu, machine};
 use problem::Problem;
 use ptx::quote;
 use serde_json::json;
@@ -21,7 +21,7 @@ pub fn explain(args: &Explain) -> Result<Status, CliError> {
         return choice::explain(args, problem);
     }
     let gpu = match &args.machine {
-        Some(file) => lab::machine::read(file)?,
+        Some(file) => calibrate::machine::read(file)?,
         None => Gpu::named(&args.gpu).ok_or_else(|| CliError::Argument {
             argument: "--gpu",
             value: args.gpu.clone(),

@@ -2,15 +2,15 @@
 
 use std::io::Write;
 
-use emu::model::Gpu;
-use lab::bench::suites;
-use lab::evolve::Evaluator;
-use lab::evolve::bandit::Operator;
-use lab::evolve::evaluate::cpu::CpuEvaluator;
-use lab::ledger::{
+use bench::provenance::iso8601;
+use bench::suites;
+use evolve::Evaluator;
+use evolve::bandit::Operator;
+use evolve::evaluate::cpu::CpuEvaluator;
+use ledger::{
     ByHand, CandidateId, Forecast, ForecastOutcome, Ledger, LedgerError, Recalibration, SCORED, Score,
 };
-use lab::provenance::iso8601;
+use predict::Gpu;
 use serde_json::json;
 
 use crate::args::{self, ForecastAdd, ForecastCommand, ForecastList, ForecastRecalibrate, ForecastScore};

@@ -2,8 +2,8 @@
 
 use std::io::Write;
 
-use lab::ledger::{Format, Ledger, LedgerError, RunEvent, RunLine};
-use lab::provenance::iso8601;
+use bench::provenance::iso8601;
+use ledger::{Format, Ledger, LedgerError, RunEvent, RunLine};
 use serde_json::json;
 
 use crate::args::{LedgerCheck, LedgerCommand, LedgerExport, LedgerRuns};
@@ -63,7 +63,7 @@ fn check(args: &LedgerCheck) -> Result<Status, CliError> {
     Ok(if found.is_sound() { Status::Passed } else { Status::Failed })
 }
 
-fn print_check(out: &mut impl Write, found: &lab::ledger::Soundness) -> Result<(), CliError> {
+fn print_check(out: &mut impl Write, found: &ledger::Soundness) -> Result<(), CliError> {
     let rows: Vec<Vec<String>> = found
         .facts
         .iter()

@@ -30,10 +30,10 @@ use std::process::ExitCode;
 
 use clap::{CommandFactory, FromArgMatches};
 
+use ::report::tables::TableError;
 use args::{Cli, Command};
 use error::CliError;
-use lab::panics::Panic;
-use lab::tables::TableError;
+use host::panics::Panic;
 use terminal::{aside, tell};
 
 /// The exit codes.
@@ -71,7 +71,7 @@ fn main() -> ExitCode {
             return if error.use_stderr() { Status::BadUsage.into() } else { Status::Passed.into() };
         }
     };
-    let outcome = lab::panics::contain(|| run_command(&cli.command));
+    let outcome = host::panics::contain(|| run_command(&cli.command));
     let (status, message) = conclude(outcome);
     if let Some(message) = message {
         if status == Status::Incomplete && wants_json(&cli.command) {
@@ -130,7 +130,7 @@ fn run_command(command: &Command) -> Result<Status, CliError> {
 
 fn tables(args: &args::Tables) -> Result<Status, CliError> {
     if args.check {
-        return match lab::tables::check(&args.root, &args.documents) {
+        return match ::report::tables::check(&args.root, &args.documents) {
             Err(stale @ TableError::Stale(_)) => {
                 tell(stale);
                 Ok(Status::Failed)
@@ -138,7 +138,7 @@ fn tables(args: &args::Tables) -> Result<Status, CliError> {
             checked => Ok(checked.map(|()| Status::Passed)?),
         };
     }
-    for path in lab::tables::update(&args.root, &args.documents)? {
+    for path in ::report::tables::update(&args.root, &args.documents)? {
         tell(format_args!("{} is rewritten", path.display()));
     }
     Ok(Status::Passed)
@@ -194,7 +194,7 @@ mod tests {
 
     #[test]
     fn a_panic_is_no_verdict_and_asks_for_a_report() {
-        let (status, message) = conclude(lab::panics::contain(|| panic!("index 7 of {}", 5)));
+        let (status, message) = conclude(host::panics::contain(|| panic!("index 7 of {}", 5)));
         let message = message.unwrap();
         assert_eq!(status, Status::Incomplete);
         for part in ["index 7 of 5", "main.rs:", "fault of FlashCore,", "/issues"] {

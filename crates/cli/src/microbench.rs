@@ -2,15 +2,15 @@
 
 use std::io::Write;
 
+use bench::gpu::Workbench;
+use bench::provenance::Provenance;
+use bench::{Sensors, median};
+use calibrate::probes::description::{Description, Device, Row, base, empty, row};
+use calibrate::probes::{Probe, all, target};
+use check::launchfile::Bound;
 use driver::Gpu;
 use emu::{Checks, Emulator, Options};
-use lab::bench::gpu::Workbench;
-use lab::bench::{Sensors, median};
-use lab::launchfile::Bound;
-use lab::probes::description::{Description, Device, Row, base, empty, row};
-use lab::probes::{Probe, all, target};
-use lab::provenance::Provenance;
-use lab::store;
+use host::store;
 use ptx::{Machine, Target};
 use serde_json::json;
 

@@ -2,9 +2,9 @@
 
 use std::io::Write;
 
-use lab::ledger::{CandidateId, Ledger, RunId};
-use lab::report::evolution::{Exhibit, RunView, page};
-use lab::store;
+use host::store;
+use ledger::{CandidateId, Ledger, RunId};
+use report::evolution::{Exhibit, RunView, page};
 
 use crate::args::Report;
 use crate::error::CliError;

@@ -3,10 +3,10 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
+use check::files::{Tensor, load, save};
+use check::values::{Inputs, Values};
 use cpu::CpuPlan;
-use lab::files::{Tensor, load, save};
-use lab::store;
-use lab::values::{Inputs, Values};
+use host::store;
 use problem::{Band, DType, Layout, Problem, Score};
 
 use crate::args::Run;

@@ -4,13 +4,13 @@ use std::ffi::OsString;
 use std::io::Write;
 use std::time::Duration;
 
+use bench::provenance::Provenance;
+use calibrate::selftest::{Check, Report, Settings, arithmetic, attention, mutants, sanitizer, streams};
+use check::gate::Verdict;
 use driver::Gpu;
 use emu::{Checks, Emulator, Options};
+use host::store::append_line;
 use kernels::Arch;
-use lab::gate::Verdict;
-use lab::provenance::Provenance;
-use lab::selftest::{Check, Report, Settings, arithmetic, attention, mutants, sanitizer, streams};
-use lab::store::append_line;
 use ptx::Machine;
 use serde_json::json;
 

@@ -2,9 +2,9 @@
 
 use std::path::{Path, PathBuf};
 
-use lab::launchfile::{Bound, LaunchError, LaunchSpec};
-use lab::store::read_text;
-use lab::tools::compile_cuda_file;
+use check::launchfile::{Bound, LaunchError, LaunchSpec};
+use host::store::read_text;
+use host::tools::compile_cuda_file;
 use ptx::{Target, TargetSuffix};
 
 use crate::error::CliError;

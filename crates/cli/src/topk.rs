@@ -3,8 +3,8 @@
 use std::io::Write;
 use std::path::Path;
 
-use lab::ledger::{Ledger, Ranked, TimeKind, Trial};
-use lab::provenance::Provenance;
+use bench::provenance::Provenance;
+use ledger::{Ledger, Ranked, TimeKind, Trial};
 use serde_json::json;
 
 use crate::args::Topk;

@@ -1,10 +1,10 @@
 //! `flashcore worker`: evaluates candidates for a run, in a process that the run can lose without harm.
 
-use lab::evolve::evaluate::cuda::Allow;
-use lab::evolve::evaluate::model::Model;
-use lab::evolve::evaluate::{Cuda, EmulatedCard, Evaluator, Evaluators, Fault, GpuCard};
-use lab::evolve::workers::ServeError;
-use lab::evolve::{Target, workers};
+use evolve::evaluate::cuda::Allow;
+use evolve::evaluate::model::Model;
+use evolve::evaluate::{Cuda, EmulatedCard, Evaluator, Evaluators, Fault, GpuCard};
+use evolve::workers::ServeError;
+use evolve::{Target, workers};
 
 use crate::Status;
 use crate::args::Worker;
@@ -14,7 +14,7 @@ pub fn worker(args: &Worker) -> Result<Status, CliError> {
     if args.watched {
         workers::end_with_parent();
     }
-    let machine = args.machine.as_deref().map(lab::machine::read).transpose()?;
+    let machine = args.machine.as_deref().map(calibrate::machine::read).transpose()?;
     let mut evaluators = Evaluators::default();
     let served = workers::serve(std::io::stdin().lock(), std::io::stdout(), |task| {
         evaluators.evaluate(task, |target| evaluator(target, args, machine))
@@ -30,7 +30,7 @@ pub fn worker(args: &Worker) -> Result<Status, CliError> {
 fn evaluator(
     target: &Target,
     args: &Worker,
-    machine: Option<&'static emu::model::Gpu>,
+    machine: Option<&'static predict::Gpu>,
 ) -> Result<Box<dyn Evaluator>, Fault> {
     match target {
         Target::Cuda { .. } if args.emulator => {
@@ -39,11 +39,11 @@ fn evaluator(
         }
         Target::Cuda { ordinal } => {
             let card = GpuCard::open(*ordinal)?;
-            let known = machine.or_else(|| emu::model::Gpu::of_device(&card.info().name));
+            let known = machine.or_else(|| predict::Gpu::of_device(&card.info().name));
             Ok(Box::new(Cuda::new(card, known).watched(allow(args))))
         }
         Target::Model { machine: name } => {
-            let gpu = machine.or_else(|| emu::model::Gpu::named(name));
+            let gpu = machine.or_else(|| predict::Gpu::named(name));
             let model = gpu.and_then(Model::of);
             Ok(Box::new(model.ok_or_else(|| Fault::new("device", format!("no machine is called {name}")))?))
         }

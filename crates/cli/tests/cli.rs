@@ -281,7 +281,7 @@ fn every_command_states_problems_alike() {
     for command in [&["explain"][..], &["bench"], &["topk"], &["evolve"], &["forecast", "add"]] {
         let output = folder.run(&[command, &["--help"]].concat());
         let help = text(&output.stdout).split_whitespace().collect::<Vec<_>>().join(" ");
-        assert!(help.contains(lab::bench::suites::FORM), "{command:?}: {help}");
+        assert!(help.contains(bench::suites::FORM), "{command:?}: {help}");
     }
 }
 
@@ -599,7 +599,7 @@ fn explain_names_causes_and_lines() {
 /// Without a file, `explain` analyses the reference problem with the plan that a user of the GPU gets.
 #[test]
 fn explain_and_climb_agree_on_the_mission() {
-    use lab::climb::{Climb, Options, climb, fused};
+    use climb::{Climb, Options, climb, fused};
     let folder = Folder::new("mission");
     let explain = |gpu: &str| {
         let output = folder.run(&["explain", "--gpu", gpu, "--json"]);
@@ -608,17 +608,16 @@ fn explain_and_climb_agree_on_the_mission() {
         (said["prediction"]["us"].as_f64().unwrap(), said["findings"][0]["name"].clone())
     };
     let problem = problem::Problem::mission();
-    let ptxas = emu::resources::Ptxas::find().ok();
+    let ptxas = predict::resources::Ptxas::find().ok();
     let options = Options {
-        settings: lab::gate::Settings::quick(),
+        settings: check::gate::Settings::quick(),
         ptxas: ptxas.as_ref(),
         cpu_seconds: 0.001,
         machines: Options::machines_for(None),
         problem: problem.clone(),
     };
     let rung = fused(&problem, &kernels::Arch::SM_89).unwrap();
-    let Climb { rungs, .. } =
-        climb::<lab::bench::gpu::Workbench>(&options, vec![rung], None, |_| ()).unwrap();
+    let Climb { rungs, .. } = climb::<bench::gpu::Workbench>(&options, vec![rung], None, |_| ()).unwrap();
     let (us, finding) = explain("L4");
     let climbed = rungs[0].predicted_us().unwrap();
     // `climb` recorded the CTAs of one head, `explain` those of all heads.
@@ -634,20 +633,20 @@ fn run_computes_attention_on_files_and_leaves_no_half_of_one() {
     let folder = Folder::new("run");
     let tensor = |shape: [usize; 4]| {
         let count: usize = shape.iter().product();
-        let values = lab::values::Values::F32((0..count).map(|i| (i % 7) as f32 / 7.0).collect());
-        lab::files::Tensor { values, shape: shape.to_vec() }
+        let values = check::values::Values::F32((0..count).map(|i| (i % 7) as f32 / 7.0).collect());
+        check::files::Tensor { values, shape: shape.to_vec() }
     };
     let save = |name: &str, tensors: &[(&str, [usize; 4])]| {
         let tensors = tensors.iter().map(|&(n, shape)| (n.to_owned(), tensor(shape))).collect();
-        lab::files::save(&folder.0.join(name), &tensors).unwrap();
+        check::files::save(&folder.0.join(name), &tensors).unwrap();
     };
     save("in.safetensors", &[("q", [1, 2, 3, 8]), ("k", [1, 2, 5, 8]), ("v", [1, 2, 5, 8])]);
     let output = folder.run(&["run", "--q", "in.safetensors", "--out", "out.safetensors", "--causal"]);
     assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
-    let out = lab::files::load(&folder.0.join("out.safetensors"), "out").unwrap();
+    let out = check::files::load(&folder.0.join("out.safetensors"), "out").unwrap();
     assert_eq!(out.shape, [1, 2, 3, 8]);
     assert!((0..out.values.len()).filter_map(|i| out.values.get(i)).all(|x| (0.0..=1.0).contains(&x)));
-    assert_eq!(lab::files::load(&folder.0.join("out.safetensors"), "lse").unwrap().shape, [1, 2, 3]);
+    assert_eq!(check::files::load(&folder.0.join("out.safetensors"), "lse").unwrap().shape, [1, 2, 3]);
 
     save("bad.safetensors", &[("q", [1, 2, 3, 8]), ("k", [1, 2, 5, 4]), ("v", [1, 2, 5, 8])]);
     save("empty.safetensors", &[("q", [1, 2, 0, 8]), ("k", [1, 2, 5, 8]), ("v", [1, 2, 5, 8])]);
@@ -656,14 +655,14 @@ fn run_computes_attention_on_files_and_leaves_no_half_of_one() {
         ["q", "k", "v"].map(|name| (name.to_owned(), tensor([1, 1, 2, 8]))).into();
     types.insert(
         "k".into(),
-        lab::files::Tensor {
-            values: lab::values::Values::round(problem::DType::F16, &[0.5; 16]),
+        check::files::Tensor {
+            values: check::values::Values::round(problem::DType::F16, &[0.5; 16]),
             shape: vec![1, 1, 2, 8],
         },
     );
-    lab::files::save(&folder.0.join("types.safetensors"), &types).unwrap();
-    let rank = lab::files::Tensor { shape: vec![2, 8], ..tensor([1, 1, 2, 8]) };
-    lab::files::save(&folder.0.join("rank.npy"), &[("q".to_owned(), rank)].into()).unwrap();
+    check::files::save(&folder.0.join("types.safetensors"), &types).unwrap();
+    let rank = check::files::Tensor { shape: vec![2, 8], ..tensor([1, 1, 2, 8]) };
+    check::files::save(&folder.0.join("rank.npy"), &[("q".to_owned(), rank)].into()).unwrap();
     std::fs::create_dir(folder.0.join("folder.npy")).unwrap();
     let before = folder.names();
     let cases: [(&[&str], &str); 11] = [

@@ -4,10 +4,10 @@ use std::path::PathBuf;
 use std::process::{Child, Command, Output, Stdio};
 use std::time::Duration;
 
+use evolve::setup::{self, Wanted};
+use evolve::{Configuration, Target};
 use kernels::select::{Shape, TunedTable};
-use lab::evolve::setup::{self, Wanted};
-use lab::evolve::{Configuration, Target};
-use lab::ledger::{Arm, Environment, Ledger, Run, RunEvent, RunId};
+use ledger::{Arm, Environment, Ledger, Run, RunEvent, RunId};
 use problem::{DType, Problem};
 use serde_json::Value;
 
@@ -553,7 +553,7 @@ fn a_run_whose_ledger_is_deleted_ends_with_an_error() {
     let child = command(&args).stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
     let candidates = || {
         let ledger = Ledger::read(ledger.as_ref()).ok()?;
-        Some(ledger.candidates(RunId(1), lab::ledger::CandidateId(0), 10).ok()?.len())
+        Some(ledger.candidates(RunId(1), ledger::CandidateId(0), 10).ok()?.len())
     };
     while candidates().unwrap_or(0) < 5 {
         std::thread::sleep(Duration::from_millis(20));

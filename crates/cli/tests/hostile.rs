@@ -138,13 +138,13 @@ fn byte_order_marks_are_no_part_of_a_text() {
 #[test]
 fn inputs_are_not_overwritten() {
     let folder = Folder::new("overwrite");
-    let values = || lab::values::Values::F32(vec![0.5; 16]);
-    let tensor = || lab::files::Tensor { values: values(), shape: vec![1, 1, 2, 8] };
+    let values = || check::values::Values::F32(vec![0.5; 16]);
+    let tensor = || check::files::Tensor { values: values(), shape: vec![1, 1, 2, 8] };
     let path = folder.0.join("in.safetensors");
     let tensors = ["q", "k", "v"].map(|name| (name.to_owned(), tensor()));
-    lab::files::save(&path, &tensors.into()).unwrap();
+    check::files::save(&path, &tensors.into()).unwrap();
     for name in ["k.npy", "v.npy"] {
-        lab::files::save(&folder.0.join(name), &[("x".to_owned(), tensor())].into()).unwrap();
+        check::files::save(&folder.0.join(name), &[("x".to_owned(), tensor())].into()).unwrap();
     }
     std::fs::hard_link(&path, folder.0.join("hard.safetensors")).unwrap();
     #[cfg(unix)]

@@ -4,16 +4,16 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
+use check::gate::Verdict;
+use evolve::children::Limits;
+use evolve::evaluate::{Evaluator, bound};
+use evolve::proposer::Proposer;
+use evolve::workers::{Crew, Program, Worker};
+use evolve::{Ask, Candidate, Case, Config, Evolution, Stage, Target, config};
+use host::store::Scratch;
 use kernels::select::Shape;
 use kernels::{Arch, Family};
-use lab::evolve::children::Limits;
-use lab::evolve::evaluate::{Evaluator, bound};
-use lab::evolve::proposer::Proposer;
-use lab::evolve::workers::{Crew, Program, Worker};
-use lab::evolve::{Ask, Candidate, Case, Config, Evolution, Stage, Target, config};
-use lab::gate::Verdict;
-use lab::ledger::{CandidateId, Dossier, Environment, Judge, Ledger, RunEvent};
-use lab::store::Scratch;
+use ledger::{CandidateId, Dossier, Environment, Judge, Ledger, RunEvent};
 use problem::{DType, Problem};
 
 const ARCH: Arch = Arch::SM_90;

@@ -7,8 +7,8 @@ use std::net::TcpListener;
 use std::path::Path;
 use std::process::{Command, Output};
 
-use lab::evolve::proposer::{LIMITS, Proposer, Sandbox};
-use lab::store::Scratch;
+use evolve::proposer::{LIMITS, Proposer, Sandbox};
+use host::store::Scratch;
 use serde_json::json;
 
 const FLASHCORE: &str = env!("CARGO_BIN_EXE_flashcore");
@@ -188,8 +188,8 @@ fn a_run_asks_its_proposer_in_the_sandbox_or_does_not_begin() {
     }
     assert_eq!(run.status.code(), Some(0), "{complaint}");
     assert!(!report.exists(), "the proposer wrote outside its folder");
-    let ledger = lab::ledger::Ledger::read(&ledger).unwrap();
-    let all = ledger.candidates(lab::ledger::RunId(1), lab::ledger::CandidateId(0), 1000).unwrap();
+    let ledger = ledger::Ledger::read(&ledger).unwrap();
+    let all = ledger.candidates(ledger::RunId(1), ledger::CandidateId(0), 1000).unwrap();
     let proposed: Vec<_> = all.iter().filter(|known| known.new.operator == "proposer").collect();
     assert!(!proposed.is_empty(), "the proposer was never asked");
     for known in proposed {

@@ -4,13 +4,13 @@ use std::io::Write;
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
+use check::gate::Verdict;
+use evolve::evaluate::Evaluator;
+use evolve::workers::{Program, Worker};
+use evolve::{Candidate, Finding, Language, Outcome, Source, Stage, Target, Task};
 use kernels::select::Shape;
 use kernels::{Arch, Family};
-use lab::evolve::evaluate::Evaluator;
-use lab::evolve::workers::{Program, Worker};
-use lab::evolve::{Candidate, Finding, Language, Outcome, Source, Stage, Target, Task};
-use lab::gate::Verdict;
-use lab::ledger::{CandidateId, Environment};
+use ledger::{CandidateId, Environment};
 use problem::{DType, Problem};
 
 fn tiny() -> Problem {

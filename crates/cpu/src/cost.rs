@@ -2,7 +2,7 @@
 //! forecasts use it.
 //!
 //! The unit is a cycle of one core. The rates are those of processors with two vector FMAs and two vector
-//! loads per cycle. `lab` measures how long a cycle takes and how far a machine is from these rates. The
+//! loads per cycle. `bench` measures how long a cycle takes and how far a machine is from these rates. The
 //! choice of a plan needs neither.
 
 use problem::{Band, DType, Problem};

@@ -5,8 +5,9 @@ mod narrow;
 mod terms;
 
 use common::{Inputs, check, check_everywhere, run, small_plan};
-use flashcore_cpu::{CpuError, CpuPlan, Isa, Lanes, Order, Rows, attention, oracle, reference_in_precision};
+use flashcore_cpu::{CpuError, CpuPlan, Isa, Lanes, Order, Rows, attention};
 
+use oracle::{OracleError, oracle, reference_in_precision};
 use problem::{Band, Corner, DType, Layout, Problem, Strides};
 use proptest::prelude::*;
 
@@ -325,9 +326,9 @@ fn refusals_name_the_argument() {
     ));
     let mut other = p.clone();
     other.dtype = DType::F16;
-    assert!(matches!(oracle(&other, &full, &full, &full), Err(CpuError::DType { .. })));
+    assert!(matches!(oracle(&other, &full, &full, &full), Err(OracleError::DType { .. })));
     other.seq_q = 0;
-    assert!(matches!(oracle(&other, &full, &full, &full), Err(CpuError::Problem(_))));
+    assert!(matches!(oracle(&other, &full, &full, &full), Err(OracleError::Problem(_))));
 }
 
 proptest! {

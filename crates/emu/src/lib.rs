@@ -7,8 +7,6 @@
 //! - `order`: happens-before by vector clocks, and the last accesses of every memory location.
 //! - `exec`: warps of 32 lanes that diverge and reconverge, barriers, asynchronous copies, atomics.
 //! - [`trace`]: the instructions that a CTA issued, which the time model replays.
-//! - [`model`]: the predicted time on a described GPU, and the resource that bounds it.
-//! - [`resources`]: registers, spills and occupancy.
 //!
 //! [`run`] runs a kernel and returns a report with all findings. [`Emulator`] does so as a [`ptx::Machine`].
 
@@ -19,11 +17,9 @@ mod exec;
 mod grid;
 mod machine;
 mod memory;
-pub mod model;
 pub mod numerics;
 mod order;
 mod report;
-pub mod resources;
 mod stopwatch;
 pub mod trace;
 

@@ -255,7 +255,7 @@ mod tests {
             let output = call.run().unwrap();
             let problem = call.problem([1, 4, 5, 8], Layout::Bhsd.strides(4, 5, 8), true).unwrap();
             assert_eq!(problem.band, mask);
-            let oracle = cpu::oracle(&problem, &q, &k, &v).unwrap();
+            let oracle = oracle::oracle(&problem, &q, &k, &v).unwrap();
             for (ours, exact) in output.data.iter().zip(&oracle.out) {
                 assert!((f64::from(ours.to_f32()) - exact).abs() < tolerance, "{} {exact}", ours.to_f32());
             }

@@ -79,7 +79,7 @@ fn slices() {
     let problem = Problem::new(1, 4, 20, 16, DType::F16).with_band(Band::CAUSAL);
     let mut problem = Problem { heads_kv: 2, seq_kv: 30, ..problem }.with_layout(Layout::Bshd);
     problem.out = Layout::Bhsd.strides(4, 20, 16);
-    let oracle = cpu::oracle(&problem, &q, &k, &v).unwrap();
+    let oracle = oracle::oracle(&problem, &q, &k, &v).unwrap();
     let best = call.run().unwrap();
     close(&best.data, &oracle.out);
     close_lse(&best.lse, &oracle.lse);
@@ -173,7 +173,7 @@ fn device_memory() {
     let tensors = Tensors::new(&gpu, contents, 0);
     tensors.enqueue(&prepared, &stream).unwrap();
     let out: Vec<f16> = tensors.out().chunks(2).map(|b| f16::from_le_bytes([b[0], b[1]])).collect();
-    close(&out, &cpu::oracle(&problem, &q, &k, &v).unwrap().out);
+    close(&out, &oracle::oracle(&problem, &q, &k, &v).unwrap().out);
 
     // In a capture, nothing runs before the graph's launch. The first misaligned call may load its variant
     // during the capture.
@@ -310,7 +310,7 @@ fn hopper() {
 fn hopper_plan(gpu: &Gpu, problem: &Problem, plan: &Plan) {
     let problem = &problem.clone().with_lse(true);
     let [q, k, v] = [3, 5, 11].map(|step| ramp(2 * 70 * 64, step));
-    let oracle = cpu::oracle(problem, &q, &k, &v).unwrap();
+    let oracle = oracle::oracle(problem, &q, &k, &v).unwrap();
     let nan = vec![0xff; 2 * q.len()];
     let contents = [bytes_of(&q), bytes_of(&k), bytes_of(&v), &nan, &nan[..4 * 2 * 70]];
     let prepared = gpu.prepare(problem, Some(plan)).unwrap();
@@ -418,7 +418,7 @@ fn full() {
     let data: Vec<f16> = ramp(4096, 3);
     let view = TensorView::dense(&data, [1, 1, 256, 16], Layout::Bhsd).unwrap();
     let out = attention(view, view, view).run().unwrap();
-    let exact = cpu::oracle(&Problem::new(1, 1, 256, 16, f16::DTYPE), &data, &data, &data).unwrap();
+    let exact = oracle::oracle(&Problem::new(1, 1, 256, 16, f16::DTYPE), &data, &data, &data).unwrap();
     close(&out.data, &exact.out);
     let error = attention(view, view, view).device(Device::Cuda(0)).run().unwrap_err();
     assert!(matches!(error, AttentionError::Driver(DriverError::OutOfMemory { .. })), "{error}");
@@ -429,7 +429,7 @@ fn without(reason: &str) {
     assert_eq!(Device::best(), Device::Cpu);
     let data = ramp(8 * 16, 3);
     let view = TensorView::dense(&data, [1, 1, 8, 16], Layout::Bhsd).unwrap();
-    let exact = cpu::oracle(&Problem::new(1, 1, 8, 16, f16::DTYPE), &data, &data, &data).unwrap();
+    let exact = oracle::oracle(&Problem::new(1, 1, 8, 16, f16::DTYPE), &data, &data, &data).unwrap();
     close(&attention(view, view, view).run().unwrap().data, &exact.out);
     for error in [Gpu::open(0).map(drop), attention(view, view, view).device(Device::Cuda(0)).run().map(drop)]
     {

@@ -7,6 +7,7 @@
 
 mod band;
 mod dtype;
+mod element;
 mod error;
 mod pass;
 mod score;
@@ -14,6 +15,7 @@ mod shape;
 
 pub use band::{Band, Corner, KeyRange};
 pub use dtype::DType;
+pub use element::{Element, Elements, ElementsMut};
 pub use error::ProblemError;
 pub use pass::Pass;
 pub use score::Score;

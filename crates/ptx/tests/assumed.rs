@@ -5,7 +5,9 @@ use std::path::{Path, PathBuf};
 
 /// The files that use it, and the file of its definition.
 const USERS: [&str; 13] = [
-    "crates/emu/src/model/tests/asynchronous.rs",
+    "crates/calibrate/src/fuzz/mod.rs",
+    "crates/check/src/gate/mutate.rs",
+    "crates/check/tests/verdicts.rs",
     "crates/emu/tests/contract.rs",
     "crates/emu/tests/filetests.rs",
     "crates/emu/tests/limits.rs",
@@ -13,9 +15,7 @@ const USERS: [&str; 13] = [
     "crates/kernels/tests/small.rs",
     "crates/kernels/tests/wgmma_needed.rs",
     "crates/kernels/tests/wgmma_tail.rs",
-    "crates/lab/src/fuzz/mod.rs",
-    "crates/lab/src/gate/mutate.rs",
-    "crates/lab/tests/verdicts.rs",
+    "crates/predict/src/tests/asynchronous.rs",
     "crates/ptx/src/verify/mod.rs",
     "crates/ptx/tests/assumed.rs",
 ];

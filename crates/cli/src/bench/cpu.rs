@@ -3,9 +3,9 @@
 use std::io::Write;
 use std::path::Path;
 
+use bench::provenance::Provenance;
+use bench::{BenchError, Identity, Mode, OURS, Race, Row, Torch, TorchError, race_cpu, suite_cpu};
 use cpu::CpuPlan;
-use lab::bench::{BenchError, Identity, Mode, OURS, Race, Row, Torch, TorchError, race_cpu, suite_cpu};
-use lab::provenance::Provenance;
 use problem::Problem;
 use serde_json::json;
 

@@ -3,16 +3,16 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use driver::{Buffer, Context, Stream};
-use kernels::select::{Device, TunedTable, choose, choose_of};
-use kernels::{Arch, Plan};
-use lab::bench::gpu::{Contestant, race};
-use lab::bench::{
+use bench::gpu::{Contestant, race};
+use bench::provenance::Provenance;
+use bench::{
     Deck, Mode, OURS, Peaks, Race, Row, Rules, Sensors, SpeedVerdict, Suite, problem_json, reasons, suites,
 };
-use lab::gate::bind;
-use lab::provenance::Provenance;
-use lab::store;
+use check::gate::bind;
+use driver::{Buffer, Context, Stream};
+use host::store;
+use kernels::select::{Device, TunedTable, choose, choose_of};
+use kernels::{Arch, Plan};
 use problem::{Problem, Tensor};
 use serde_json::json;
 
@@ -324,14 +324,14 @@ fn inputs(context: &Arc<Context>, problem: &Problem) -> Result<[Buffer; 3], CliE
 }
 
 fn rows_of(race: &Race) -> Vec<Vec<String>> {
-    let cell = |m: &lab::bench::Measurement| {
+    let cell = |m: &bench::Measurement| {
         let (us, times) = (m.us(), m.times());
         let clocks: Vec<f64> = m.samples.iter().filter_map(|s| s.reading.clock_mhz).map(f64::from).collect();
         let throttle = m.samples.iter().filter(|s| s.reading.throttled());
         let bits = throttle.clone().fold(0, |bits, s| bits | s.reading.throttle.unwrap_or(0));
         let number =
             |x: f64, digits: usize| if x.is_finite() { format!("{x:.digits$}") } else { "–".into() };
-        let range = [0.05, 0.95].map(|at| number(lab::bench::quantile(&times, at), 2)).join("–");
+        let range = [0.05, 0.95].map(|at| number(bench::quantile(&times, at), 2)).join("–");
         vec![
             title(&race.problem),
             race.mode.name().to_owned(),
@@ -342,7 +342,7 @@ fn rows_of(race: &Race) -> Vec<Vec<String>> {
             m.error.map_or("–".into(), |e| e.brief()),
             if m.fault.is_some() { "out".into() } else { ratio(m) },
             verdict(m).to_owned(),
-            number(lab::bench::median(&clocks), 0),
+            number(bench::median(&clocks), 0),
             if bits == 0 {
                 "–".into()
             } else {

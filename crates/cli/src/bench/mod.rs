@@ -1,13 +1,13 @@
-//! `flashcore bench`: times kernels by the rules of `lab`'s races, on the CPU beside PyTorch's, or on a GPU.
+//! `flashcore bench`: times kernels by the rules of the crate `bench`, on the CPU beside PyTorch's, or on a GPU.
 
 mod cpu;
 mod cuda;
 
 use std::path::Path;
 
+use bench::{Measurement, SpeedVerdict};
+use host::store;
 use kernels::select::Shape;
-use lab::bench::{Measurement, SpeedVerdict};
-use lab::store;
 use problem::Problem;
 
 use crate::args::Bench;
@@ -93,7 +93,7 @@ fn affordable(
 
 /// A short description of a problem.
 fn title(problem: &Problem) -> String {
-    lab::report::evolution::shape(&Shape::of(problem))
+    report::evolution::shape(&Shape::of(problem))
 }
 
 /// The progress of races. With `--json` no progress is shown.

@@ -6,11 +6,11 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::{Duration, Instant};
 
-use lab::evolve::children::Limits;
-use lab::evolve::proposer::{LIMITS, Proposal, Proposer};
-use lab::evolve::workers::Crew;
-use lab::evolve::{Ask, Evolution, Progress, Question};
-use lab::ledger::Rejection;
+use evolve::children::Limits;
+use evolve::proposer::{LIMITS, Proposal, Proposer};
+use evolve::workers::Crew;
+use evolve::{Ask, Evolution, Progress, Question};
+use ledger::Rejection;
 
 use super::setup;
 use crate::args::Evolve;

@@ -6,9 +6,9 @@ mod setup;
 
 use std::path::Path;
 
-use lab::evolve::{Evolution, Promoted};
-use lab::provenance::iso8601_now;
-use lab::store::{self, append_line};
+use bench::provenance::iso8601_now;
+use evolve::{Evolution, Promoted};
+use host::store::{self, append_line};
 use serde_json::{Value, json};
 
 use crate::args::Evolve;

@@ -190,8 +190,7 @@ fn line(name: &str, who: &Value) -> Vec<String> {
 }
 
 fn shape(shape: &Value) -> String {
-    serde_json::from_value(shape.clone())
-        .map_or_else(|_| shape.to_string(), |shape| lab::evolve::words(&shape))
+    serde_json::from_value(shape.clone()).map_or_else(|_| shape.to_string(), |shape| evolve::words(&shape))
 }
 
 fn text(value: &Value) -> &str {

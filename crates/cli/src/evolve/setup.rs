@@ -2,17 +2,17 @@
 
 use std::path::Path;
 
+use bench::provenance::{Provenance, program};
+use evolve::evaluate::cpu::CpuEvaluator;
+use evolve::evaluate::model::Model;
+use evolve::proposer::{self, Proposer, Sandbox};
+use evolve::setup::{self, Wanted};
+use evolve::workers::{Crew, Program, Worker};
+use evolve::{Candidate, Case, Config, Configuration, Evaluator, Evolution, Limits, Target};
+use host::store;
 use kernels::select::Shape;
 use kernels::{Arch, Family};
-use lab::evolve::evaluate::cpu::CpuEvaluator;
-use lab::evolve::evaluate::model::Model;
-use lab::evolve::proposer::{self, Proposer, Sandbox};
-use lab::evolve::setup::{self, Wanted};
-use lab::evolve::workers::{Crew, Program, Worker};
-use lab::evolve::{Candidate, Case, Config, Configuration, Evaluator, Evolution, Limits, Target};
-use lab::ledger::{Environment, Ledger, LedgerError};
-use lab::provenance::{Provenance, program};
-use lab::store;
+use ledger::{Environment, Ledger, LedgerError};
 use problem::Problem;
 
 use crate::args::Evolve;

@@ -3,9 +3,9 @@
 
 use std::sync::Arc;
 
-use lab::anatomy::Anatomy;
-use lab::ledger::CandidateId;
-use lab::report::evolution::{Exhibit, Work};
+use ledger::CandidateId;
+use report::anatomy::Anatomy;
+use report::evolution::{Exhibit, Work};
 use tokio::sync::{OnceCell, Semaphore};
 
 use super::Site;
@@ -51,9 +51,9 @@ pub async fn exhibit(site: &Arc<Site>, id: CandidateId) -> Result<Exhibit, Troub
 #[cfg(test)]
 mod tests {
     use cpu::CpuPlan;
-    use lab::evolve::{Candidate, Finding, Outcome, Stage};
-    use lab::ledger::{Arm, Environment, Ledger, MeasurementFact, NewCandidate, Run, TimeKind, Trial};
-    use lab::store::Scratch;
+    use evolve::{Candidate, Finding, Outcome, Stage};
+    use host::store::Scratch;
+    use ledger::{Arm, Environment, Ledger, MeasurementFact, NewCandidate, Run, TimeKind, Trial};
     use problem::Problem;
     use serde_json::json;
 

@@ -19,7 +19,7 @@ use axum::http::header::{self, HeaderName, HeaderValue};
 use axum::middleware::{self, Next};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
-use lab::ledger::Ledger;
+use ledger::Ledger;
 
 use crate::Status;
 use crate::args::Serve;

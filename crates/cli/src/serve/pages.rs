@@ -7,8 +7,8 @@ use axum::Json;
 use axum::extract::{Path, Query, State};
 use axum::http::{Uri, header};
 use axum::response::{Html, IntoResponse};
-use lab::ledger::{CandidateId, Ledger, RunId};
-use lab::report::evolution::{self, pages};
+use ledger::{CandidateId, Ledger, RunId};
+use report::evolution::{self, pages};
 use serde_json::Value;
 
 use super::Site;

@@ -2,8 +2,8 @@
 
 use axum::http::StatusCode;
 use axum::response::{Html, IntoResponse, Response};
-use lab::ledger::LedgerError;
-use lab::report::evolution::failure;
+use ledger::LedgerError;
+use report::evolution::failure;
 
 /// Why a page cannot be shown.
 #[derive(Debug, thiserror::Error)]

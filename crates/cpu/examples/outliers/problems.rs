@@ -1,7 +1,10 @@
 //! Random problems with one large element, and the allowed error of each element of O and of the LSE.
 
-use flashcore_cpu::{CpuError, CpuPlan, Element, Isa, Lanes, Order, Reference, Rows, attention, oracle};
+use std::error::Error;
+
+use flashcore_cpu::{CpuError, CpuPlan, Element, Isa, Lanes, Order, Rows, attention};
 use half::{bf16, f16};
+use oracle::{OracleError, Reference, oracle};
 use problem::{Band, DType, Layout, Problem, Strides, Tensor};
 use rand::{Rng, SeedableRng, rngs::SmallRng};
 
@@ -81,8 +84,8 @@ impl Case {
     /// tell whether that arithmetic was used.
     ///
     /// # Errors
-    /// The error of [`attention`].
-    pub fn run(&self, plan: &CpuPlan) -> Result<Outcome, CpuError> {
+    /// The error of [`attention`] or of [`oracle`].
+    pub fn run(&self, plan: &CpuPlan) -> Result<Outcome, Box<dyn Error>> {
         match self.problem.dtype {
             DType::F32 => self.run_as::<f32>(plan),
             DType::F16 => self.run_as::<f16>(plan),
@@ -90,7 +93,7 @@ impl Case {
         }
     }
 
-    fn run_as<T: Element>(&self, plan: &CpuPlan) -> Result<Outcome, CpuError> {
+    fn run_as<T: Element>(&self, plan: &CpuPlan) -> Result<Outcome, Box<dyn Error>> {
         let inputs = self.inputs::<T>();
         let bounds = Bounds::of(&self.problem, &inputs)?;
         let mut outcome = Outcome { worst: 0.0, what: "", own: false };
@@ -164,7 +167,7 @@ impl Bounds {
     ///
     /// # Errors
     /// The error of [`oracle`].
-    pub fn of<T: Element>(p: &Problem, [q, k, v]: &[Vec<T>; 3]) -> Result<Bounds, CpuError> {
+    pub fn of<T: Element>(p: &Problem, [q, k, v]: &[Vec<T>; 3]) -> Result<Bounds, OracleError> {
         let exact = oracle(p, q, k, v)?;
         let (mut out, mut lse) = (Vec::new(), Vec::new());
         for (batch, head) in (0..p.batch).flat_map(|b| (0..p.heads_q).map(move |h| (b, h))) {

@@ -14,7 +14,7 @@ use half::bf16;
 use super::Avx512;
 use super::avx512bw::{LANES, load};
 use super::tiles::{self, HasTiles, Magnitudes, Place, Sums, Tall, WORDS};
-use crate::element::Elements;
+use crate::Elements;
 use crate::terms::{DEPTH, TILE};
 use crate::tile::Step;
 

@@ -7,9 +7,9 @@ use half::{bf16, f16};
 
 use super::{Simd, exp2_polynomial};
 use crate::dims;
-use crate::element::{Element, ElementsMut};
 use crate::peak;
 use crate::tile::{self, Step};
+use crate::{Element, ElementsMut};
 
 /// 2^r − 1 = r · q(r) for r in [0, 1]: a relative minimax fit of degree 5 with p(0) = 1, error below 1.4·2⁻²⁴
 /// (Lawson iteration in f64; coefficients rounded to f32).

@@ -4,7 +4,7 @@
 use std::arch::x86_64::*;
 
 use super::{Avx512, Simd};
-use crate::element::Elements;
+use crate::Elements;
 
 /// f32 lanes of a vector.
 pub(super) const LANES: usize = Avx512::LANES;

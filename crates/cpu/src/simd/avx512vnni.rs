@@ -7,7 +7,7 @@ use std::arch::x86_64::*;
 use super::Avx512;
 use super::avx512bw::{LANES, load, store};
 use super::pairs::{self, Columnwise, Extent, Pairs, RowNorms};
-use crate::element::Elements;
+use crate::Elements;
 use crate::peak;
 use crate::tile::Step;
 

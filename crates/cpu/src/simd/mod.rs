@@ -40,8 +40,8 @@ pub(crate) use neon::Neon;
 #[cfg(target_arch = "x86_64")]
 pub(crate) use {amx::Amx, avx2::Avx2, avx512::Avx512, avx512vnni::Avx512Vnni};
 
-use crate::element::{Element, Elements};
 use crate::tile::Step;
+use crate::{Element, Elements};
 
 /// Instruction sets that the kernels are compiled for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]

@@ -6,7 +6,7 @@
 
 use super::gemm::{Columns, Product, Rows, gemm};
 use super::{MAX_LANES, Simd};
-use crate::element::Elements;
+use crate::Elements;
 use crate::narrow::{WEIGHT_BITS, WINDOW};
 use crate::tile::{self, Panel, Step};
 

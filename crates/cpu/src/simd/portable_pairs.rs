@@ -3,8 +3,8 @@
 use super::Portable;
 use super::pairs::{self, Columnwise, Extent, Pairs, RowNorms};
 use super::portable::map2;
-use crate::element::{Element, Elements};
 use crate::tile::Step;
+use crate::{Element, Elements};
 
 /// Lanes of the vectors, as many as AVX-512 has.
 pub(super) const LANES: usize = 16;

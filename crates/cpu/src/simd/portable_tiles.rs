@@ -3,7 +3,7 @@
 use super::Portable;
 use super::portable_pairs::{LANES, element};
 use super::tiles::{self, HasTiles, Magnitudes, Place, Sums, Tall, Tiles, WORDS};
-use crate::element::Elements;
+use crate::Elements;
 use crate::terms::TILE;
 use crate::tile::{MAX_WIDTH, Step};
 

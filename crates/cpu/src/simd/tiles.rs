@@ -4,7 +4,7 @@
 //! code is generic, so that plain Rust ([`super::PortableTiles`]) computes the same as AMX on any machine.
 
 use super::Simd;
-use crate::element::Elements;
+use crate::Elements;
 use crate::terms::{DEPTH, TILE};
 use crate::tile::{self, Panel, Step};
 

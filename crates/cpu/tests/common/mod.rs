@@ -1,7 +1,8 @@
 //! Random tensors, poisoned outputs, and the comparison of a kernel with the oracle.
 
-use flashcore_cpu::{CpuPlan, Element, Isa, Reference, Rows, attention, oracle, reference_in_precision};
+use flashcore_cpu::{CpuPlan, Element, Isa, Rows, attention};
 use half::{bf16, f16};
+use oracle::{Reference, oracle, reference_in_precision};
 use problem::{DType, Problem, Tensor};
 use rand::{Rng, SeedableRng, rngs::SmallRng};
 

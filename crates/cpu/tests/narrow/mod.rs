@@ -1,8 +1,9 @@
 //! 16-bit integers: as accurate as f32 sums of weights rounded to the input type. Beyond the bounds, f32
 //! itself is used. Tested on [`Isa::Avx512Vnni`] if the processor has it, and on its twin in plain Rust.
 
-use flashcore_cpu::{CpuPlan, Element, Isa, oracle};
+use flashcore_cpu::{CpuPlan, Element, Isa};
 use half::{bf16, f16};
+use oracle::oracle;
 use problem::{Band, DType, Layout, Problem};
 use proptest::prelude::*;
 use rand::{Rng, SeedableRng, rngs::SmallRng};

@@ -1,6 +1,9 @@
 //! Maps the 32 addresses of an access to the banks of shared memory and the sectors of the caches.
 
+use ptx::WmmaAccess;
+
 use super::reuse::{Distance, ReuseStack};
+use crate::decode::Fragment;
 
 /// Banks of shared memory, each 4 bytes wide, on every architecture since sm_50.
 const BANKS: usize = 32;
@@ -33,6 +36,13 @@ pub fn shared_passes(lanes: u32, addresses: &[u64; 32], bytes: u32) -> u32 {
 pub fn atomic_passes(lanes: u32, addresses: &[u64; 32], bytes: u32) -> u32 {
     let words: Vec<u64> = lanes_in(lanes, 0..32).map(|lane| addresses[lane] / 4).collect();
     (fullest_bank(&words) * bytes.div_ceil(4)).max(1)
+}
+
+/// The accesses of a lane in a `wmma.load` or `wmma.store`, and the 8×8 transpositions in registers that
+/// accompany them. `None` for elements smaller than a byte, and for shapes that PTX does not have.
+pub fn fragment_accesses(access: WmmaAccess) -> Option<(u32, u32)> {
+    let fragment = Fragment::new(access)?;
+    Some((fragment.accesses.len() as u32, fragment.transposes() as u32))
 }
 
 fn lanes_in(lanes: u32, range: std::ops::Range<usize>) -> impl Iterator<Item = usize> {

@@ -5,7 +5,7 @@
 mod access;
 mod reuse;
 
-pub use access::{CacheFootprint, atomic_passes, shared_passes};
+pub use access::{CacheFootprint, atomic_passes, fragment_accesses, shared_passes};
 use ptx::{BarKind, FunctionKind, Module, Statement};
 use reuse::ReuseStack;
 

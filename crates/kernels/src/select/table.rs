@@ -55,7 +55,7 @@ impl Shape {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Kind {
-    /// Measured on the device by `lab::bench`.
+    /// Measured on the device by the crate `bench`.
     Measured,
     /// Predicted by the time model, for a device that was not available.
     Predicted,

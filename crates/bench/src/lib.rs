@@ -1,0 +1,38 @@
+//! Timing under one set of rules: one process, one operation and the same inputs for all contestants. Peers
+//! are measured again in every run. Turns are interleaved and paired, an A/A control runs beside them, and
+//! every sample is kept. No contestant's own statement counts.
+//!
+//! [`race()`] implements the rules without knowing a device: it drives a [`Stage`], which is this machine's
+//! CPU, a GPU or a simulated device of the tests. What the tests show about the rules therefore holds for
+//! races on a GPU.
+
+mod answer;
+mod cpu;
+mod fault;
+mod floor;
+pub mod gpu;
+mod peaks;
+pub mod provenance;
+mod race;
+mod row;
+pub mod schedule;
+mod sensors;
+mod stage;
+mod statistics;
+pub mod suites;
+mod torch;
+
+pub use self::race::{Deck, Measurement, Race, RaceError, Rules, SUSTAINED_US, Sample, race};
+pub use answer::{Answer, dense};
+pub use cpu::{BenchError, CpuTimer, race as race_cpu, race_plans, suite as suite_cpu};
+pub use fault::Fault;
+pub use floor::{Floor, Peaks};
+pub use peaks::{CpuPeaks, Products, Reads};
+pub use row::{All, Identity, Row, problem_json};
+pub use sensors::{Reading, Sensors, reasons};
+pub use stage::{Entrant, Mode, NotOurs, OURS, Origin, Slot, Stage, Timing, Work};
+pub use statistics::{
+    Comparison, Interval, SpeedVerdict, compare, control, interval, judged, median, quantile, trimmed_mean,
+};
+pub use suites::Suite;
+pub use torch::{Torch, TorchError};

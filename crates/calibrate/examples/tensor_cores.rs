@@ -1,0 +1,104 @@
+//! Compares the emulator's tensor cores with a GPU's:
+//! `tensor_cores FRAGMENTS ROWS.jsonl [--only NAME] [FIRST]`, from subject number FIRST on, for instructions
+//! whose names begin with NAME (`mma`, `wmma`, `wgmma`, or longer). Prints one line per `mma.sync`, `wmma`
+//! and `wgmma`, and a build of `cargo xtask evidence` appends a row for each. A failing subject is reported,
+//! and the next one follows.
+
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::time::Instant;
+
+use bench::provenance::Provenance;
+use driver::Gpu;
+use emu::numerics::tensor::TensorRules;
+use flashcore_calibrate::differential::{Comparison, Subject, compare};
+use host::store::append_line;
+use serde_json::{Value, json};
+
+/// The command line.
+struct Request {
+    fragments: u64,
+    rows: PathBuf,
+    /// The beginning of the instruction's name.
+    only: String,
+    first: usize,
+}
+
+impl Request {
+    fn parse(mut args: impl Iterator<Item = String>) -> Option<Request> {
+        let (fragments, rows) = (args.next()?.parse().ok()?, args.next()?.into());
+        let mut request = Request { fragments, rows, only: String::new(), first: 0 };
+        while let Some(arg) = args.next() {
+            match arg.as_str() {
+                "--only" => request.only = args.next()?,
+                first => request.first = first.parse().ok()?,
+            }
+        }
+        Some(request)
+    }
+}
+
+fn main() -> ExitCode {
+    let Some(request) = Request::parse(std::env::args().skip(1)) else {
+        eprintln!("usage: tensor_cores FRAGMENTS ROWS.jsonl [--only NAME] [FIRST]");
+        return ExitCode::from(3);
+    };
+    match run(&request) {
+        Ok(true) => ExitCode::SUCCESS,
+        Ok(false) => ExitCode::from(1),
+        Err(message) => {
+            eprintln!("{message}");
+            ExitCode::from(3)
+        }
+    }
+}
+
+fn run(request: &Request) -> Result<bool, String> {
+    let text = |e: &dyn std::error::Error| e.to_string();
+    let mut gpu = Gpu::open(0).map_err(|e| text(&e))?;
+    let provenance = Provenance::of_gpu(gpu.info());
+    let (major, minor) = gpu.info().capability;
+    let (sm, target) = (major * 10 + minor, gpu.target());
+    let rules = TensorRules::of_sm(sm).ok_or_else(|| format!("sm_{sm} has no rules"))?;
+    println!("{} sm_{sm}, {rules:?} rules, {} fragments each", gpu.info().name, request.fragments);
+    let mut subjects = Subject::all(rules);
+    subjects.retain(|subject| subject.instruction(target).starts_with(&request.only));
+    let (mut exact, count) = (true, subjects.len());
+    for (i, subject) in subjects.into_iter().enumerate().skip(request.first) {
+        let start = Instant::now();
+        let compared = match compare(&mut gpu, target, rules, subject, request.fragments) {
+            Ok(compared) => compared,
+            Err(error) => {
+                exact = false;
+                println!("{i}/{count} FAILED: {error}");
+                continue;
+            }
+        };
+        exact &= compared.differing == 0;
+        let (differing, results) = (compared.differing, compared.results);
+        let seconds = start.elapsed().as_secs_f64();
+        println!(
+            "{i}/{count} {differing} of {results} results differ ({seconds:.1} s): {}",
+            compared.instruction
+        );
+        if let Some(first) = &compared.first {
+            println!("    first: {first:?}");
+        }
+        if provenance.commit.is_some() {
+            append(&request.rows, &compared, &provenance)?;
+        }
+    }
+    println!("{}", if exact { "no bit differs" } else { "NOT equal" });
+    Ok(exact)
+}
+
+/// Appends the evidence row: the comparison with its provenance.
+fn append(rows: &Path, compared: &Comparison, provenance: &Provenance) -> Result<(), String> {
+    let mut row = json!({ "suite": "emulator", "impl": "flashcore", "check": "mma bits" });
+    for part in [json!(compared), json!(provenance)] {
+        if let (Value::Object(row), Value::Object(part)) = (&mut row, part) {
+            row.extend(part);
+        }
+    }
+    append_line(rows, &row.to_string()).map_err(|e| e.to_string())
+}

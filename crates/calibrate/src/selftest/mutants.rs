@@ -1,0 +1,357 @@
+//! Kernels of every family with one inserted fault: each instruction that orders memory, copies or products
+//! is removed once, and arithmetic is made wrong at some sites. The gate must reject all of them, each for a
+//! fitting reason.
+//!
+//! The emulator finds the faults, on any machine. A fault can be harmless in one kernel, because another
+//! instruction orders the same accesses. Kernels of a family with the same sites are therefore taken
+//! together, and one of them must fail.
+
+use attend::{Chains, Order, Packing, Rescale, Sums, Tiles};
+use emu::Schedule;
+use kernels::forward::mma::{MmaPlan, QueryHome};
+use kernels::forward::small::{Merge, Requests, RowOrder, Scores, SmallPlan};
+use kernels::forward::wgmma::{Diagonal, Ends, Probabilities, Rescaling, Store, WgmmaPlan};
+use kernels::{Arch, Family, Plan};
+use problem::{Band, DType, Layout, Problem};
+use rayon::prelude::*;
+use tile::{Handout, RowStore, Tail, TileOrder, Turns};
+
+use super::plans::asking;
+use super::{Check, Making, Settings};
+use check::gate::inputs::Style;
+use check::gate::mutate::{Fault, mutant, sites};
+use check::gate::{self, Verdict, bind, check_kernel};
+use check::launchfile::Bound;
+
+/// Faults that remove ordering. Each of their sites must be needed.
+fn order() -> impl Iterator<Item = Fault> {
+    Fault::ALL.into_iter().filter(|fault| fault.orders())
+}
+
+/// Faults that change the computation or its inputs.
+const CONTENT: [Fault; 6] = [
+    Fault::DropCopy,
+    Fault::WrongSlot,
+    Fault::SkipRescale,
+    Fault::WrongScale,
+    Fault::ComparisonOffByOne,
+    Fault::SkipStore,
+];
+
+/// Number of sites of arithmetic faults that are tried, spread from the first to the last. Sites are many and
+/// similar.
+const CONTENT_PLACES: usize = 8;
+
+/// Kernels with the same fault sites.
+struct Suspect {
+    name: &'static str,
+    /// The kernels, or why a plan gives none.
+    kernels: Result<Vec<Bound>, String>,
+}
+
+/// Name of the streaming kernels of the family `small`.
+const STREAM: &str = "small, blocks stream";
+const STREAM_TO_TWO: &str = "small, blocks stream to two warpgroups";
+/// Name of the kernels of the family `wgmma` without tile overlap.
+const IN_TURN: &str = "wgmma, tiles in turn";
+
+/// The product may follow the branch of the requesting thread.
+const FOR_PTXAS: &str =
+    "ptxas serialises products that have no fence of their own behind a divergent branch (C7519)";
+
+/// Sites whose removal has no visible effect in these launches, and why they are kept.
+const UNSEEN: [(&str, Fault, usize, &str); 5] = [
+    (STREAM, Fault::DropProductFence, 2, FOR_PTXAS),
+    (STREAM, Fault::DropProductFence, 4, FOR_PTXAS),
+    (STREAM_TO_TWO, Fault::DropProductFence, 2, FOR_PTXAS),
+    (STREAM_TO_TWO, Fault::DropProductFence, 4, FOR_PTXAS),
+    (
+        IN_TURN,
+        Fault::DropPhaseWait,
+        5,
+        "the queries' one stage holds the next tile back before its mailbox does",
+    ),
+];
+
+/// Inserts every fault into kernels of every family of an architecture.
+pub fn mutants(arch: &Arch, settings: &Settings, progress: &mut dyn FnMut(&Check)) -> Vec<Check> {
+    if settings.mutants == 0 {
+        return Vec::new();
+    }
+    let checks = suspects(arch, &settings.families).into_iter().map(|suspect| {
+        let check = suspect.check(settings.mutants);
+        progress(&check);
+        check
+    });
+    checks.collect()
+}
+
+impl Suspect {
+    /// Checks every `step`-th site of each fault.
+    fn check(&self, step: usize) -> Check {
+        let mut making = Making::new("mutants", self.name);
+        let kernels = match &self.kernels {
+            Ok(kernels) => kernels,
+            Err(error) => {
+                making.fail(error.clone());
+                return making.done();
+            }
+        };
+        let count = |fault| kernels.first().map_or(0, |right| sites(&right.kernel, fault));
+        let places = |fault, step| (0..count(fault)).step_by(step).map(move |site| (fault, site));
+        let needed = |&(fault, site): &(Fault, usize)| {
+            !UNSEEN.iter().any(|known| (known.0, known.1, known.2) == (self.name, fault, site))
+        };
+        for (_, fault, site, why) in UNSEEN.iter().filter(|known| known.0 == self.name) {
+            making.check.notes.push(format!("{fault:?} {site} is not judged: {why}"));
+        }
+        let order: Vec<_> = order().flat_map(|fault| places(fault, step)).filter(needed).collect();
+        making.check.cases += order.len() as u64;
+        let unfit = |&(fault, site): &(Fault, usize)| match refusal(kernels, fault, site) {
+            None => Some(format!("{fault:?} {site} passes")),
+            Some(why) => (!fitting(fault).iter().any(|reason| why.contains(reason)))
+                .then(|| format!("{fault:?} {site} is refused for another reason: {why}")),
+        };
+        let found: Vec<_> = order.par_iter().filter_map(unfit).collect();
+        found.into_iter().for_each(|why| making.fail(why));
+        for fault in CONTENT {
+            let tried: Vec<_> = places(fault, (count(fault) / CONTENT_PLACES).max(1)).collect();
+            making.check.cases += tried.len() as u64;
+            // Some sites have no effect: before the first block there is nothing to rescale.
+            let seen = tried.par_iter().any(|(fault, site)| refusal(kernels, *fault, *site).is_some());
+            if !seen && !tried.is_empty() {
+                making.fail(format!("{fault:?} passes at all of {} places", tried.len()));
+            }
+        }
+        making.done()
+    }
+}
+
+/// Words of the gate's message for a fault in the ordering.
+fn fitting(fault: Fault) -> &'static [&'static str] {
+    match fault {
+        Fault::DropProductFence => &["missing_wgmma_fence at"],
+        // A product that is not waited for reads memory that is already being overwritten.
+        Fault::DropProductGroup | Fault::DropProductWait => &["async_not_waited at", "race at"],
+        Fault::DropFence => &["missing_proxy_fence at", "race at"],
+        Fault::DropExpectation => &["transaction_mismatch at", "deadlock at"],
+        Fault::DropArrival => &["deadlock at"],
+        Fault::DropGridWait => &["before_grid_wait at"],
+        Fault::DropClusterBarrier => &["barrier_divergence at", "race at", "deadlock at"],
+        _ => &[
+            "race at",
+            "async_not_waited at",
+            "deadlock at",
+            "missing_proxy_fence at",
+            "uninitialised_read at",
+        ],
+    }
+}
+
+/// The reason of the first kernel that the gate rejects; `None` when all pass.
+fn refusal(kernels: &[Bound], fault: Fault, site: usize) -> Option<String> {
+    kernels.iter().find_map(|right| {
+        let kernel = mutant(&right.kernel, fault, site)?;
+        match check_kernel(&Bound { kernel, ..right.clone() }, &settings()) {
+            Ok(check) => (check.verdict == Verdict::Failed).then(|| check.reasons.join("; ")),
+            Err(error) => Some(error.to_string()),
+        }
+    })
+}
+
+/// The quick runs and more schedules: a missing wait shows only if a warp lags behind. The parity of a seed
+/// decides which side of a branch runs first.
+fn settings() -> gate::Settings {
+    let mut settings = gate::Settings::quick();
+    settings.runs.push((Style::Normal, 10, Schedule::Late));
+    settings.runs.extend((11..20).map(|seed| (Style::Normal, seed, Schedule::Random)));
+    settings
+}
+
+/// Kernels of the requested families that an architecture supports.
+fn suspects(arch: &Arch, families: &[Family]) -> Vec<Suspect> {
+    let hopper = arch.sm == Arch::SM_90.sm;
+    let of = |family: &Family| match family {
+        Family::Mma => vec![mma()],
+        Family::Small if hopper => small(),
+        Family::Wgmma if hopper => wgmma(),
+        _ => Vec::new(),
+    };
+    families.iter().flat_map(of).collect()
+}
+
+fn suspect(name: &'static str, plans: &[Plan], problems: &[Problem], arch: &Arch) -> Suspect {
+    let both = plans.iter().flat_map(|plan| problems.iter().map(move |problem| (plan, problem)));
+    let kernels = both
+        .map(|(plan, problem)| bind(plan, &asking(problem, plan), arch).map_err(|error| error.to_string()));
+    Suspect { name, kernels: kernels.collect() }
+}
+
+fn rectangle(heads: usize, seq_q: usize, seq_kv: usize, mask: Band) -> Problem {
+    Problem::new(1, heads, seq_q, 64, DType::Bf16).with_band(mask).with_seq_kv(seq_kv, Layout::Bshd)
+}
+
+fn mma() -> Suspect {
+    let problems = [(146, 201), (192, 64)].map(|(rows, keys)| rectangle(1, rows, keys, Band::CAUSAL));
+    let plan = MmaPlan {
+        block_m: 64,
+        block_n: 64,
+        warps: 4,
+        kv_warps: 1,
+        products: Order::InTurn,
+        stages: 2,
+        resident_ctas: None,
+        queries: QueryHome::Registers,
+        ..MmaPlan::default_for(&problems[0], &Arch::SM_80)
+    };
+    suspect("mma", &[Plan::Mma(plan)], &problems, &Arch::SM_80)
+}
+
+/// Kernels of the family `wgmma`. One SM takes all tiles, one after the other.
+fn wgmma() -> Vec<Suspect> {
+    let arch = Arch { multiprocessors: 1, ..Arch::SM_90 };
+    // A tile of one block, or of as many blocks as stages, waits at places where other tiles need not.
+    let short = [100, 60, 20].map(|keys| rectangle(4, 70, keys, Band::CAUSAL)).to_vec();
+    // In a full tile, the first warpgroup skips more blocks than there are stages.
+    let full = [&short[..], &[rectangle(2, 140, 150, Band::CAUSAL)]].concat();
+    let guessing = Rescaling::Speculative { beyond: 0, limit: 1 };
+    let plain = WgmmaPlan {
+        consumers: 2,
+        resident_ctas: 1,
+        cluster: 1,
+        packing: Packing::Apart,
+        block_n: 32,
+        stages: 2,
+        tiles: Tiles::InTurn,
+        products: Order::ScoresAhead,
+        producer_registers: None,
+        queries_ahead: 0,
+        store: Store::Direct,
+        turns: Turns::Free,
+        rescale: Rescaling::Beyond(8),
+        exps_by_fma: 0,
+        probabilities: Probabilities::Registers,
+        chains: Chains { max: 2, sum: 1 },
+        sums: Sums::Lanes,
+        diagonal: Diagonal::Whole,
+        ends: Ends::Common,
+        handout: Handout::Dynamic,
+        tail: Tail::Whole,
+        tile_order: TileOrder::InOrder,
+        section_mib: 32,
+    };
+    let overlapped = WgmmaPlan { tiles: Tiles::Overlapped, rescale: guessing, ..plain.clone() };
+    let sums = WgmmaPlan { sums: Sums::Product, rescale: guessing, ..plain.clone() };
+    let ahead = WgmmaPlan { queries_ahead: 1, ..plain.clone() };
+    // Static, because a mailbox would be delayed by the single stage of queries.
+    let handout = Handout::Static;
+    let halved = WgmmaPlan { diagonal: Diagonal::Halved, ends: Ends::Own, handout, ..plain.clone() };
+    // Stage counts that give a kernel the same barriers: more than the query slots, or no more.
+    let plans = [
+        (IN_TURN, &[2, 3][..], plain, &short),
+        ("wgmma, tiles overlapped", &[2, 1], overlapped, &short),
+        ("wgmma, sums by products", &[2, 3], sums, &short),
+        ("wgmma, queries ahead", &[2, 1], ahead, &short),
+        ("wgmma, halved diagonals", &[1], halved, &full),
+    ];
+    let of = |(name, stages, plan, problems): (&'static str, &[u32], WgmmaPlan, &Vec<Problem>)| {
+        let with = |&stages: &u32| Plan::Wgmma(WgmmaPlan { stages, ..plan.clone() });
+        suspect(name, &stages.iter().map(with).collect::<Vec<_>>(), problems, &arch)
+    };
+    plans.into_iter().map(of).collect()
+}
+
+fn small() -> Vec<Suspect> {
+    let plain = SmallPlan {
+        row_warpgroups: 1,
+        packing: Packing::Apart,
+        cluster: 1,
+        kv_warpgroups: 1,
+        block_n: 64,
+        stages: 1,
+        rescale: Rescale::Always,
+        speculative: None,
+        turns: Turns::Free,
+        tile_order: RowOrder::ByHead,
+        key_copies: 2,
+        qk_pieces: 2,
+        softmax_steps: 2,
+        pv_pieces: 2,
+        paths: 4,
+        requests: Requests::ValuesLate,
+        scores: Scores::AllAtOnce,
+        merge: Merge::Shares,
+        store: RowStore::Chunks,
+        overlapping: false,
+        resident_ctas: 1,
+    };
+    let streams = SmallPlan {
+        stages: 2,
+        block_n: 32,
+        key_copies: 1,
+        qk_pieces: 1,
+        softmax_steps: 1,
+        pv_pieces: 1,
+        rescale: Rescale::Beyond(8),
+        ..plain.clone()
+    };
+    let two_ctas = SmallPlan { cluster: 2, ..plain.clone() };
+    let pairs = RowStore::Pairs;
+    // One plan of each kind overlaps with the previous grid.
+    let plans = [
+        ("small, one warpgroup", plain.clone()),
+        (
+            "small, scores step by step",
+            SmallPlan { scores: Scores::StepByStep, overlapping: true, ..plain.clone() },
+        ),
+        ("small, two warpgroups share rows", SmallPlan { kv_warpgroups: 2, store: pairs, ..plain }),
+        ("small, two CTAs, shares", SmallPlan { store: pairs, ..two_ctas.clone() }),
+        ("small, two CTAs, peer first", SmallPlan { merge: Merge::PeerFirst, ..two_ctas }),
+        (STREAM, streams.clone()),
+        (STREAM_TO_TWO, SmallPlan { row_warpgroups: 2, overlapping: true, ..streams }),
+    ];
+    let of = |(name, plan): (&'static str, SmallPlan)| {
+        let keys = plan.cluster_keys() as usize;
+        let (mask, shapes) = if plan.streams() {
+            // Enough blocks to fill every stage repeatedly.
+            (Band::FULL, vec![(64, 8 * keys), (200, 8 * keys - 5)])
+        } else {
+            // Rows for every path: the whole block is visible, all but the last keys, half of it, nothing.
+            (Band::CAUSAL, vec![(65, keys), (104, keys), (200, keys - 5)])
+        };
+        let problems: Vec<Problem> =
+            shapes.into_iter().map(|(rows, keys)| rectangle(2, rows, keys, mask)).collect();
+        suspect(name, &[Plan::Small(plan)], &problems, &Arch::SM_90)
+    };
+    plans.into_iter().map(of).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The kernels' own tests remove every site of ordering; this test takes every fifth.
+    const STEP: usize = 5;
+
+    #[test]
+    fn faults_are_refused_in_every_family() {
+        let settings = Settings { mutants: STEP, ..Settings::quick() };
+        let checks = mutants(&Arch::SM_90, &settings, &mut |_| ());
+        let failed: Vec<_> = checks.iter().filter(|check| check.verdict != Verdict::Passed).collect();
+        assert!(failed.is_empty(), "{failed:#?}");
+        assert!(checks.iter().all(|check| check.cases > 10), "{checks:?}");
+    }
+
+    /// Sites are compared by number, so every kernel must have the same sites.
+    #[test]
+    fn kernels_of_a_suspect_have_the_same_places() {
+        for suspect in suspects(&Arch::SM_90, &Family::ALL) {
+            let kernels = suspect.kernels.unwrap_or_else(|error| panic!("{}: {error}", suspect.name));
+            let counts: Vec<_> = kernels
+                .iter()
+                .map(|right| order().map(|fault| sites(&right.kernel, fault)).collect::<Vec<_>>())
+                .collect();
+            assert!(counts.windows(2).all(|pair| pair[0] == pair[1]), "{}: {counts:?}", suspect.name);
+        }
+    }
+}

@@ -1,0 +1,162 @@
+//! The evidence of a diagnosis: instructions with their counters, and the prediction.
+
+use emu::trace::CtaTrace;
+use emu::{Counter, Counters};
+use predict::resources::Resources;
+use predict::{Cause, Prediction};
+use ptx::{Instruction, Kernel, Op, Statement};
+use serde::Serialize;
+
+/// A PTX instruction with its counters.
+#[derive(Clone, Copy, Debug)]
+pub struct Executed<'a> {
+    pub inst: &'a Instruction,
+    pub counter: &'a Counter,
+    /// Warps of a CTA that issue the instruction in the recorded CTAs; all warps when nothing was recorded.
+    pub warps: u32,
+    /// Issues by the warp that issues it most often, in the recorded CTAs.
+    pub busiest: u64,
+}
+
+impl Executed<'_> {
+    pub fn lanes(&self) -> f64 {
+        self.counter.lanes as f64 / self.counter.issues.max(1) as f64
+    }
+}
+
+/// Everything known about a kernel.
+pub struct Evidence<'a> {
+    /// The executed instructions in the module's order.
+    pub executed: Vec<Executed<'a>>,
+    pub kernel: &'a Kernel,
+    pub counters: &'a Counters,
+    pub prediction: Option<&'a Prediction>,
+    /// Registers and spills.
+    pub resources: Option<&'a Resources>,
+}
+
+/// The cost of one line, for heat maps and listings.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct LineCost {
+    pub line: u32,
+    pub issues: u64,
+    /// Share of all issue slots.
+    pub share: f64,
+    /// Mean active lanes.
+    pub lanes: f64,
+    /// Shared-memory wavefronts relative to the number without conflicts.
+    pub conflicts: f64,
+    /// 32-byte sectors per access.
+    pub sectors: f64,
+}
+
+impl<'a> Evidence<'a> {
+    /// Joins the counters with their instructions.
+    pub fn new(
+        kernel: &'a Kernel,
+        counters: &'a Counters,
+        traces: &[CtaTrace],
+        prediction: Option<&'a Prediction>,
+        resources: Option<&'a Resources>,
+    ) -> Evidence<'a> {
+        let instructions = kernel.module.functions().flat_map(|f| f.body.iter()).flat_map(|b| &b.statements);
+        let instructions = instructions.filter_map(|s| match s {
+            Statement::Inst(inst) => Some(inst),
+            Statement::Label(_) | Statement::Pragma(_) => None,
+        });
+        let by_warp = issues_by_warp(traces, counters.instructions.len());
+        let executed = instructions
+            .zip(&counters.instructions)
+            .enumerate()
+            .filter(|(_, (_, counter))| counter.issues > 0)
+            .map(|(pc, (inst, counter))| {
+                let issues = by_warp.get(pc).map_or(&[][..], |w| w);
+                let busiest = issues.iter().copied().max().unwrap_or(0);
+                // A warp with at least a tenth of the busiest warp's issues counts as participating.
+                let part = issues.iter().filter(|&&n| n * 10 > busiest).count() as u32;
+                let warps = if busiest == 0 { counters.warps } else { part };
+                Executed { inst, counter, warps, busiest }
+            })
+            .collect();
+        Evidence { executed, kernel, counters, prediction, resources }
+    }
+
+    /// Issue slots of the whole grid, at least 1.
+    pub fn issues(&self) -> f64 {
+        self.executed.iter().map(|e| e.counter.issues as f64).sum::<f64>().max(1.0)
+    }
+
+    pub fn threads(&self) -> f64 {
+        self.kernel.launch.block.count() as f64
+    }
+
+    /// Share of the critical path of the instructions that `select` picks. The path counts each instruction
+    /// at its busiest warp. Without recorded CTAs, the share of issue slots.
+    pub fn critical_share(&self, select: impl Fn(&Executed) -> bool) -> f64 {
+        // An instruction outside the recorded CTAs has no part in their path. Issues of the whole grid count
+        // only without a recording.
+        let recorded = self.executed.iter().any(|e| e.busiest > 0);
+        let weight = |e: &Executed| if recorded { e.busiest as f64 } else { e.counter.issues as f64 };
+        let total: f64 = self.executed.iter().map(weight).sum();
+        self.executed.iter().filter(|e| select(e)).map(weight).sum::<f64>() / total.max(1.0)
+    }
+
+    /// Predicted time share of some causes; `otherwise` without a prediction.
+    pub fn predicted(&self, causes: &[Cause], otherwise: f64) -> f64 {
+        self.prediction.map_or(otherwise, |p| causes.iter().map(|&c| p.share(c)).sum())
+    }
+
+    /// Whether the kernel has an instruction that `select` picks.
+    pub fn has(&self, select: impl Fn(&Op) -> bool) -> bool {
+        self.executed.iter().any(|e| select(&e.inst.op))
+    }
+
+    /// Lines of the instructions that `select` picks, joined to ranges, heaviest first.
+    pub fn lines(&self, select: impl Fn(&Executed) -> bool) -> Vec<(u32, u32)> {
+        let mut ranges: Vec<((u32, u32), u64)> = Vec::new();
+        let mut picked: Vec<&Executed> = self.executed.iter().filter(|e| select(e)).collect();
+        picked.sort_by_key(|e| e.inst.line);
+        for e in picked {
+            match ranges.last_mut() {
+                // Up to five lines between two such instructions, such as address arithmetic, belong to the
+                // range.
+                Some(((_, last), weight)) if e.inst.line <= *last + 6 => {
+                    *last = e.inst.line;
+                    *weight += e.counter.issues;
+                }
+                _ => ranges.push(((e.inst.line, e.inst.line), e.counter.issues)),
+            }
+        }
+        ranges.sort_by_key(|&(_, weight)| std::cmp::Reverse(weight));
+        ranges.into_iter().map(|(range, _)| range).collect()
+    }
+
+    /// The cost of every executed line.
+    pub fn line_costs(&self) -> Vec<LineCost> {
+        let total = self.issues();
+        let cost = |e: &Executed| LineCost {
+            line: e.inst.line,
+            issues: e.counter.issues,
+            share: e.counter.issues as f64 / total,
+            lanes: e.lanes(),
+            conflicts: e.counter.conflict_degree(),
+            sectors: e.counter.global_sectors as f64 / e.counter.global_accesses.max(1) as f64,
+        };
+        self.executed.iter().map(cost).collect()
+    }
+}
+
+fn issues_by_warp(traces: &[CtaTrace], instructions: usize) -> Vec<Vec<u64>> {
+    let warps = traces.iter().map(|t| t.warps.len()).max().unwrap_or(0);
+    let mut counts = vec![vec![0; warps]; if warps == 0 { 0 } else { instructions }];
+    for trace in traces {
+        for (warp, events) in trace.warps.iter().enumerate() {
+            for event in events.iter().filter(|e| e.lanes != 0) {
+                if let Some(count) = counts.get_mut(event.pc as usize) {
+                    count[warp] += 1;
+                }
+            }
+        }
+    }
+    counts
+}

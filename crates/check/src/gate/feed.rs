@@ -1,0 +1,217 @@
+//! The inputs of one run and the checks of its outputs, independent of the machine that ran it.
+
+use std::ops::Range;
+
+use emu::Buffer;
+use kernels::Operand;
+use oracle::OracleError;
+use problem::{Problem, Tensor};
+use rand::rngs::SmallRng;
+use rand::{Rng, SeedableRng};
+
+use super::CheckReport;
+use super::inputs::{Style, draw, rows_of};
+use super::judge::{ErrorFigures, References};
+use super::quantised::{Codes, distance, encode};
+use crate::launchfile::{Bound, BufferType, Init, Role};
+use crate::values::{Inputs, Values};
+
+/// The buffers before a run on normal draws. Outputs hold a NaN pattern.
+pub fn contents(bound: &Bound, seed: u64) -> Vec<Vec<u8>> {
+    let feed = Feed::draw(bound, Style::Normal, seed);
+    feed.map_or_else(Vec::new, |feed| feed.buffers(bound).iter().map(Buffer::to_bytes).collect())
+}
+
+/// The inputs of one run: their style, their seed and, for quantised kernels, their codes.
+pub struct Feed {
+    style: Style,
+    seed: u64,
+    drawn: Option<Inputs>,
+    codes: Option<Codes>,
+}
+
+impl Feed {
+    /// Draws inputs. `None` where the kernel cannot take the style: quantised codes hold neither NaN nor
+    /// infinity.
+    pub fn draw(bound: &Bound, style: Style, seed: u64) -> Option<Feed> {
+        let quantises = bound.roles.contains(&Role::Operand(Operand::Scales));
+        if quantises && !style.is_finite() {
+            return None;
+        }
+        let drawn = bound.problem.as_ref().map(|problem| draw(problem, style, seed));
+        let codes = bound.problem.as_ref().zip(drawn.as_ref()).filter(|_| quantises);
+        let codes = codes.map(|(problem, drawn)| encode(problem, drawn));
+        Some(Feed { style, seed, drawn, codes })
+    }
+
+    /// Wraps normal draws that were made elsewhere. They have the layout of the kernel's problem.
+    pub fn of(inputs: Inputs) -> Feed {
+        Feed { style: Style::Normal, seed: 0, drawn: Some(inputs), codes: None }
+    }
+
+    /// The inputs to judge by: for a quantised kernel, the values that the codes stand for.
+    fn judged(&self) -> Option<&Inputs> {
+        self.codes.as_ref().map(|codes| &codes.decoded).or(self.drawn.as_ref())
+    }
+
+    /// The expected outputs; `None` when the kernel has no problem.
+    ///
+    /// # Errors
+    /// When the oracle rejects the problem.
+    pub fn references(&self, bound: &Bound) -> Result<Option<References>, OracleError> {
+        let Some((problem, inputs)) = bound.problem.as_ref().zip(self.judged()) else { return Ok(None) };
+        References::of(problem, inputs).map(Some)
+    }
+
+    /// The error that quantising the inputs causes; `None` for inputs that are not quantised.
+    pub(super) fn quantisation(&self, bound: &Bound) -> Result<Option<f64>, OracleError> {
+        let (Some(problem), Some(drawn), Some(codes)) = (&bound.problem, &self.drawn, &self.codes) else {
+            return Ok(None);
+        };
+        Ok(Some(distance(&codes.decoded.oracle(problem)?.out, &drawn.oracle(problem)?.out)))
+    }
+
+    /// The buffers before the run. Outputs hold a NaN pattern.
+    pub fn buffers(&self, bound: &Bound) -> Vec<Buffer> {
+        let (inputs, codes) = (self.drawn.as_ref(), self.codes.as_ref());
+        let quantised = |tensor: Tensor| codes.map(|c| &c.codes[tensor as usize]);
+        let specs = bound.kernel.buffers.iter().zip(&bound.roles).enumerate();
+        specs
+            .map(|(index, (spec, role))| match (role, inputs) {
+                (Role::Operand(Operand::Tensor(Tensor::Q)), Some(inputs)) => {
+                    Buffer::from_bytes(&inputs.q.to_bytes())
+                }
+                (Role::Operand(Operand::Tensor(Tensor::K)), Some(inputs)) => {
+                    Buffer::from_bytes(&inputs.k.to_bytes())
+                }
+                (Role::Operand(Operand::Tensor(Tensor::V)), Some(inputs)) => {
+                    Buffer::from_bytes(&inputs.v.to_bytes())
+                }
+                (Role::Fill { dtype, init }, _) => {
+                    filled(spec.bytes, *dtype, *init, self.seed + index as u64)
+                }
+                (Role::Operand(Operand::Codes(tensor @ (Tensor::Q | Tensor::K | Tensor::V))), _) => {
+                    quantised(*tensor)
+                        .map_or_else(|| Buffer::uninitialised(spec.bytes), |c| Buffer::from_bytes(c))
+                }
+                (Role::Operand(Operand::Scales), _) => {
+                    let scales = codes.iter().flat_map(|c| &c.scales).flat_map(|x| x.to_le_bytes());
+                    Buffer::from_bytes(&scales.collect::<Vec<u8>>())
+                }
+                (Role::Operand(Operand::Counter), _) => Buffer::from_bytes(&vec![0; spec.bytes]),
+                (
+                    Role::Operand(Operand::Tensor(_))
+                    | Role::Operand(Operand::Lse)
+                    | Role::Operand(Operand::Scratch)
+                    | Role::Operand(Operand::Codes(Tensor::Out)),
+                    _,
+                ) => Buffer::uninitialised(spec.bytes),
+            })
+            .collect()
+    }
+
+    /// The error figures of the outputs; `None` when the kernel has no output of a problem.
+    pub fn judge(&self, bound: &Bound, references: &References, after: &[Vec<u8>]) -> Option<ErrorFigures> {
+        let mut check = CheckReport::empty();
+        self.check_outputs(bound, references, after, &mut check);
+        check.error
+    }
+
+    /// Checks that the kernel left its inputs unchanged and its counter ready for the next launch.
+    pub(super) fn check_inputs_kept(
+        &self,
+        bound: &Bound,
+        before: &[Vec<u8>],
+        after: &[Vec<u8>],
+        check: &mut CheckReport,
+    ) {
+        let specs = bound.kernel.buffers.iter().zip(&bound.roles);
+        for ((spec, role), (before, after)) in specs.zip(before.iter().zip(after)) {
+            let input = matches!(
+                role,
+                Role::Operand(Operand::Tensor(Tensor::Q | Tensor::K | Tensor::V))
+                    | Role::Operand(Operand::Codes(_))
+                    | Role::Operand(Operand::Scales)
+            );
+            if *role == Role::Operand(Operand::Counter) && before != after {
+                check.fail(format!("the kernel left its {} at another value than 0", spec.name));
+            }
+            if input && before != after {
+                check.fail(format!("the kernel changed its input {}", spec.name));
+            }
+        }
+    }
+
+    /// Compares the outputs with the references.
+    pub(super) fn check_outputs(
+        &self,
+        bound: &Bound,
+        references: &References,
+        after: &[Vec<u8>],
+        check: &mut CheckReport,
+    ) {
+        let Some(problem) = &bound.problem else { return };
+        let contents = |wanted: Role| bound.roles.iter().position(|&r| r == wanted).map(|i| &after[i]);
+        let Some(out) = contents(Role::Operand(Operand::Tensor(Tensor::Out))) else {
+            return check.leave_incomplete("nothing was judged: the kernel has no `out`".to_owned());
+        };
+        let lse = contents(Role::Operand(Operand::Lse));
+        if problem.pass.lse() && lse.is_none() {
+            return check.leave_incomplete("nothing was judged: the kernel has no `lse`".to_owned());
+        }
+        let lse = lse.map(|bytes| wide(&Values::from_bytes(problem::DType::F32, bytes), 0..usize::MAX));
+        let rows = row_ranges(problem);
+        check_gaps(out, &rows, problem.dtype.bytes(), check);
+        let values = Values::from_bytes(problem.dtype, out);
+        let dense: Vec<f64> = rows.into_iter().flat_map(|row| wide(&values, row)).collect();
+        let figures = references.judge(&dense, lse.as_deref());
+        // Rounding of the sum that contains the large product depends on the summation order, which the
+        // kernel may choose.
+        let is_ordered = self.style == Style::Outlier && problem.dtype == problem::DType::F32;
+        let figures = if is_ordered { figures.with_slack(4.0) } else { figures };
+        for reason in figures.reasons() {
+            check.fail(format!("wrong answer on {} inputs: {reason}", self.style.name()));
+        }
+        check.error = Some(check.error.map_or(figures, |worst| worst.worst(figures)));
+    }
+}
+
+fn filled(bytes: usize, dtype: BufferType, init: Init, seed: u64) -> Buffer {
+    let elements = bytes / dtype.bytes();
+    let mut rng = SmallRng::seed_from_u64(seed);
+    let data: Vec<u8> = match init {
+        Init::Uninitialised => return Buffer::uninitialised(bytes),
+        Init::Zeros => vec![0; bytes],
+        Init::Iota => (0..elements).flat_map(|i| dtype.encode(i as f64)).collect(),
+        Init::Random => (0..elements).flat_map(|_| dtype.encode(dtype.draw(rng.random::<f64>()))).collect(),
+    };
+    Buffer::from_bytes(&data)
+}
+
+fn wide(values: &Values, range: Range<usize>) -> Vec<f64> {
+    let range = range.start..range.end.min(values.len());
+    range.filter_map(|i| values.get(i)).map(f64::from).collect()
+}
+
+/// The element range of each output row, in the order (batch, head, row).
+pub(super) fn row_ranges(problem: &Problem) -> Vec<Range<usize>> {
+    let origin = problem.span(Tensor::Out).map_or(0, |(_, origin)| origin) as i64;
+    rows_of(problem.batch, problem.heads_q, problem.seq_q)
+        .map(|(b, h, r)| {
+            let start = (origin + problem.out.offset(b, h, r)) as usize;
+            start..start + problem.head_dim_v
+        })
+        .collect()
+}
+
+/// Checks that the gaps between rows still hold the initial pattern.
+fn check_gaps(out: &[u8], rows: &[Range<usize>], bytes: usize, check: &mut CheckReport) {
+    let mut covered = vec![false; out.len()];
+    for row in rows {
+        covered[row.start * bytes..row.end * bytes].fill(true);
+    }
+    let stray = out.iter().zip(&covered).position(|(&byte, &covered)| !covered && byte != 0xff);
+    if let Some(at) = stray {
+        check.fail(format!("byte {at} of out belongs to no row and was written"));
+    }
+}

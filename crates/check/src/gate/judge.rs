@@ -1,0 +1,413 @@
+//! Decides whether an output is right. Tolerances come from the error of standard attention in the input
+//! precision, as in FlashAttention's own tests, never from a loose constant.
+
+use oracle::{OracleError, Reference};
+use problem::{DType, Problem};
+use rayon::prelude::*;
+
+use crate::values::{Inputs, Values};
+
+/// The errors of an output against the oracle, each with its tolerance.
+#[derive(Clone, Copy, Debug, Default, PartialEq, serde::Serialize)]
+pub struct ErrorFigures {
+    pub max_abs: f64,
+    /// Tolerance of `max_abs`: twice the error of standard attention in the input precision, plus two
+    /// roundings of the largest element.
+    pub max_abs_allowed: f64,
+    /// Relative Frobenius error, ‖O − O*‖ / ‖O*‖.
+    pub rel: f64,
+    pub rel_allowed: f64,
+    /// The largest relative error of a row. A stale or lost row would be hidden in the error of the whole
+    /// tensor.
+    pub row_rel: f64,
+    pub row_rel_allowed: f64,
+    /// |⟨O, O*⟩ / ⟨O*, O*⟩ − 1|. Rounding leaves the slope at 1; a dropped term or a wrong scale changes it.
+    pub bias: f64,
+    pub bias_allowed: f64,
+    /// 1 − cos(O, O*).
+    pub cosine: f64,
+    /// Largest error of the LSE; 0 when no LSE was requested.
+    pub lse: f64,
+    pub lse_allowed: f64,
+    /// `max_diff` as the original kernels print it: against the oracle rounded to the dtype.
+    pub max_diff: f64,
+    /// `allclose(rtol = 1e-3, atol = 1e-3)` as the original kernels used it; printed, but not part of the
+    /// decision.
+    pub allclose_1e3: bool,
+    /// Number of elements that are finite in the output and not in the oracle, or the reverse.
+    pub non_finite: u64,
+}
+
+impl ErrorFigures {
+    /// The figures beyond their tolerance, in words; empty when the output is right.
+    pub fn reasons(&self) -> Vec<String> {
+        let mut reasons = Vec::new();
+        if self.non_finite > 0 {
+            reasons.push(format!(
+                "{} elements are NaN or Inf where the oracle is finite, or the reverse",
+                self.non_finite
+            ));
+        }
+        let figures = [
+            ("largest error", self.max_abs, self.max_abs_allowed),
+            ("relative error", self.rel, self.rel_allowed),
+            ("worst row's relative error", self.row_rel, self.row_rel_allowed),
+            ("bias", self.bias, self.bias_allowed),
+            ("largest error of LSE", self.lse, self.lse_allowed),
+        ];
+        for (name, value, allowed) in figures {
+            if value > allowed || value.is_nan() {
+                reasons.push(format!("{name} is {value:.3e}, allowed are {allowed:.3e}"));
+            }
+        }
+        reasons
+    }
+
+    /// The figures with `slack` times the tolerances.
+    pub fn with_slack(self, slack: f64) -> ErrorFigures {
+        ErrorFigures {
+            max_abs_allowed: slack * self.max_abs_allowed,
+            rel_allowed: slack * self.rel_allowed,
+            row_rel_allowed: slack * self.row_rel_allowed,
+            bias_allowed: slack * self.bias_allowed,
+            lse_allowed: slack * self.lse_allowed,
+            ..self
+        }
+    }
+
+    /// Largest error and its tolerance for tables; `NaN` when an element is NaN or Inf against the oracle.
+    pub fn brief(&self) -> String {
+        if self.non_finite > 0 {
+            return format!("NaN / {:.1e}", self.max_abs_allowed);
+        }
+        format!("{:.1e} / {:.1e}", self.max_abs, self.max_abs_allowed)
+    }
+
+    /// The worse of two runs for each figure. A figure stays with its tolerance.
+    pub fn worst(self, other: ErrorFigures) -> ErrorFigures {
+        let worse = |a: (f64, f64), b: (f64, f64)| {
+            let excess = |(value, allowed): (f64, f64)| value / allowed.max(f64::MIN_POSITIVE);
+            if excess(b) > excess(a) || b.0.is_nan() { b } else { a }
+        };
+        let (a, b) = (self, other);
+        let (max_abs, max_abs_allowed) =
+            worse((a.max_abs, a.max_abs_allowed), (b.max_abs, b.max_abs_allowed));
+        let (rel, rel_allowed) = worse((a.rel, a.rel_allowed), (b.rel, b.rel_allowed));
+        let (row_rel, row_rel_allowed) =
+            worse((a.row_rel, a.row_rel_allowed), (b.row_rel, b.row_rel_allowed));
+        let (bias, bias_allowed) = worse((a.bias, a.bias_allowed), (b.bias, b.bias_allowed));
+        let (lse, lse_allowed) = worse((a.lse, a.lse_allowed), (b.lse, b.lse_allowed));
+        ErrorFigures {
+            max_abs,
+            max_abs_allowed,
+            rel,
+            rel_allowed,
+            row_rel,
+            row_rel_allowed,
+            bias,
+            bias_allowed,
+            lse,
+            lse_allowed,
+            cosine: a.cosine.max(b.cosine),
+            max_diff: a.max_diff.max(b.max_diff),
+            allclose_1e3: a.allclose_1e3 && b.allclose_1e3,
+            non_finite: a.non_finite + b.non_finite,
+        }
+    }
+}
+
+/// What outputs are judged by: the oracle's output and the tolerances that standard attention gives.
+pub struct References {
+    dim: usize,
+    oracle: Reference,
+    /// The oracle's O, rounded to the dtype.
+    rounded: Values,
+    /// The tolerances; all figures are 0.
+    allowed: ErrorFigures,
+}
+
+impl References {
+    /// Computes the oracle and standard attention in the input precision.
+    ///
+    /// # Errors
+    /// When the oracle rejects the problem.
+    pub fn of(problem: &Problem, inputs: &Inputs) -> Result<References, OracleError> {
+        Ok(References::new(problem, inputs.oracle(problem)?, &inputs.reference_in_precision(problem)?))
+    }
+
+    /// Builds references from the oracle's output and standard attention's output on the same inputs.
+    pub fn new(problem: &Problem, oracle: Reference, standard: &Reference) -> References {
+        let roundoff = problem.dtype.unit_roundoff();
+        let dim = problem.head_dim_v.max(1);
+        let theirs = Distance::of(&standard.out, &oracle.out, dim);
+        let largest = finite(&oracle.out).fold(0.0, |m: f64, x| m.max(x.abs()));
+        let (_, of_lse) = lse_error(&standard.lse, &oracle.lse);
+        let largest_lse = finite(&oracle.lse).fold(1.0, |m: f64, x| m.max(x.abs()));
+        let roundings = 64.0 + problem.head_dim as f64;
+        let allowed = ErrorFigures {
+            // The kernel rounds its output once more than the error bound of a sum includes.
+            max_abs_allowed: 2.0 * theirs.max_abs + 2.0 * roundoff * largest,
+            rel_allowed: 2.0 * theirs.rel + roundoff,
+            row_rel_allowed: 2.0 * theirs.row_rel + 2.0 * roundoff,
+            // A common factor can come from the rounding of the output and of 1 / sum, which is f32.
+            bias_allowed: 2.0 * theirs.bias + roundoff + DType::F32.unit_roundoff(),
+            // LSE is f32: twice the error of the standard computation, plus the cost of f32 sums of head_dim
+            // products and of the logarithm (64 roundings of the largest term).
+            lse_allowed: 2.0 * of_lse + roundings * DType::F32.unit_roundoff() * largest_lse,
+            ..ErrorFigures::default()
+        };
+        let rounded: Vec<f32> = oracle.out.iter().map(|&x| x as f32).collect();
+        let rounded = Values::round(problem.dtype, &rounded);
+        References { dim, oracle, rounded, allowed }
+    }
+
+    /// Number of elements of O.
+    pub fn elements(&self) -> usize {
+        self.oracle.out.len()
+    }
+
+    /// Judges a dense output `[batch, heads_q, seq_q, head_dim_v]` and, if given, its LSE.
+    pub fn judge(&self, out: &[f64], lse: Option<&[f64]>) -> ErrorFigures {
+        let ours = Distance::of(out, &self.oracle.out, self.dim);
+        let (max_diff, allclose_1e3) = self.as_the_seeds(out);
+        let (unlike, lse_error) = lse.map_or((0, 0.0), |lse| lse_error(lse, &self.oracle.lse));
+        ErrorFigures {
+            max_abs: ours.max_abs,
+            rel: ours.rel,
+            row_rel: ours.row_rel,
+            bias: ours.bias,
+            cosine: ours.cosine,
+            lse: lse_error,
+            lse_allowed: if lse.is_some() { self.allowed.lse_allowed } else { 0.0 },
+            max_diff,
+            allclose_1e3,
+            non_finite: ours.non_finite + unlike,
+            ..self.allowed
+        }
+    }
+
+    fn as_the_seeds(&self, out: &[f64]) -> (f64, bool) {
+        let (mut max_diff, mut close) = (0.0f64, true);
+        for (index, &x) in out.iter().enumerate() {
+            let expected = self.rounded.get(index).map_or(f64::NAN, f64::from);
+            if !x.is_finite() && !expected.is_finite() {
+                continue;
+            }
+            let diff = (x - expected).abs();
+            // As in torch, one NaN makes the maximum NaN. `f64::max` would drop it.
+            max_diff = if max_diff.is_nan() || diff.is_nan() { f64::NAN } else { max_diff.max(diff) };
+            close &= diff <= 1e-3 + 1e-3 * expected.abs();
+        }
+        (max_diff, close)
+    }
+}
+
+/// The number of rows whose LSE is finite in only one of the two, and the largest error of the other rows.
+fn lse_error(lse: &[f64], exact: &[f64]) -> (u64, f64) {
+    let (mut unlike, mut worst) = (0, 0.0f64);
+    for (&x, &exact) in lse.iter().zip(exact) {
+        if x.is_finite() != exact.is_finite() || (exact == f64::NEG_INFINITY && x != exact) {
+            unlike += 1;
+        } else if exact.is_finite() {
+            worst = worst.max((x - exact).abs());
+        }
+    }
+    (unlike, worst)
+}
+
+/// Distances between two tensors over the elements that are finite in the exact one.
+struct Distance {
+    max_abs: f64,
+    rel: f64,
+    row_rel: f64,
+    bias: f64,
+    cosine: f64,
+    non_finite: u64,
+}
+
+impl Distance {
+    fn of(x: &[f64], exact: &[f64], dim: usize) -> Distance {
+        let mut total = Sums::default();
+        let (mut row_rel, mut max_abs, mut non_finite) = (0.0f64, 0.0f64, 0);
+        let rows = x.par_chunks(dim).zip(exact.par_chunks(dim)).with_min_len(ROWS_AT_ONCE);
+        // Merged in row order, so that the figures do not depend on thread timing.
+        for (row, most, unlike) in rows.map(|(x, exact)| of_row(x, exact)).collect::<Vec<_>>() {
+            max_abs = max_abs.max(most);
+            non_finite += unlike;
+            row_rel = row_rel.max(row.rel());
+            total.merge(&row);
+        }
+        let (rel, bias, cosine) = (total.rel(), total.bias(), total.cosine());
+        Distance { max_abs, rel, row_rel, bias, cosine, non_finite }
+    }
+}
+
+/// Minimum number of rows per thread; fewer do not repay waking a thread.
+const ROWS_AT_ONCE: usize = 256;
+
+/// A row's sums, its largest error, and the number of elements that are finite in only one of the two.
+fn of_row(x: &[f64], exact: &[f64]) -> (Sums, f64, u64) {
+    let (mut row, mut max_abs, mut non_finite) = (Sums::default(), 0.0f64, 0);
+    for (&x, &exact) in x.iter().zip(exact) {
+        match (x.is_finite(), exact.is_finite()) {
+            (true, true) => {
+                max_abs = max_abs.max((x - exact).abs());
+                row.add(x, exact);
+            }
+            (false, false) => {}
+            (true, false) | (false, true) => non_finite += 1,
+        }
+    }
+    (row, max_abs, non_finite)
+}
+
+#[derive(Default)]
+struct Sums {
+    error: f64,
+    exact: f64,
+    cross: f64,
+    other: f64,
+}
+
+impl Sums {
+    fn add(&mut self, x: f64, exact: f64) {
+        self.error += (x - exact) * (x - exact);
+        self.exact += exact * exact;
+        self.cross += x * exact;
+        self.other += x * x;
+    }
+
+    fn merge(&mut self, row: &Sums) {
+        self.error += row.error;
+        self.exact += row.exact;
+        self.cross += row.cross;
+        self.other += row.other;
+    }
+
+    /// 0 when both are zero; infinite for a nonzero output against zeros.
+    fn rel(&self) -> f64 {
+        if self.error == 0.0 { 0.0 } else { (self.error / self.exact).sqrt() }
+    }
+
+    fn bias(&self) -> f64 {
+        if self.exact == 0.0 { 0.0 } else { (self.cross / self.exact - 1.0).abs() }
+    }
+
+    fn cosine(&self) -> f64 {
+        let norms = (self.exact * self.other).sqrt();
+        if norms == 0.0 { 0.0 } else { (1.0 - self.cross / norms).max(0.0) }
+    }
+}
+
+fn finite(values: &[f64]) -> impl Iterator<Item = f64> {
+    values.iter().copied().filter(|x| x.is_finite())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::gate::inputs::{Style, draw};
+    use cpu::CpuPlan;
+    use problem::Band;
+
+    struct Answer {
+        problem: Problem,
+        out: Vec<f64>,
+        lse: Vec<f64>,
+        oracle: Reference,
+        standard: Reference,
+    }
+
+    impl Answer {
+        fn new(problem: Problem, style: Style) -> Answer {
+            let inputs = draw(&problem, style, 3);
+            let (out, lse) = inputs.attention(&problem, &CpuPlan::for_problem(&problem)).unwrap();
+            Answer {
+                out: (0..out.len()).filter_map(|i| out.get(i)).map(f64::from).collect(),
+                lse: lse.iter().map(|&x| f64::from(x)).collect(),
+                oracle: inputs.oracle(&problem).unwrap(),
+                standard: inputs.reference_in_precision(&problem).unwrap(),
+                problem,
+            }
+        }
+
+        fn reasons(&self) -> Vec<String> {
+            References::new(&self.problem, self.oracle.clone(), &self.standard)
+                .judge(&self.out, Some(&self.lse))
+                .reasons()
+        }
+    }
+
+    fn problems() -> Vec<Problem> {
+        let layout = problem::Layout::Bhsd;
+        DType::ALL
+            .into_iter()
+            .flat_map(|dtype| {
+                [
+                    Problem::new(1, 2, 70, 64, dtype),
+                    Problem::new(1, 2, 33, 32, dtype).with_band(Band::CAUSAL),
+                    Problem::new(1, 1, 9, 16, dtype).with_seq_kv(5, layout).with_band(Band::CAUSAL),
+                    Problem::new(1, 1, 3, 16, dtype).with_seq_kv(0, layout),
+                ]
+            })
+            .collect()
+    }
+
+    #[test]
+    fn native_kernels_pass_on_every_style() {
+        for problem in problems() {
+            for style in Style::ALL {
+                let answer = Answer::new(problem.clone(), style);
+                assert_eq!(answer.reasons(), [""; 0], "{style:?} {problem:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn small_sins_are_seen() {
+        for dtype in DType::ALL {
+            let right = Answer::new(Problem::new(1, 2, 70, 64, dtype), Style::Normal);
+            let with = |change: &dyn Fn(&mut Answer)| {
+                let mut wrong = Answer::new(right.problem.clone(), Style::Normal);
+                change(&mut wrong);
+                wrong.reasons()
+            };
+            assert!(
+                !with(&|a| a.out.iter_mut().for_each(|x| *x *= 1.03)).is_empty(),
+                "a biased {dtype} output"
+            );
+            assert!(!with(&|a| a.out.copy_within(0..64, 64)).is_empty(), "a stale {dtype} row");
+            assert!(!with(&|a| a.out[17] = f64::NAN).is_empty(), "one NaN");
+            assert!(!with(&|a| a.lse[3] += 0.02).is_empty(), "a wrong {dtype} LSE");
+            // One key of 70 is dropped, like an off-by-one error in a loop bound.
+            let mut shorter = right.problem.clone();
+            shorter.seq_kv -= 1;
+            let dropped = draw(&right.problem, Style::Normal, 3).oracle(&shorter).unwrap();
+            assert!(!with(&|a| a.out.clone_from(&dropped.out)).is_empty(), "a dropped key in {dtype}");
+        }
+    }
+
+    #[test]
+    fn one_nan_makes_max_diff_nan_wherever_it_stands() {
+        for index in [0, 17, 70 * 64 - 1] {
+            let mut answer = Answer::new(Problem::new(1, 1, 70, 64, DType::F16), Style::Normal);
+            answer.out[index] = f64::NAN;
+            let references = References::new(&answer.problem, answer.oracle.clone(), &answer.standard);
+            let figures = references.judge(&answer.out, Some(&answer.lse));
+            assert!(figures.max_diff.is_nan(), "a NaN at {index} gives {}", figures.max_diff);
+            assert!(!figures.allclose_1e3);
+        }
+    }
+
+    #[test]
+    fn all_masked_rows_must_be_zero_with_lse_minus_infinity() {
+        let problem = Problem::new(1, 1, 4, 16, DType::F16).with_seq_kv(0, problem::Layout::Bhsd);
+        let mut answer = Answer::new(problem, Style::Normal);
+        assert_eq!(answer.reasons(), [""; 0]);
+        answer.lse[0] = -1e30;
+        assert!(!answer.reasons().is_empty());
+        let mut answer = Answer::new(answer.problem.clone(), Style::Normal);
+        answer.out[5] = 1e-3;
+        assert!(!answer.reasons().is_empty());
+    }
+}

@@ -1,0 +1,243 @@
+//! A check of one run on any machine, a GPU above all, judged like the emulator's runs. The emulator sees
+//! every access; here guards and poison show the effects instead. Every buffer lies between two guards, and
+//! outputs start as a NaN pattern.
+
+use emu::Buffer;
+use kernels::{Arch, KernelError, Operand, Plan};
+use oracle::OracleError;
+use problem::Problem;
+use ptx::{Access, Arg, Kernel, Machine};
+
+use super::feed::Feed;
+use super::judge::{ErrorFigures, References};
+use super::run::must_write;
+use super::{CheckReport, Verdict};
+use crate::launchfile::{Bound, Role};
+
+/// Bytes of a guard: more than a tile's row, and a multiple of every alignment.
+const GUARD: usize = 4096;
+/// Contents of a guard: a byte that a kernel does not write by chance.
+const GUARD_BYTE: u8 = 0xA5;
+
+/// The outcome of a run.
+#[derive(Clone, Debug)]
+pub struct Trial {
+    /// Why the run is wrong; empty when it is right.
+    pub reasons: Vec<String>,
+    /// The error against the oracle; `None` when there was nothing to judge.
+    pub error: Option<ErrorFigures>,
+    /// The buffers after the run.
+    pub after: Vec<Vec<u8>>,
+}
+
+impl Trial {
+    pub fn is_right(&self) -> bool {
+        self.reasons.is_empty()
+    }
+
+    /// The concatenated bytes of the outputs.
+    pub fn outputs(&self, bound: &Bound) -> Vec<u8> {
+        let written = bound.roles.iter().zip(&self.after).filter(|(role, _)| is_output(**role));
+        written.flat_map(|(_, bytes)| bytes.iter().copied()).collect()
+    }
+}
+
+/// Why there is no outcome.
+#[derive(Debug, thiserror::Error)]
+pub enum TrialError<E: std::error::Error> {
+    #[error(transparent)]
+    Machine(E),
+    #[error("the oracle refuses the problem: {0}")]
+    Oracle(#[from] OracleError),
+}
+
+/// Emits the kernel of a plan and assigns roles to its buffers.
+///
+/// # Errors
+/// When the kernel cannot be emitted.
+pub fn bind(plan: &Plan, problem: &Problem, arch: &Arch) -> Result<Bound, KernelError> {
+    Ok(Bound::of_step(kernels::emit(problem, plan, arch)?, problem))
+}
+
+/// Runs `bound` once on `feed`. `references` belong to the feed and are computed by the caller, so that
+/// kernels can share them.
+///
+/// # Errors
+/// When the machine fails.
+pub fn trial<M: Machine>(
+    machine: &mut M,
+    bound: &Bound,
+    feed: &Feed,
+    references: Option<&References>,
+) -> Result<Trial, TrialError<M::Error>> {
+    Ok(launch(machine, bound, feed)?.check(bound, feed, references))
+}
+
+/// The unchecked result of a run, so that a machine does not wait for the check.
+pub struct Launched {
+    before: Vec<Vec<u8>>,
+    after: Vec<Vec<u8>>,
+    check: CheckReport,
+}
+
+/// The first half of a [`trial`]: the run.
+///
+/// # Errors
+/// When the machine fails.
+pub fn launch<M: Machine>(
+    machine: &mut M,
+    bound: &Bound,
+    feed: &Feed,
+) -> Result<Launched, TrialError<M::Error>> {
+    let before: Vec<Vec<u8>> = feed.buffers(bound).iter().map(Buffer::to_bytes).collect();
+    let mut check = CheckReport::empty();
+    let after = run_guarded(machine, &bound.kernel, &before, &mut check).map_err(TrialError::Machine)?;
+    Ok(Launched { before, after, check })
+}
+
+impl Launched {
+    /// The second half of a [`trial`]: the check.
+    pub fn check(self, bound: &Bound, feed: &Feed, references: Option<&References>) -> Trial {
+        let Launched { before, after, mut check } = self;
+        feed.check_inputs_kept(bound, &before, &after, &mut check);
+        check_written(bound, &after, &mut check);
+        if let Some(references) = references {
+            feed.check_outputs(bound, references, &after, &mut check);
+        }
+        debug_assert_eq!(check.verdict == Verdict::Passed, check.reasons.is_empty());
+        Trial { reasons: check.reasons, error: check.error, after }
+    }
+}
+
+/// Runs the kernel with guards and returns the buffers without them.
+fn run_guarded<M: Machine>(
+    machine: &mut M,
+    kernel: &Kernel,
+    before: &[Vec<u8>],
+    check: &mut CheckReport,
+) -> Result<Vec<Vec<u8>>, M::Error> {
+    let kernel = guarded(kernel);
+    let mut buffers = Vec::with_capacity(before.len());
+    for (spec, data) in kernel.buffers.iter().zip(before) {
+        let mut bytes = vec![GUARD_BYTE; spec.bytes];
+        bytes[GUARD..GUARD + data.len()].copy_from_slice(data);
+        let mut buffer = machine.allocate(bytes.len())?;
+        machine.upload(&mut buffer, &bytes)?;
+        buffers.push(buffer);
+    }
+    machine.launch(&kernel, &mut buffers.iter_mut().collect::<Vec<_>>())?;
+    let mut after = Vec::with_capacity(before.len());
+    for ((spec, data), buffer) in kernel.buffers.iter().zip(before).zip(&buffers) {
+        let mut bytes = vec![0; spec.bytes];
+        machine.download(buffer, &mut bytes)?;
+        let whole = |guard: &[u8]| guard.iter().all(|&byte| byte == GUARD_BYTE);
+        if !whole(&bytes[..GUARD]) || !whole(&bytes[GUARD + data.len()..]) {
+            check.fail(format!("memory beside {} was written", spec.name));
+        }
+        after.push(bytes[GUARD..GUARD + data.len()].to_vec());
+    }
+    Ok(after)
+}
+
+/// The kernel with a guard before and behind each buffer.
+fn guarded(kernel: &Kernel) -> Kernel {
+    let mut kernel = kernel.clone();
+    for buffer in &mut kernel.buffers {
+        buffer.bytes += 2 * GUARD;
+        // A kernel that must write its whole buffer must not write the guards.
+        if buffer.access == Access::Write {
+            buffer.access = Access::ReadWrite;
+        }
+    }
+    for arg in &mut kernel.args {
+        if let Arg::Buffer { offset, .. } = arg {
+            *offset += GUARD as u64;
+        }
+    }
+    for map in &mut kernel.tensor_maps {
+        map.offset += GUARD as u64;
+    }
+    kernel
+}
+
+const fn is_output(role: Role) -> bool {
+    matches!(role, Role::Operand(Operand::Tensor(problem::Tensor::Out)) | Role::Operand(Operand::Lse))
+}
+
+/// Checks that no output element still has the initial pattern of ones. Arithmetic yields a different NaN.
+fn check_written(bound: &Bound, after: &[Vec<u8>], check: &mut CheckReport) {
+    let rows = must_write(bound);
+    for (index, (bytes, role)) in
+        after.iter().zip(&bound.roles).enumerate().filter(|(_, (_, r))| is_output(**r))
+    {
+        let size = match (role, &bound.problem) {
+            (Role::Operand(Operand::Tensor(_)), Some(problem)) => problem.dtype.bytes(),
+            _ => 4,
+        };
+        let whole = 0..bytes.len();
+        let ranges = rows.get(&index).map_or(std::slice::from_ref(&whole), Vec::as_slice);
+        let elements = ranges.iter().flat_map(|range| bytes[range.clone()].chunks_exact(size));
+        let unwritten = elements.filter(|element| element.iter().all(|&byte| byte == 0xff)).count();
+        if unwritten > 0 {
+            check.fail(format!(
+                "{unwritten} elements of {} were never written",
+                bound.kernel.buffers[index].name
+            ));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use emu::{Checks, Emulator, Options};
+    use ptx::Dim3;
+
+    use super::*;
+    use crate::gate::inputs::Style;
+
+    fn emulator() -> Emulator {
+        Emulator::new(Options {
+            checks: Checks { races: false, uninitialised: false, unwritten: false },
+            ..Options::default()
+        })
+    }
+
+    fn fused() -> Bound {
+        let (problem, arch) = (Problem::new(1, 2, 80, 64, problem::DType::F16), Arch::SM_80);
+        bind(&Plan::default_for(&problem, &arch).unwrap(), &problem, &arch).unwrap()
+    }
+
+    fn reasons(bound: &Bound) -> Vec<String> {
+        let feed = Feed::draw(bound, Style::Normal, 1).unwrap();
+        let references = feed.references(bound).unwrap();
+        trial(&mut emulator(), bound, &feed, references.as_ref()).unwrap().reasons
+    }
+
+    #[test]
+    fn a_right_kernel_is_right() {
+        assert_eq!(reasons(&fused()), [""; 0]);
+    }
+
+    #[test]
+    fn rows_left_out_are_found() {
+        let mut bound = fused();
+        bound.kernel.launch.grid = Dim3(1, 1, 1);
+        let reasons = reasons(&bound);
+        assert!(reasons.iter().any(|r| r.contains("never written")), "{reasons:?}");
+    }
+
+    #[test]
+    fn writes_beside_a_buffer_are_found() {
+        let mut bound = fused();
+        let out = bound.roles.iter().position(|r| is_output(*r)).unwrap();
+        for arg in &mut bound.kernel.args {
+            if let Arg::Buffer { index, offset } = arg
+                && *index == out
+            {
+                *offset += 16;
+            }
+        }
+        let reasons = reasons(&bound);
+        assert!(reasons.iter().any(|r| r.contains("beside out")), "{reasons:?}");
+    }
+}

@@ -1,0 +1,17 @@
+//! Checks kernels and explains their time.
+//!
+//! - [`gate`]: runs a kernel in the emulator and judges its outputs by the f64 oracle.
+//! - [`launchfile`]: how a kernel without host code is launched; a kernel with its buffers and its problem.
+//! - [`study`]: check, resources, predicted times and root causes of one kernel.
+//! - [`diagnose`]: the root causes.
+//! - [`forecast`]: predicted times of plans, and how good they are.
+//! - [`values`] and [`files`]: tensors in host memory and in files.
+
+pub mod diagnose;
+pub mod files;
+pub mod forecast;
+pub mod gate;
+pub mod genes;
+pub mod launchfile;
+pub mod study;
+pub mod values;

@@ -1,0 +1,293 @@
+//! Tensors of a problem as values and as bytes.
+
+use cpu::{CpuError, CpuPlan};
+use half::{bf16, f16};
+use oracle::{OracleError, Reference};
+use problem::{DType, Element, Problem, Tensor};
+use rayon::prelude::*;
+
+/// Minimum number of elements that a thread gets in parallel loops.
+const SHARE: usize = 1 << 16;
+
+/// Elements of one tensor, in its dtype.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Values {
+    F16(Vec<f16>),
+    Bf16(Vec<bf16>),
+    F32(Vec<f32>),
+}
+
+/// Runs `$body` with `$x` bound to the vector of the tensor's element type.
+macro_rules! each {
+    ($values:expr, $x:ident => $body:expr) => {
+        match $values {
+            Values::F16($x) => $body,
+            Values::Bf16($x) => $body,
+            Values::F32($x) => $body,
+        }
+    };
+}
+
+/// Like `each!` for a `$body` that makes another vector of the same type.
+macro_rules! each_as {
+    ($values:expr, $x:ident => $body:expr) => {
+        match $values {
+            Values::F16($x) => Values::F16($body),
+            Values::Bf16($x) => Values::Bf16($body),
+            Values::F32($x) => Values::F32($body),
+        }
+    };
+}
+
+/// The start of each row, in the order batch, head, row. `None` when the rows lie in this order without gaps,
+/// or when the tensor's span exceeds `elements`.
+fn moves(problem: &Problem, tensor: Tensor, elements: usize) -> Option<Vec<usize>> {
+    let ([batches, heads, rows, dim], strides) = (problem.extents(tensor), problem.strides(tensor));
+    let (span, origin) = problem.span(tensor)?;
+    let starts: Vec<usize> = (0..batches * heads * rows)
+        .map(|i| {
+            let (batch, head, row) = (i / (heads * rows), i / rows % heads, i % rows);
+            (origin as i64 + strides.offset(batch, head, row)) as usize
+        })
+        .collect();
+    let in_order = starts.iter().enumerate().all(|(i, &start)| start == i * dim);
+    (!in_order && span <= elements).then_some(starts)
+}
+
+impl Values {
+    /// `values` rounded to `dtype`.
+    pub fn round(dtype: DType, values: &[f32]) -> Values {
+        fn to<T: Element>(values: &[f32]) -> Vec<T> {
+            values.par_iter().with_min_len(SHARE).map(|&x| T::from_f32(x)).collect()
+        }
+        match dtype {
+            DType::F16 => Values::F16(to(values)),
+            DType::Bf16 => Values::Bf16(to(values)),
+            DType::F32 => Values::F32(to(values)),
+        }
+    }
+
+    /// `len` zeros.
+    pub fn zeros(dtype: DType, len: usize) -> Values {
+        match dtype {
+            DType::F16 => Values::F16(vec![f16::ZERO; len]),
+            DType::Bf16 => Values::Bf16(vec![bf16::ZERO; len]),
+            DType::F32 => Values::F32(vec![0.0; len]),
+        }
+    }
+
+    /// Decodes little-endian `bytes`. Trailing bytes that do not fill an element are ignored.
+    pub fn from_bytes(dtype: DType, bytes: &[u8]) -> Values {
+        let halves = bytes.par_chunks_exact(2).with_min_len(SHARE).map(|b| u16::from_le_bytes([b[0], b[1]]));
+        let words = bytes.par_chunks_exact(4).with_min_len(SHARE);
+        match dtype {
+            DType::F16 => Values::F16(halves.map(f16::from_bits).collect()),
+            DType::Bf16 => Values::Bf16(halves.map(bf16::from_bits).collect()),
+            DType::F32 => Values::F32(words.map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]])).collect()),
+        }
+    }
+
+    pub fn to_bytes(&self) -> Vec<u8> {
+        fn of<T: Copy + Sync, const N: usize>(values: &[T], bytes: fn(T) -> [u8; N]) -> Vec<u8> {
+            let mut all = vec![0; N * values.len()];
+            all.par_chunks_mut(N * SHARE).zip(values.par_chunks(SHARE)).for_each(|(all, values)| {
+                all.chunks_exact_mut(N).zip(values).for_each(|(b, &x)| b.copy_from_slice(&bytes(x)));
+            });
+            all
+        }
+        match self {
+            Values::F16(x) => of(x, f16::to_le_bytes),
+            Values::Bf16(x) => of(x, bf16::to_le_bytes),
+            Values::F32(x) => of(x, f32::to_le_bytes),
+        }
+    }
+
+    pub fn dtype(&self) -> DType {
+        match self {
+            Values::F16(_) => DType::F16,
+            Values::Bf16(_) => DType::Bf16,
+            Values::F32(_) => DType::F32,
+        }
+    }
+
+    pub fn len(&self) -> usize {
+        each!(self, x => x.len())
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// The elements of a range, cut at the end of the tensor.
+    pub fn slice(&self, range: std::ops::Range<usize>) -> Values {
+        let range = range.start.min(self.len())..range.end.min(self.len());
+        match self {
+            Values::F16(x) => Values::F16(x[range].to_vec()),
+            Values::Bf16(x) => Values::Bf16(x[range].to_vec()),
+            Values::F32(x) => Values::F32(x[range].to_vec()),
+        }
+    }
+
+    /// The elements of a tensor with `problem`'s strides, in the dense order `[batch, head, row, dim]`.
+    pub fn gather(self, problem: &Problem, tensor: Tensor) -> Values {
+        let Some(moves) = moves(problem, tensor, self.len()) else { return self };
+        let dim = problem.extents(tensor)[3];
+        each_as!(self, x => {
+            let mut rows = vec![Default::default(); moves.len() * dim];
+            let each = rows.par_chunks_mut(dim).zip(&moves).with_min_len(SHARE / dim.max(1));
+            each.for_each(|(row, &start)| row.copy_from_slice(&x[start..start + dim]));
+            rows
+        })
+    }
+
+    /// The inverse of [`Values::gather`]: lays out dense elements with `problem`'s strides, and 0 between the
+    /// rows.
+    pub fn scatter(self, problem: &Problem, tensor: Tensor) -> Values {
+        let elements = problem.span(tensor).map_or(0, |(elements, _)| elements);
+        let Some(moves) = moves(problem, tensor, elements) else { return self };
+        let dim = problem.extents(tensor)[3];
+        each_as!(self, x => {
+            let mut laid = vec![Default::default(); elements];
+            for (&start, row) in moves.iter().zip(x.chunks_exact(dim)) {
+                laid[start..start + dim].copy_from_slice(row);
+            }
+            laid
+        })
+    }
+
+    /// Copies the elements of `other`. Reuses this tensor's memory if the types are equal.
+    pub fn copy_from(&mut self, other: &Values) {
+        match (&mut *self, other) {
+            (Values::F16(x), Values::F16(y)) => x.clone_from(y),
+            (Values::Bf16(x), Values::Bf16(y)) => x.clone_from(y),
+            (Values::F32(x), Values::F32(y)) => x.clone_from(y),
+            (x, y) => *x = y.clone(),
+        }
+    }
+
+    pub fn fill_nan(&mut self) {
+        match self {
+            Values::F16(x) => x.fill(f16::NAN),
+            Values::Bf16(x) => x.fill(bf16::NAN),
+            Values::F32(x) => x.fill(f32::NAN),
+        }
+    }
+
+    pub fn count_nan(&self) -> usize {
+        each!(self, x => x.par_iter().with_min_len(SHARE).filter(|x| x.is_nan()).count())
+    }
+
+    /// The element at `index`, converted to f32 without rounding.
+    pub fn get(&self, index: usize) -> Option<f32> {
+        each!(self, x => x.get(index).map(|&x| x.to_f32()))
+    }
+}
+
+/// Q, K and V of a problem, each in a buffer of [`Problem::span`] elements.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Inputs {
+    pub q: Values,
+    pub k: Values,
+    pub v: Values,
+}
+
+/// Runs `$call` on the three slices of one element type. All three have the problem's dtype by construction;
+/// anything else gives the error that the oracle gives.
+macro_rules! typed {
+    ($problem:expr, $inputs:expr, |$q:ident, $k:ident, $v:ident| $call:expr) => {
+        match (&$inputs.q, &$inputs.k, &$inputs.v) {
+            (Values::F16($q), Values::F16($k), Values::F16($v)) => $call,
+            (Values::Bf16($q), Values::Bf16($k), Values::Bf16($v)) => $call,
+            (Values::F32($q), Values::F32($k), Values::F32($v)) => $call,
+            (_, k, v) => {
+                let odd = if k.dtype() == $problem.dtype { v.dtype() } else { k.dtype() };
+                Err(OracleError::DType { slices: odd, problem: $problem.dtype })
+            }
+        }
+    };
+}
+
+impl Inputs {
+    /// Attention in f64, the oracle.
+    ///
+    /// # Errors
+    /// When the buffers do not fit the problem.
+    pub fn oracle(&self, problem: &Problem) -> Result<Reference, OracleError> {
+        typed!(problem, self, |q, k, v| oracle::oracle(problem, q, k, v))
+    }
+
+    /// Standard attention in the precision of the inputs.
+    ///
+    /// # Errors
+    /// When the buffers do not fit the problem.
+    pub fn reference_in_precision(&self, problem: &Problem) -> Result<Reference, OracleError> {
+        typed!(problem, self, |q, k, v| oracle::reference_in_precision(problem, q, k, v))
+    }
+
+    /// Runs the native CPU kernels into `out`, a buffer of the output's [`Problem::span`], and into `lse`.
+    ///
+    /// # Errors
+    /// When the buffers or the plan do not fit the problem.
+    pub fn attention_into(
+        &self,
+        problem: &Problem,
+        plan: &CpuPlan,
+        out: &mut Values,
+        lse: Option<&mut [f32]>,
+    ) -> Result<(), CpuError> {
+        match (&self.q, &self.k, &self.v, out) {
+            (Values::F16(q), Values::F16(k), Values::F16(v), Values::F16(out)) => {
+                cpu::attention(problem, q, k, v, out, lse, plan)
+            }
+            (Values::Bf16(q), Values::Bf16(k), Values::Bf16(v), Values::Bf16(out)) => {
+                cpu::attention(problem, q, k, v, out, lse, plan)
+            }
+            (Values::F32(q), Values::F32(k), Values::F32(v), Values::F32(out)) => {
+                cpu::attention(problem, q, k, v, out, lse, plan)
+            }
+            (q, k, v, out) => {
+                let odd = [q, k, v, out].into_iter().map(|x| x.dtype()).find(|&d| d != problem.dtype);
+                Err(CpuError::DType { slices: odd.unwrap_or(problem.dtype), problem: problem.dtype })
+            }
+        }
+    }
+
+    /// Runs the native CPU kernels and returns the output buffer and the LSE.
+    ///
+    /// # Errors
+    /// When the buffers or the plan do not fit the problem.
+    pub fn attention(&self, problem: &Problem, plan: &CpuPlan) -> Result<(Values, Vec<f32>), CpuError> {
+        problem.check()?;
+        let mut out =
+            Values::zeros(problem.dtype, problem.span(Tensor::Out).map_or(0, |(elements, _)| elements));
+        let mut lse = vec![0.0; problem.batch * problem.heads_q * problem.seq_q];
+        self.attention_into(problem, plan, &mut out, Some(&mut lse))?;
+        Ok((out, lse))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rows_are_laid_out_and_gathered() {
+        let dense = Problem::new(2, 3, 4, 2, DType::F32);
+        let other = dense.clone().with_layout(problem::Layout::Bshd);
+        let values = Values::round(DType::F32, &(0..48).map(|i| i as f32).collect::<Vec<_>>());
+        assert_eq!(values.clone().scatter(&dense, Tensor::Q), values);
+        let laid = values.clone().scatter(&other, Tensor::Q);
+        // Batch 1, row 2, head 1 of [batch, row, head, dim] is batch 1, head 1, row 2.
+        assert_eq!(laid.get(24 + 2 * 6 + 2), values.get(24 + 8 + 4));
+        assert_eq!(laid.gather(&other, Tensor::Q), values);
+    }
+
+    #[test]
+    fn bytes_and_values_are_inverse() {
+        for dtype in DType::ALL {
+            let values = Values::round(dtype, &[0.0, -1.5, 65504.0, f32::NEG_INFINITY, 1e-7]);
+            assert_eq!(Values::from_bytes(dtype, &values.to_bytes()), values);
+            assert_eq!((values.dtype(), values.len(), values.get(1)), (dtype, 5, Some(-1.5)));
+        }
+    }
+}

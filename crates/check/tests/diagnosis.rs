@@ -1,0 +1,54 @@
+//! Findings are weighted by their time, not by counters alone.
+
+use flashcore_check::diagnose::Finding;
+use flashcore_check::gate::{Settings, Verdict, check_kernel};
+use flashcore_check::launchfile::LaunchSpec;
+use flashcore_check::study::study;
+use predict::machine;
+
+/// A thousand threads that walk private arrays of `words` words, with 24 multiply-adds per access.
+fn private_arrays(words: u32) -> Finding {
+    let text = format!(
+        ".version 7.0\n.target sm_80\n.address_size 64\n.visible .entry k(.param .u64 out)\n{{\n\
+         .reg .pred %p;\n.reg .b32 %i;\n.reg .b64 %at, %a, %to;\n.reg .f32 %v, %s;\n\
+         .local .align 16 .b8 array[{bytes}];\n\
+         mov.u64 %at, array;\nmov.u32 %i, 0;\nmov.f32 %s, 0f00000000;\nmov.u64 %a, %at;\n\
+         FILL:\nst.local.f32 [%a], %s;\nadd.u64 %a, %a, 4;\nadd.u32 %i, %i, 1;\n\
+         setp.lt.u32 %p, %i, {words};\n@%p bra FILL;\nmov.u32 %i, 0;\nmov.u64 %a, %at;\n\
+         SUM:\nld.local.f32 %v, [%a];\n{multiply_adds}\
+         add.u64 %a, %a, 4;\nadd.u32 %i, %i, 1;\nsetp.lt.u32 %p, %i, {words};\n@%p bra SUM;\n\
+         ld.param.u64 %to, [out];\nmov.u32 %i, %tid.x;\n\
+         mul.wide.u32 %a, %i, 4;\nadd.u64 %to, %to, %a;\n\
+         st.global.f32 [%to], %s;\nret;\n}}\n",
+        bytes = 4 * words,
+        multiply_adds = "fma.rn.f32 %s, %s, %s, %v;\n".repeat(24),
+    );
+    let launch = "[launch]\ngrid = [1]\nblock = [1024]\n[[arg]]\nrole = \"buffer\"\ndtype = \"f32\"\nelements = 1024\n\
+                  init = \"zeros\"\n";
+    let module = ptx::parse(&text).unwrap().verify().unwrap();
+    let bound = launch.parse::<LaunchSpec>().unwrap().bind(module).unwrap();
+    let study = study(bound, Some(text), &Settings::quick().first_run(), &[machine::L4], None).unwrap();
+    let finding = study.findings.iter().find(|f| f.name == "local memory").cloned();
+    finding.unwrap_or_else(|| panic!("{:?}", study.findings))
+}
+
+/// An array that fits into L1 costs its instructions; a larger one also costs the wait for L2.
+#[test]
+fn local_memory_weighs_its_misses() {
+    let (held, missed) = (private_arrays(16), private_arrays(256));
+    assert!(held.share < 0.3, "{held:?}");
+    assert!(missed.share > 2.0 * held.share && missed.share > 0.4, "{missed:?} against {held:?}");
+    assert!(held.evidence.contains(" 0 % of what L1 asks of L2"), "{held:?}");
+}
+
+/// The next run could not finish in the budget either, so only one run is made.
+#[test]
+fn a_budget_is_spent_once() {
+    let text =
+        ".version 7.0\n.target sm_80\n.address_size 64\n.visible .entry k()\n{\nAGAIN:\nbra AGAIN;\n}\n";
+    let spec = "[launch]\ngrid = [1]\nblock = [64]\n".parse::<LaunchSpec>().unwrap();
+    let bound = spec.bind(ptx::parse(text).unwrap().verify().unwrap()).unwrap();
+    let settings = Settings { step_limit: 100_000, ..Settings::thorough() };
+    let check = check_kernel(&bound, &settings).unwrap();
+    assert_eq!((check.verdict, check.runs, check.reasons.len()), (Verdict::Incomplete, 0, 1));
+}

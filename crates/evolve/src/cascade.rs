@@ -1,0 +1,96 @@
+//! The stages that a candidate must pass, the cheapest first, and the reasons of rejection. The result of
+//! each stage decides whether the next one runs:
+//!
+//! 1. `Screen`: plan check, emission, comparison with known kernels, ptxas' limits, spills, and a predicted
+//!    time that is not far above that of the fastest known candidate;
+//! 2. `Check`: the gate in the emulator;
+//! 3. `Microbench`: on a GPU the gate on the device, then a short timing for ranking;
+//! 4. `Race`: the fastest few against the baseline, under the rules of `bench`;
+//! 5. `HeldOut`: the winner once more against the baseline, and on problems that the search never used.
+
+use super::population::{Member, Place};
+use super::task::Stage;
+use check::gate::Verdict;
+use ledger::{Against, CandidateId, CheckFact, Rejection};
+
+/// The operator of random samples from which the time model picks.
+pub const DRAWN: &str = "seed:model";
+/// Number of these samples that continue.
+pub const PICKED: usize = 2;
+/// Limit on spilled bytes per thread. A few spilled registers around a loop cost nothing; more spills change
+/// the character of the kernel.
+const SPILLS: u32 = 256;
+
+fn reject(stage: Stage, reason: &str, detail: String) -> Rejection {
+    Rejection { stage, reason: reason.to_owned(), detail }
+}
+
+/// Rejects a kernel that is known already.
+pub fn identical(first: CandidateId, stage: Stage) -> Rejection {
+    reject(stage, "identical", format!("the same kernel as candidate {}", first.0))
+}
+
+/// The reason to reject a screened candidate, if any. `standard` is the prediction of the fastest known
+/// candidate.
+pub fn screened(member: &Member, standard: Option<[f64; 3]>) -> Option<Rejection> {
+    let spills = member.screening.as_ref().and_then(|s| s.spill_bytes).unwrap_or(0);
+    if spills > SPILLS {
+        return Some(reject(
+            Stage::Screen,
+            "spills",
+            format!("{spills} bytes a thread; up to {SPILLS} are let pass"),
+        ));
+    }
+    let ([low, _, _], [_, standard, _]) = (member.predicted?, standard?);
+    // Errors of the model's constants affect both predictions, so the interval of one bounds their
+    // difference.
+    (low > standard).then(|| {
+        let detail =
+            format!("at least {low:.2} µs are predicted where {standard:.2} are of the fastest known");
+        reject(Stage::Screen, "predicted_slow", detail)
+    })
+}
+
+/// Rejects a random sample because others of its draw have better predictions.
+pub fn not_picked(rank: usize) -> Rejection {
+    let detail = format!("{} others of its draw are predicted to be faster", rank);
+    reject(Stage::Screen, "predicted_slow", detail)
+}
+
+/// Rejects a candidate because the budget ended before its evaluation, or before its draw was complete.
+pub fn not_reached(place: Place) -> Rejection {
+    let (stage, detail) = match place {
+        Place::Ready(stage) => (stage, "the budget ended before it was its turn"),
+        Place::Held | Place::Timed | Place::Dead => {
+            (Stage::Screen, "the budget ended before all of its draw were screened")
+        }
+    };
+    reject(stage, "budget", detail.to_owned())
+}
+
+/// Rejects a finalist because the budget ended before its race.
+pub fn not_raced() -> Rejection {
+    reject(Stage::Race, "budget", "no time was left for its race".to_owned())
+}
+
+/// The reason to reject a candidate after the gate, if any.
+pub fn judged(check: &CheckFact, stage: Stage) -> Option<Rejection> {
+    let reason = match (check.verdict, stage) {
+        (Verdict::Passed, _) => return None,
+        (Verdict::Incomplete, _) => "incomplete",
+        (Verdict::Failed, Stage::Check) => "failed",
+        (Verdict::Failed, _) => "wrong",
+    };
+    Some(reject(stage, reason, check.reasons.join("; ")))
+}
+
+/// Rejects a candidate that is slower than the baseline in its race.
+pub fn lost(against: &Against) -> Rejection {
+    let Against { ratio, low, high, .. } = against;
+    reject(Stage::Race, "slower", format!("{ratio:.3}× the baseline's speed ({low:.3} to {high:.3})"))
+}
+
+/// Rejects a candidate that was not among the fastest when the budget was spent.
+pub fn not_among_the_fastest(us: f64, best: f64) -> Rejection {
+    reject(Stage::Microbench, "slower", format!("{us:.2} µs; the fastest took {best:.2}"))
+}

@@ -1,0 +1,336 @@
+//! Evaluates plans of the native kernels on this machine's CPU: checks and timings run on the processor
+//! itself.
+//!
+//! Timings need the machine for themselves, so timings and checks of this process's workers exclude each
+//! other.
+
+use std::path::Path;
+use std::sync::{Arc, OnceLock, PoisonError, RwLock};
+use std::time::Instant;
+
+use cpu::CpuPlan;
+use kernels::select::Shape;
+use problem::{DType, Problem};
+use serde_json::json;
+
+use super::cpu_proof::Cases;
+use super::{Evaluator, Look, word_of};
+use crate::faults::INCUMBENT;
+use crate::space::Domain;
+use crate::{Candidate, Finding, Stage, Task};
+use bench::provenance::Provenance;
+use bench::{CpuTimer, Deck, interval, median, race_plans};
+use check::gate::Verdict;
+use ledger::{
+    Against, CandidateId, CheckFact, Environment, Judge, MeasurementFact, Rejection, Screening, TimeKind,
+    Trial,
+};
+
+/// Held for writing during a timing, and for reading during a check.
+static MACHINE: RwLock<()> = RwLock::new(());
+/// Cycles of [`CpuPlan::cost`] per µs on this machine.
+static RATE: OnceLock<f64> = OnceLock::new();
+/// Most predictions are within this factor of the measurement, over the plans of the exhaustive searches in
+/// the CPU notes.
+const DOUBT: f64 = 1.5;
+/// Number of problems whose inputs and references are cached: a run's own and the held-out ones.
+const REMEMBERED: usize = 4;
+/// Minimum number of rounds of a short timing.
+const LEAST_ROUNDS: usize = 5;
+
+/// Cached data of a problem.
+#[derive(Default)]
+struct Known {
+    cases: Option<Arc<Cases>>,
+    timer: Option<CpuTimer>,
+    deck: Option<Deck>,
+}
+
+#[derive(Default)]
+pub struct CpuEvaluator {
+    known: Vec<(Shape, Known)>,
+}
+
+fn reject(stage: Stage, reason: &str, detail: impl ToString) -> Rejection {
+    Rejection { stage, reason: reason.to_owned(), detail: detail.to_string() }
+}
+
+impl CpuEvaluator {
+    pub fn new() -> CpuEvaluator {
+        CpuEvaluator::default()
+    }
+
+    fn known(&mut self, shape: &Shape) -> &mut Known {
+        match self.known.iter().position(|(known, _)| known == shape) {
+            // The most recently used entry is moved to the end, and the first one is dropped.
+            Some(place) => self.known[place..].rotate_left(1),
+            None => {
+                if self.known.len() == REMEMBERED {
+                    self.known.remove(0);
+                }
+                self.known.push((*shape, Known::default()));
+            }
+        }
+        let last = self.known.len() - 1;
+        &mut self.known[last].1
+    }
+
+    fn check(&mut self, plan: &CpuPlan, shape: &Shape) -> Result<CheckFact, Rejection> {
+        let _shared = MACHINE.read().unwrap_or_else(PoisonError::into_inner);
+        let began = Instant::now();
+        let failed = |error: &dyn ToString| reject(Stage::Check, "crashed", error.to_string());
+        let known = self.known(shape);
+        let cases = match &known.cases {
+            Some(cases) => cases.clone(),
+            None => {
+                let cases = Cases::of(&shape.problem()).map_err(|error| failed(&error))?;
+                known.cases.insert(Arc::new(cases)).clone()
+            }
+        };
+        let (reasons, error_rel) = cases.judge(plan).map_err(|error| failed(&error))?;
+        Ok(CheckFact {
+            judge: Judge::Device,
+            verdict: if reasons.is_empty() { Verdict::Passed } else { Verdict::Failed },
+            reasons,
+            hazards: json!([]),
+            error_rel: Some(error_rel),
+            seconds: began.elapsed().as_secs_f64(),
+        })
+    }
+
+    /// A short timing, in turns with the incumbent if there is one.
+    fn microbench(&mut self, plan: &CpuPlan, task: &Task) -> Result<Look, Rejection> {
+        let incumbent = incumbent(task)?;
+        let known = self.known(&task.problem);
+        let timer = known.timer.get_or_insert_with(|| CpuTimer::new(&task.problem.problem()));
+        let failed = |error| reject(Stage::Microbench, "crashed", error);
+        let theirs_failed = |error| reject(Stage::Microbench, INCUMBENT, error);
+        let _alone = MACHINE.write().unwrap_or_else(PoisonError::into_inner);
+        let began = Instant::now();
+        let (mut ours, mut logs) = (Vec::new(), Vec::new());
+        while ours.len() < LEAST_ROUNDS || began.elapsed().as_secs_f64() < task.seconds {
+            let mut theirs = None;
+            // The order of a race: A B, B A.
+            let first = ours.len() % 2 == 0;
+            if let Some((_, incumbent)) = incumbent.filter(|_| !first) {
+                theirs = Some(timer.time(&incumbent).map_err(theirs_failed)?);
+            }
+            let us = timer.time(plan).map_err(failed)?;
+            if let Some((_, incumbent)) = incumbent.filter(|_| first) {
+                theirs = Some(timer.time(&incumbent).map_err(theirs_failed)?);
+            }
+            ours.push(us);
+            logs.extend(theirs.map(|theirs| (theirs / us).ln()));
+        }
+        let against = incumbent.map(|(id, _)| {
+            let found = interval(&logs);
+            // Without a twin there is no noise floor, hence no verdict.
+            let verdict = bench::SpeedVerdict::Undecided;
+            let (ratio, low, high) = (found.middle.exp(), found.low.exp(), found.high.exp());
+            Against { incumbent: id, ratio, low, high, noise: (found.high - found.low).exp(), verdict }
+        });
+        Ok(timed(Trial::Microbench, task, ours, against, began.elapsed().as_secs_f64()))
+    }
+
+    /// Races the plan against the incumbent under the rules of `bench`.
+    fn race(&mut self, plan: &CpuPlan, task: &Task, trial: Trial) -> Result<Look, Rejection> {
+        let (id, incumbent) = incumbent(task)?.ok_or_else(|| {
+            reject(
+                task.stage,
+                "crashed",
+                "task.incumbent = none; accepted for a race: the plan to race against",
+            )
+        })?;
+        let failed = |error: &dyn ToString| reject(task.stage, "crashed", error.to_string());
+        let known = self.known(&task.problem);
+        if known.deck.is_none() {
+            let _shared = MACHINE.read().unwrap_or_else(PoisonError::into_inner);
+            known.deck = Some(Deck::draw(&task.problem.problem(), 1).map_err(|error| failed(&error))?);
+        }
+        let Some(deck) = &known.deck else { return Err(failed(&"no inputs")) };
+        let _alone = MACHINE.write().unwrap_or_else(PoisonError::into_inner);
+        let began = Instant::now();
+        let race = race_plans(deck, &[*plan, incumbent], task.seconds).map_err(|error| failed(&error))?;
+        let [ours, theirs] = &race.measurements[..] else { return Err(failed(&"not a race of two")) };
+        if let Some(fault) = &ours.fault {
+            return Err(reject(task.stage, word_of(fault), fault));
+        }
+        let Some(comparison) = theirs.comparison else {
+            let why = theirs.fault.as_ref().map_or("no comparison".to_owned(), ToString::to_string);
+            return Err(reject(task.stage, INCUMBENT, format!("the incumbent is out: {why}")));
+        };
+        let against = Against {
+            incumbent: id,
+            ratio: comparison.ratio,
+            low: comparison.low,
+            high: comparison.high,
+            noise: comparison.noise,
+            verdict: comparison.verdict,
+        };
+        Ok(timed(trial, task, ours.times(), Some(against), began.elapsed().as_secs_f64()))
+    }
+}
+
+fn incumbent(task: &Task) -> Result<Option<(CandidateId, CpuPlan)>, Rejection> {
+    match &task.incumbent {
+        None => Ok(None),
+        Some((id, Candidate::Cpu(plan))) => Ok(Some((*id, *plan))),
+        Some(_) => {
+            Err(reject(task.stage, "crashed", "the incumbent is a kernel for a GPU; accepted: a CPU's plan"))
+        }
+    }
+}
+
+fn timed(trial: Trial, task: &Task, samples: Vec<f64>, against: Option<Against>, seconds: f64) -> Look {
+    let logs: Vec<f64> = samples.iter().map(|us| us.ln()).collect();
+    let (found, us) = (interval(&logs), median(&samples));
+    let (low_us, high_us) = (found.low.exp().min(us), found.high.exp().max(us));
+    let (kind, problem) = (TimeKind::Measured, task.problem);
+    let measurement = MeasurementFact { trial, kind, problem, samples, us, low_us, high_us, against };
+    Look { finding: Finding::Timed { check: None, measurement }, device_seconds: seconds }
+}
+
+/// The properties of a plan and its predicted time.
+fn screen(plan: &CpuPlan, problem: &Problem) -> Finding {
+    let canonical = plan.canonical(problem);
+    let cost = canonical.cost(problem);
+    let us = cost.cycles / cycles_per_us();
+    let screening = Screening {
+        ptx_hash: Candidate::Cpu(canonical).hash(),
+        sass_hash: None,
+        registers: None,
+        spill_bytes: None,
+        shared_bytes: None,
+        bound: Some(cost.bound.name().to_owned()),
+        tile: Some(format!("{}x{}", canonical.panel_rows(), canonical.block_kv)),
+    };
+    Finding::Screened { screening, predicted_us: Some([us / DOUBT, us, us * DOUBT]), findings: json!([]) }
+}
+
+/// Cycles per µs, from the best of a few runs of a small problem on one thread.
+fn cycles_per_us() -> f64 {
+    *RATE.get_or_init(|| {
+        let _alone = MACHINE.write().unwrap_or_else(PoisonError::into_inner);
+        let problem = Problem::new(1, 1, 256, 64, DType::F32);
+        let plan = CpuPlan { threads: 1, ..CpuPlan::for_problem(&problem) };
+        let mut timer = CpuTimer::new(&problem);
+        let times = (0..12).filter_map(|_| timer.time(&plan).ok());
+        let us = times.fold(f64::INFINITY, f64::min);
+        // Without a time, a machine of 3 GHz is assumed.
+        if us.is_finite() { plan.cost(&problem).cycles / us } else { 3000.0 }
+    })
+}
+
+impl Evaluator for CpuEvaluator {
+    fn look(&mut self, task: &Task) -> Result<Look, Rejection> {
+        let problem = task.problem.problem();
+        Domain::Cpu(problem.clone()).check(&task.subject).map_err(|why| reject(task.stage, "plan", why))?;
+        let Candidate::Cpu(plan) = &task.subject else {
+            return Err(reject(task.stage, "plan", "a kernel for a GPU; accepted: a CPU's plan"));
+        };
+        match task.stage {
+            Stage::Propose => Err(reject(Stage::Propose, "proposer", "the native kernels have plans only")),
+            Stage::Screen => Ok(Look::without_device(screen(plan, &problem))),
+            Stage::Check => {
+                self.check(plan, &task.problem).map(|fact| Look::without_device(Finding::Judged(fact)))
+            }
+            Stage::Microbench => self.microbench(plan, task),
+            Stage::Race => self.race(plan, task, Trial::Race),
+            Stage::HeldOut => self.race(plan, task, Trial::HeldOut),
+        }
+    }
+
+    fn environment(&self) -> Environment {
+        let Provenance { device, driver, compiler, commit, .. } =
+            Provenance::of_cpu(Path::new("."), rayon::current_num_threads());
+        Environment { device, driver, compiler, commit }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use cpu::{Isa, Lanes};
+
+    use super::*;
+    use crate::Target;
+
+    fn task(stage: Stage, problem: &Problem, plan: CpuPlan, incumbent: Option<CpuPlan>) -> Task {
+        Task {
+            candidate: CandidateId(3),
+            stage,
+            target: Target::Cpu,
+            problem: Shape::of(problem),
+            subject: Candidate::Cpu(plan),
+            incumbent: incumbent.map(|plan| (CandidateId(1), Candidate::Cpu(plan))),
+            seconds: 0.0,
+        }
+    }
+
+    #[test]
+    fn a_plan_goes_through_every_stage() {
+        let mut evaluator = CpuEvaluator::new();
+        let problem = Problem::new(1, 2, 64, 32, DType::F32);
+        let plan = CpuPlan::for_problem(&problem);
+        let screened = evaluator.evaluate(&task(Stage::Screen, &problem, plan, None));
+        let Finding::Screened { screening, predicted_us: Some([low, us, high]), .. } = screened.finding
+        else {
+            panic!("{:?}", screened.finding)
+        };
+        assert!(0.0 < low && low < us && us < high && screening.tile.is_some());
+        // A change without effect gives the same kernel hash.
+        let same = CpuPlan { block_kv: 4096, ..plan };
+        let Finding::Screened { screening: again, .. } =
+            evaluator.evaluate(&task(Stage::Screen, &problem, same, None)).finding
+        else {
+            panic!("screened")
+        };
+        assert_eq!(again.ptx_hash, screening.ptx_hash);
+        let check = evaluator.evaluate(&task(Stage::Check, &problem, plan, None)).finding;
+        assert!(matches!(&check, Finding::Judged(p) if p.verdict == Verdict::Passed), "{check:?}");
+        let other = CpuPlan { threads: 1, block_q: 16, ..plan };
+        for (stage, trial) in [
+            (Stage::Microbench, Trial::Microbench),
+            (Stage::Race, Trial::Race),
+            (Stage::HeldOut, Trial::HeldOut),
+        ] {
+            let outcome = evaluator.evaluate(&task(stage, &problem, plan, Some(other)));
+            let Finding::Timed { measurement, check: None } = outcome.finding else {
+                panic!("{:?}", outcome.finding)
+            };
+            let against = measurement.against.unwrap();
+            assert_eq!(
+                (measurement.trial, measurement.kind, against.incumbent),
+                (trial, TimeKind::Measured, CandidateId(1))
+            );
+            assert!(measurement.low_us <= measurement.us && measurement.us <= measurement.high_us);
+            assert!(
+                against.low <= against.ratio && against.ratio <= against.high && outcome.device_seconds > 0.0
+            );
+        }
+        let alone = evaluator.evaluate(&task(Stage::Microbench, &problem, plan, None)).finding;
+        assert!(matches!(alone, Finding::Timed { measurement, .. } if measurement.against.is_none()));
+        assert!(!evaluator.environment().device.is_empty());
+    }
+
+    #[test]
+    fn what_is_no_plan_for_this_machine_says_why() {
+        let mut evaluator = CpuEvaluator::new();
+        let problem = Problem::new(1, 2, 64, 32, DType::F32);
+        let plan = CpuPlan::for_problem(&problem);
+        let mut why = |task: &Task| match evaluator.evaluate(task).finding {
+            Finding::Rejected(rejection) => (rejection.reason, rejection.detail),
+            other => panic!("{other:?}"),
+        };
+        let bad = CpuPlan { splits: 1000, ..plan };
+        let (reason, detail) = why(&task(Stage::Screen, &problem, bad, None));
+        assert!(reason == "plan" && detail.contains("invalid value '1000' for plan.splits"), "{detail}");
+        let integers = CpuPlan { isa: Isa::Avx512Vnni, lanes: Lanes::Dims, ..plan };
+        assert_eq!(
+            why(&task(Stage::Screen, &problem, CpuPlan { vectors: 1, tile_rows: 1, ..integers }, None)).0,
+            "plan"
+        );
+        let (_, detail) = why(&task(Stage::Race, &problem, plan, None));
+        assert!(detail.contains("task.incumbent"), "{detail}");
+        assert_eq!(why(&task(Stage::Propose, &problem, plan, None)).0, "proposer");
+    }
+}

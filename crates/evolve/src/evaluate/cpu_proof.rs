@@ -1,0 +1,154 @@
+//! The check of a native plan before its time counts: the gate's rules, run on the machine itself instead of
+//! the emulator. All cases are small problems of the same kind, and their references are computed once.
+
+use cpu::{CpuError, CpuPlan};
+use oracle::OracleError;
+use problem::{DType, Layout, Problem, Tensor};
+
+use check::gate::References;
+use check::gate::inputs::{Style, draw};
+use check::gate::torture;
+use check::values::{Inputs, Values};
+
+/// Upper limits of the small problem: batches, key heads, query heads per key head, rows and keys. Rows and
+/// keys leave remainders that do not fill a block.
+const MOST: [usize; 5] = [2, 2, 4, 71, 203];
+/// Number of draws of normal inputs.
+const SEEDS: u64 = 2;
+
+/// Inputs with their references.
+pub(super) struct Cases(Vec<Case>);
+
+struct Case {
+    name: String,
+    problem: Problem,
+    inputs: Inputs,
+    references: References,
+    /// Factor on the tolerances of the error model.
+    slack: f64,
+}
+
+impl Cases {
+    /// The cases for a problem.
+    pub(super) fn of(problem: &Problem) -> Result<Cases, OracleError> {
+        let small = small(problem);
+        let ordinary = (1..=SEEDS).map(|seed| (Style::Normal, seed));
+        let others = Style::ALL.into_iter().filter(|&style| style != Style::Normal).map(|style| (style, 1));
+        let own = ordinary.chain(others).map(|(style, seed)| {
+            let slack = match style {
+                // The error is that of f32 sums of huge products and depends on the summation order.
+                Style::HugeLogits | Style::Outlier => 4.0,
+                // The heavy key's logit is rounded once, and this error enters the weight of every other key.
+                Style::Spike if small.dtype == DType::F32 => 4.0,
+                // Rows are nearly equal here, and f32 sums round equally in all of them, so a single rounding
+                // looks like a bias.
+                Style::Rising | Style::Falling if small.dtype == DType::F32 => 2.0,
+                _ => 1.0,
+            };
+            let case = Case::draw(format!("{}, seed {seed}", style.name()), small.clone(), style, seed)?;
+            Ok(Case { slack, ..case })
+        });
+        let torture = torture::problems(problem.dtype, problem.head_dim).into_iter();
+        let torture =
+            torture.map(|case| Case::draw(case.name.to_owned(), case.problem, Style::PoisonedPadding, 1));
+        own.chain(torture).collect::<Result<_, _>>().map(Cases)
+    }
+
+    /// The failures of all cases, and the relative error of the worst case.
+    pub(super) fn judge(&self, plan: &CpuPlan) -> Result<(Vec<String>, f64), CpuError> {
+        let (mut reasons, mut error) = (Vec::new(), 0.0f64);
+        for case in &self.0 {
+            for lse in [true, false] {
+                let (found, rel) = case.judge(plan, lse)?;
+                let asked = if lse { "" } else { ", no LSE" };
+                reasons.extend(found.into_iter().map(|reason| format!("{}{asked}: {reason}", case.name)));
+                error = error.max(rel);
+            }
+        }
+        Ok((reasons, error))
+    }
+}
+
+impl Case {
+    fn draw(name: String, problem: Problem, style: Style, seed: u64) -> Result<Case, OracleError> {
+        let inputs = draw(&problem, style, seed);
+        let references = References::of(&problem, &inputs)?;
+        Ok(Case { name, problem, inputs, references, slack: 1.0 })
+    }
+
+    /// Runs the plan into poisoned outputs. With an LSE requested, 16-bit inputs take a different path.
+    fn judge(&self, plan: &CpuPlan, with_lse: bool) -> Result<(Vec<String>, f64), CpuError> {
+        let p = &self.problem;
+        let mut out = Values::zeros(p.dtype, p.span(Tensor::Out).map_or(0, |(elements, _)| elements));
+        out.fill_nan();
+        let mut lse = vec![f32::NAN; if with_lse { p.batch * p.heads_q * p.seq_q } else { 0 }];
+        self.inputs.attention_into(p, plan, &mut out, with_lse.then_some(&mut lse[..]))?;
+        let (elements, poison) = (out.len(), out.count_nan());
+        let rows = out.gather(p, Tensor::Out);
+        let values: Vec<f64> = (0..rows.len()).filter_map(|i| rows.get(i)).map(f64::from).collect();
+        let lse: Vec<f64> = lse.into_iter().map(f64::from).collect();
+        let figures = self.references.judge(&values, with_lse.then_some(&lse[..]));
+        let mut reasons = figures.with_slack(self.slack).reasons();
+        let between = elements - rows.len();
+        if poison - rows.count_nan() != between {
+            reasons.push(format!("of {between} elements between rows some were written"));
+        }
+        Ok((reasons, figures.rel))
+    }
+}
+
+/// A problem of the same kind that is computed quickly.
+fn small(problem: &Problem) -> Problem {
+    let [batch, heads_kv, group, rows, keys] = MOST;
+    let (heads_kv, group) = (problem.heads_kv.min(heads_kv), problem.group_size().min(group));
+    Problem {
+        batch: problem.batch.min(batch),
+        heads_q: heads_kv * group,
+        heads_kv,
+        seq_q: problem.seq_q.min(rows),
+        seq_kv: problem.seq_kv.min(keys),
+        ..problem.clone()
+    }
+    .with_layout(Layout::Bhsd)
+}
+
+#[cfg(test)]
+mod tests {
+    use cpu::{Isa, Lanes};
+    use problem::Band;
+
+    use super::*;
+
+    #[test]
+    fn the_default_plans_pass_and_a_wrong_answer_does_not() {
+        let decode = Problem::new(1, 8, 1, 128, DType::Bf16).with_heads_kv(2, Layout::Bhsd);
+        let problems = [
+            decode.with_seq_kv(4096, Layout::Bhsd),
+            Problem::new(1, 2, 512, 64, DType::F16).with_band(Band::CAUSAL),
+            Problem::new(1, 2, 64, 64, DType::F32),
+            Problem::new(1, 1, 320, 64, DType::F32),
+        ];
+        for problem in problems {
+            let mut cases = Cases::of(&problem).unwrap();
+            let plan = CpuPlan::for_problem(&problem);
+            let (reasons, error) = cases.judge(&plan).unwrap();
+            assert_eq!(reasons, [""; 0], "{plan:?}");
+            assert!(error > 0.0 && error < 1e-2, "{error}");
+            // The references no longer belong to the inputs.
+            cases.0[0].inputs.v = cases.0[1].inputs.v.clone();
+            assert!(cases.judge(&plan).unwrap().0[0].starts_with("normal, seed 1: "));
+        }
+    }
+
+    #[test]
+    fn so_do_plans_that_nobody_would_choose() {
+        let problem = Problem::new(1, 4, 70, 40, DType::F32).with_heads_kv(2, Layout::Bhsd);
+        let cases = Cases::of(&problem).unwrap();
+        let isa = Isa::available().into_iter().find(|isa| isa.has_dims()).unwrap_or(Isa::Portable);
+        for (lanes, splits, block_kv) in [(Lanes::Dims, 1, 16), (Lanes::Dims, 4, 64), (Lanes::Queries, 3, 24)]
+        {
+            let plan = CpuPlan { lanes, splits, ..CpuPlan::widest(isa, 2, 48, block_kv) };
+            assert_eq!(cases.judge(&plan).unwrap().0, [""; 0], "{plan:?}");
+        }
+    }
+}

@@ -1,0 +1,282 @@
+//! The interface to a GPU that evaluations need.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use driver::{
+    Buffer, Call, Context, DeviceInfo, DeviceSlice, DriverError, Event, Function, Gpu, Graph, GraphExec, Key,
+    Stream,
+};
+use kernels::Arch;
+use problem::{Problem, Tensor};
+use ptx::{Kernel, Machine};
+
+use super::watched::Watched;
+use crate::evaluate::subject::Fault;
+use bench::gpu::{Contestant, ContestantError, GpuStage};
+use bench::provenance::Provenance;
+use bench::{Deck, Mode, Peaks, Race, RaceError, Rules, race, suites};
+use check::launchfile::Bound;
+use ledger::{Environment, TimeKind};
+
+/// The resources of a compiled kernel.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Built {
+    /// Registers per thread.
+    pub registers: u32,
+    /// Local memory per thread, bytes: spills and private arrays.
+    pub local_bytes: u32,
+    /// Static shared memory per CTA, bytes.
+    pub static_shared: u32,
+    /// The machine code, if it is available.
+    pub code: Option<Vec<u8>>,
+}
+
+/// A GPU or a substitute. After a fault with the reason `hangs` or `crashed`, this process cannot use the
+/// device any more.
+pub trait Card: Send {
+    /// The machine on which the gate runs kernels.
+    type Machine: Machine;
+
+    /// The architecture that plans are checked against.
+    fn arch(&self) -> Arch;
+
+    /// The environment of the figures.
+    fn environment(&self) -> Environment;
+
+    /// Whether times are measured or predicted.
+    fn kind(&self) -> TimeKind;
+
+    fn machine(&mut self) -> &mut Self::Machine;
+
+    /// The fault of a kernel from a machine's error.
+    fn fault(error: <Self::Machine as Machine>::Error) -> Fault;
+
+    /// Compiles a kernel or loads it from a cache, so that it is ready to run.
+    ///
+    /// # Errors
+    /// When the compiler rejects the kernel, or it needs more resources than the device has.
+    fn build(&mut self, kernel: &Kernel) -> Result<Built, Fault>;
+
+    /// Times of a call, µs, one per sample, for about `seconds`. `contents` are the contents of the kernel's
+    /// buffers.
+    ///
+    /// # Errors
+    /// When the kernel fails.
+    fn time(&mut self, bound: &Bound, contents: &[Vec<u8>], seconds: f64) -> Result<Vec<f64>, Fault>;
+
+    /// Races a candidate, which comes first, against an incumbent. Calls `turn` before each turn.
+    ///
+    /// # Errors
+    /// When the device fails, or one of the two cannot race.
+    fn race(
+        &mut self,
+        deck: &Deck,
+        pair: [&Bound; 2],
+        seconds: f64,
+        turn: &mut dyn FnMut(),
+    ) -> Result<Race, Fault>;
+}
+
+/// Target duration of one sample, µs: long enough for the timer.
+const SAMPLE_US: f64 = 150.0;
+/// Maximum number of calls in one sample.
+const MOST_CALLS: f64 = 40.0;
+/// Number of samples: fewer give no interval, more are of no use.
+const SAMPLES: std::ops::RangeInclusive<usize> = 7..=60;
+
+/// Number of functions after which loaded modules are unloaded.
+const KEPT: u32 = 32;
+
+/// A GPU through its driver.
+pub struct GpuCard {
+    gpu: Gpu,
+    arch: Arch,
+    stream: Stream,
+    events: [Event; 2],
+    /// Number of functions requested since modules were last unloaded.
+    built: u32,
+}
+
+impl GpuCard {
+    /// Opens a device; 0 is the first.
+    ///
+    /// # Errors
+    /// When there is no such device, or no kernel supports its architecture.
+    pub fn open(ordinal: i32) -> Result<GpuCard, Fault> {
+        let gpu = Gpu::open(ordinal).map_err(|error| Fault::new("device", error))?;
+        let (context, info) = (gpu.context().clone(), gpu.info().clone());
+        let arch = Arch::of(info.sm()).ok_or_else(|| {
+            let accepted = Arch::ALL.map(|arch| format!("sm_{}", arch.sm)).join(", ");
+            Fault::new("device", format!("{} is sm_{}; accepted: {accepted}", info.name, info.sm()))
+        })?;
+        let made = |error: DriverError| told(error);
+        Ok(GpuCard {
+            arch: Arch { multiprocessors: info.sms, ..arch },
+            stream: Stream::new(&context).map_err(made)?,
+            events: [Event::new(&context).map_err(made)?, Event::new(&context).map_err(made)?],
+            gpu,
+            built: 0,
+        })
+    }
+
+    pub fn info(&self) -> &DeviceInfo {
+        self.gpu.info()
+    }
+
+    fn function(&mut self, kernel: &Kernel) -> Result<Function, DriverError> {
+        // A search builds thousands of kernels, and each takes device memory.
+        self.built += 1;
+        if self.built > KEPT {
+            self.gpu.unload();
+            self.built = 0;
+        }
+        self.gpu.function(kernel)
+    }
+
+    /// Time of one launch of a graph, µs.
+    fn sample(&self, graph: &GraphExec) -> Result<f64, DriverError> {
+        let [start, end] = &self.events;
+        // Warms L2, and keeps the device busy while the host queues the rest.
+        graph.launch(&self.stream)?;
+        start.record(&self.stream)?;
+        graph.launch(&self.stream)?;
+        end.record(&self.stream)?;
+        end.synchronize()?;
+        start.elapsed_us(end)
+    }
+
+    fn samples(
+        &mut self,
+        bound: &Bound,
+        contents: &[Vec<u8>],
+        seconds: f64,
+    ) -> Result<Vec<f64>, DriverError> {
+        let function = self.function(&bound.kernel)?;
+        let context = self.gpu.context();
+        let mut buffers = Vec::with_capacity(contents.len());
+        for bytes in contents {
+            let buffer = Buffer::new(context, bytes.len())?;
+            self.stream.upload(buffer.slice(), bytes)?;
+            buffers.push(buffer);
+        }
+        let slices: Vec<DeviceSlice> = buffers.iter().map(Buffer::slice).collect();
+        let call = Call::of(&bound.kernel);
+        let graph = |calls: u32| {
+            Graph::capture(&self.stream, |stream| -> Result<(), DriverError> {
+                (0..calls).try_for_each(|_| function.launch(stream, &call, &slices))
+            })
+        };
+        let began = Instant::now();
+        let one = self.sample(&graph(1)?)?;
+        let calls = (SAMPLE_US / one.max(0.1)).clamp(1.0, MOST_CALLS) as u32;
+        let graph = graph(calls)?;
+        let mut samples = Vec::new();
+        while samples.len() < *SAMPLES.start()
+            || (samples.len() < *SAMPLES.end() && began.elapsed().as_secs_f64() < seconds)
+        {
+            samples.push(self.sample(&graph)? / f64::from(calls));
+        }
+        Ok(samples)
+    }
+}
+
+/// Translates a driver's error into a candidate's fault.
+pub(super) fn told(error: DriverError) -> Fault {
+    let reason = match &error {
+        error if error.is_hang() => "hangs",
+        DriverError::Poisoned { .. } => "crashed",
+        DriverError::Compile { .. } => "compile",
+        DriverError::Admission { .. } => "resources",
+        DriverError::Contract { .. } | DriverError::TensorMap(_) | DriverError::Call { .. } => "launch",
+        DriverError::OutOfMemory { .. } | DriverError::Copy { .. } => "memory",
+        DriverError::NoDriver
+        | DriverError::DriverTooOld { .. }
+        | DriverError::MissingSymbol { .. }
+        | DriverError::NoDevice { .. }
+        | DriverError::NoPermission { .. }
+        | DriverError::Forked
+        | DriverError::OtherDevice { .. } => "device",
+    };
+    Fault::new(reason, error)
+}
+
+impl Card for GpuCard {
+    type Machine = Gpu;
+
+    fn arch(&self) -> Arch {
+        self.arch
+    }
+
+    fn environment(&self) -> Environment {
+        let Provenance { device, driver, compiler, commit, .. } = Provenance::of_gpu(self.gpu.info());
+        Environment { device, driver, compiler, commit }
+    }
+
+    fn kind(&self) -> TimeKind {
+        TimeKind::Measured
+    }
+
+    fn machine(&mut self) -> &mut Gpu {
+        &mut self.gpu
+    }
+
+    fn fault(error: DriverError) -> Fault {
+        told(error)
+    }
+
+    fn build(&mut self, kernel: &Kernel) -> Result<Built, Fault> {
+        let resources = self.function(kernel).map_err(told)?.resources();
+        let info = self.gpu.info();
+        // The cache holds code from the driver's linker. Code from the driver's loader is not accessible.
+        let key = Key::new(&kernel.module.to_string(), info.sm(), &info.compiler());
+        Ok(Built {
+            registers: resources.registers,
+            local_bytes: resources.local,
+            static_shared: resources.shared,
+            code: self.gpu.context().cache().get(&key),
+        })
+    }
+
+    fn time(&mut self, bound: &Bound, contents: &[Vec<u8>], seconds: f64) -> Result<Vec<f64>, Fault> {
+        self.samples(bound, contents, seconds).map_err(told)
+    }
+
+    fn race(
+        &mut self,
+        deck: &Deck,
+        pair: [&Bound; 2],
+        seconds: f64,
+        turn: &mut dyn FnMut(),
+    ) -> Result<Race, Fault> {
+        let context = self.gpu.context().clone();
+        let inputs = inputs(&context, &deck.problem).map_err(told)?;
+        let slices = [inputs[0].slice(), inputs[1].slice(), inputs[2].slice()];
+        let calls = suites::calls(&deck.problem);
+        let contestant = |bound: &Bound, name: &str| {
+            Contestant::kernel(&self.stream, bound, slices, calls, Some(name), None).map_err(|error| {
+                match error {
+                    ContestantError::Driver(error) => told(error),
+                    other => Fault::new("launch", other),
+                }
+            })
+        };
+        let contestants = [contestant(pair[0], "candidate")?, contestant(pair[1], "incumbent")?];
+        let rules = Rules::new(Mode::Warm, seconds, Peaks::of(&context.info().name));
+        let entrants = contestants.each_ref().map(|contestant| contestant.entrant().clone());
+        let mut stage = Watched { stage: GpuStage::new(&context, &contestants).map_err(told)?, turn };
+        race(&mut stage, deck, &entrants, &rules).map_err(|error| match error {
+            RaceError::Stage(error) => told(error),
+            RaceError::Nobody => Fault::new("crashed", error),
+        })
+    }
+}
+
+/// Allocates device memory for a problem's inputs.
+fn inputs(context: &Arc<Context>, problem: &Problem) -> Result<[Buffer; 3], DriverError> {
+    let buffer = |tensor: Tensor| {
+        let elements = problem.span(tensor).map_or(0, |(elements, _)| elements);
+        Buffer::new(context, elements * problem.dtype.bytes())
+    };
+    Ok([buffer(Tensor::Q)?, buffer(Tensor::K)?, buffer(Tensor::V)?])
+}

@@ -1,0 +1,248 @@
+//! The part of an evaluation that needs no device: building a kernel, describing it, predicting its time and
+//! checking it in the emulator. Evaluators of GPUs begin with it, with or without a GPU.
+
+use kernels::{Arch, Plan};
+use predict::resources::{Ptxas, PtxasError, Resources, estimate};
+use predict::{Gpu, Prediction};
+use problem::{Layout, Problem};
+use serde_json::{Value, json};
+
+use super::super::task::{Finding, Stage};
+use super::subject;
+use bench::provenance::hash;
+use check::diagnose::{Evidence, diagnose};
+use check::forecast;
+use check::gate::{CheckReport, Settings, bind, check_kernel};
+use check::launchfile::Bound;
+use check::study;
+use ledger::Candidate;
+use ledger::{CheckFact, Judge, Rejection, Screening};
+
+/// Number of SMs for which persistent kernels are checked. With few CTAs, each takes several tiles of a small
+/// problem.
+const FEW: u32 = 3;
+/// Maximum number of hazards that a stored verdict lists.
+const HAZARDS: usize = 8;
+
+/// Builds, predicts and checks kernels for one machine without using it.
+#[derive(Clone, Debug)]
+pub struct Bench {
+    /// The machine whose times are predicted.
+    pub gpu: &'static Gpu,
+    /// The architecture of the kernels.
+    pub arch: Arch,
+    /// NVIDIA's assembler, where it is present.
+    pub ptxas: Option<Ptxas>,
+}
+
+pub struct Built {
+    /// The kernel with its launch contract.
+    pub bound: Bound,
+    pub text: String,
+    /// Registers and shared memory.
+    pub resources: Resources,
+    /// Hash of the machine code, if ptxas made it.
+    pub sass_hash: Option<String>,
+}
+
+fn reject(stage: Stage, reason: &str, detail: impl ToString) -> Rejection {
+    Rejection { stage, reason: reason.to_owned(), detail: detail.to_string() }
+}
+
+impl Bench {
+    /// For a machine of the time model's table.
+    pub fn of(gpu: &'static Gpu) -> Option<Bench> {
+        let arch = Arch { multiprocessors: gpu.sms, ..Arch::of(gpu.sm)? };
+        Some(Bench { gpu, arch, ptxas: Ptxas::find().ok() })
+    }
+
+    /// The kernel of a candidate with its launch contract for the problem.
+    ///
+    /// # Errors
+    /// The rejection, when there is no such kernel.
+    pub fn bound(&self, candidate: &Candidate, problem: &Problem) -> Result<Bound, Rejection> {
+        subject::bound(candidate, problem, &self.arch).map_err(|fault| fault.at(Stage::Screen))
+    }
+
+    /// Builds the kernel of a candidate, with ptxas where it is present.
+    ///
+    /// # Errors
+    /// The rejection, when the kernel cannot be built.
+    pub fn build(&self, candidate: &Candidate, problem: &Problem) -> Result<Built, Rejection> {
+        let bound = self.bound(candidate, problem)?;
+        let (text, entry) = (bound.kernel.module.to_string(), &bound.kernel.entry);
+        let assembled =
+            self.ptxas.as_ref().map(|ptxas| ptxas.assemble(&text, &forecast::target(&bound), entry));
+        let (resources, sass_hash) = match assembled {
+            Some(Ok((resources, code))) => (Some(resources), Some(identity(&bound, &code))),
+            Some(Err(error @ PtxasError::Rejected { .. })) => {
+                return Err(reject(Stage::Screen, "ptxas", error));
+            }
+            // Without a working assembler the resources are estimated, and the kernel is not rejected.
+            Some(Err(_)) | None => (estimate(&bound.kernel.module, entry), None),
+        };
+        let resources = resources.ok_or_else(|| reject(Stage::Screen, "emit", "the kernel has no body"))?;
+        Ok(Built { bound, text, resources, sass_hash })
+    }
+
+    /// Builds and describes a candidate without checking it: properties, predicted time, findings.
+    ///
+    /// # Errors
+    /// The rejection, when the kernel cannot be built.
+    pub fn screen(&self, candidate: &Candidate, problem: &Problem) -> Result<Finding, Rejection> {
+        Ok(self.describe(candidate, problem, &self.build(candidate, problem)?))
+    }
+
+    /// The properties of a kernel that was built, its predicted time and the findings of the diagnosis.
+    pub fn describe(&self, candidate: &Candidate, problem: &Problem, built: &Built) -> Finding {
+        let kernel = &built.bound.kernel;
+        let shared = built.resources.shared + kernel.launch.dynamic_shared;
+        let mut screening = Screening {
+            ptx_hash: identity(&built.bound, built.text.as_bytes()),
+            sass_hash: built.sass_hash.clone(),
+            registers: Some(built.resources.registers),
+            spill_bytes: Some(built.resources.spill_stores.max(built.resources.spill_loads)),
+            shared_bytes: Some(shared),
+            bound: None,
+            tile: Some(tile(candidate, kernel)),
+        };
+        let (mut predicted_us, mut findings) = (None, json!([]));
+        // A kernel that the model cannot replay may still be run.
+        if let Some((prediction, found)) = self.predict(candidate, problem, built, 1) {
+            screening.bound = Some(word(json!(prediction.bound)));
+            predicted_us = Some([prediction.us_low, prediction.us, prediction.us_high]);
+            findings = found;
+        }
+        Finding::Screened { screening, predicted_us, findings }
+    }
+
+    /// The predicted time and the findings, from `times` as many CTAs as a screening records; `None` when the
+    /// model fails.
+    pub fn predict(
+        &self,
+        candidate: &Candidate,
+        problem: &Problem,
+        built: &Built,
+        times: u64,
+    ) -> Option<(Prediction, Value)> {
+        let resources = &built.resources;
+        match candidate {
+            Candidate::Gpu(plan) => {
+                let (bound, gpu, arch) = (&built.bound, self.gpu, &self.arch);
+                let basis = forecast::of_kernel(plan, problem, bound, resources, gpu, arch, times).ok()?;
+                let (kernel, report) = (&basis.recorded.kernel, &basis.report);
+                let prediction = Some(&basis.prediction);
+                let evidence =
+                    Evidence::new(kernel, &report.counters, &report.traces, prediction, Some(resources));
+                let findings = json!(diagnose(&evidence));
+                Some((basis.prediction, findings))
+            }
+            Candidate::Kernel(_) => {
+                let (bound, kernel) = (&built.bound, &built.bound.kernel);
+                let report = study::record(bound, forecast::SKETCHED * times).ok()?;
+                let prediction =
+                    study::forecast(bound, &kernel.launch, &report.traces, resources, self.gpu).ok()?;
+                let counted = (&report.counters, &report.traces);
+                let evidence =
+                    Evidence::new(kernel, counted.0, counted.1, Some(&prediction), Some(resources));
+                let findings = json!(diagnose(&evidence));
+                Some((prediction, findings))
+            }
+            Candidate::Cpu(_) => None,
+        }
+    }
+
+    /// The gate in the emulator: a plan is checked on a small problem of the same kind, a kernel from another
+    /// source on the problem itself.
+    ///
+    /// # Errors
+    /// The rejection, when the kernel cannot be checked.
+    pub fn check(&self, candidate: &Candidate, problem: &Problem) -> Result<CheckFact, Rejection> {
+        let began = std::time::Instant::now();
+        let bound = match candidate {
+            Candidate::Gpu(plan) => {
+                let small = self.small(plan, problem);
+                let arch = Arch { multiprocessors: FEW, ..self.arch };
+                bind(plan, &small, &arch)
+                    .or_else(|_| bind(plan, problem, &self.arch))
+                    .map_err(|e| reject(Stage::Check, "plan", e))?
+            }
+            _ => self.bound(candidate, problem)?,
+        };
+        let check =
+            check_kernel(&bound, &Settings::quick()).map_err(|e| reject(Stage::Check, "incomplete", e))?;
+        Ok(fact(Judge::Emulator, &check, began.elapsed().as_secs_f64()))
+    }
+
+    /// A problem with the same head_dim, mask and dtype, with more than one tile of rows and of keys, and
+    /// ragged ends. The problem itself where the plan supports nothing smaller.
+    pub fn small(&self, plan: &Plan, problem: &Problem) -> Problem {
+        let (rows, keys) = extents(plan);
+        let ragged = |seq: usize, tile: usize, tiles: usize| seq.min(tiles * tile + tile / 2 + 3);
+        let even = |seq: usize, tile: usize| seq.min(2 * tile.next_multiple_of(64));
+        let group = problem.group_size();
+        let with = |seq_q: usize, seq_kv: usize| {
+            let (heads_q, heads_kv) = if group > 1 { (group, 1) } else { (2, 2) };
+            Problem { batch: 1, heads_q, heads_kv, seq_q, seq_kv, ..problem.clone() }
+                .with_layout(Layout::Bhsd)
+        };
+        let (seq_q, seq_kv) = (problem.seq_q, problem.seq_kv);
+        let same = |n: usize| if seq_q == seq_kv { (n, n) } else { (n, seq_kv.min(n)) };
+        let (least_q, least_kv) = same(even(seq_q, rows.max(keys)));
+        let candidates = [
+            with(ragged(seq_q, rows, 1), ragged(seq_kv, keys, 2)),
+            with(ragged(seq_q, rows, 1), seq_kv.min(keys)),
+            with(least_q, least_kv),
+        ];
+        let fits = |small: &&Problem| small.check().is_ok() && plan.check(small, &self.arch).is_ok();
+        candidates.iter().find(fits).unwrap_or(problem).clone()
+    }
+}
+
+/// A verdict in the ledger's form.
+pub fn fact(judge: Judge, check: &CheckReport, seconds: f64) -> CheckFact {
+    let hazards: Vec<Value> =
+        check.hazards.iter().take(HAZARDS).map(|h| json!(check::gate::HazardRow::from(h))).collect();
+    CheckFact {
+        judge,
+        verdict: check.verdict,
+        reasons: check.reasons.clone(),
+        hazards: Value::Array(hazards),
+        error_rel: check.error.map(|error| error.rel),
+        seconds,
+    }
+}
+
+/// A hash that identifies a kernel: its code and its launch.
+pub(super) fn identity(bound: &Bound, code: &[u8]) -> String {
+    let kernel = &bound.kernel;
+    let contract = format!("{:?} {:?} {:?}", kernel.launch, kernel.args, kernel.tensor_maps);
+    hash(&[code, contract.as_bytes()].concat())
+}
+
+/// Rows and keys of a tile.
+fn extents(plan: &Plan) -> (usize, usize) {
+    let (rows, keys) = match plan {
+        Plan::Mma(plan) => (plan.block_m, plan.block_n),
+        Plan::Wgmma(plan) => (plan.block_m() * plan.cluster, plan.block_n),
+        Plan::Small(plan) => (plan.rows(), plan.cluster_keys()),
+        Plan::Ladder { .. } => (32, 32),
+    };
+    (rows as usize, keys as usize)
+}
+
+/// The tile's shape as a niche's coordinate.
+fn tile(candidate: &Candidate, kernel: &ptx::Kernel) -> String {
+    match candidate {
+        Candidate::Gpu(Plan::Ladder { rung }) => rung.name().to_owned(),
+        Candidate::Gpu(plan) => {
+            let (rows, keys) = extents(plan);
+            format!("{rows}x{keys}")
+        }
+        _ => format!("{} threads", kernel.launch.block.count()),
+    }
+}
+
+fn word(value: Value) -> String {
+    value.as_str().unwrap_or_default().to_owned()
+}

@@ -1,0 +1,78 @@
+//! Evaluators of candidates, one implementation per kind of target, behind one trait. An evaluator does not
+//! know the search, and the search does not know threads, devices and processes.
+
+pub mod cpu;
+mod cpu_proof;
+pub mod cuda;
+mod kept;
+pub mod kernel;
+pub mod model;
+mod subject;
+
+use std::time::Instant;
+
+use super::task::{Finding, Outcome, Task};
+pub use cuda::{Cuda, EmulatedCard, GpuCard};
+use host::panics::contain;
+pub use kept::Evaluators;
+use ledger::{Environment, Rejection};
+pub use subject::{Fault, bound};
+
+/// The rejection reason for a disqualified contestant: its outputs are wrong, or its times do not count.
+const fn word_of(fault: &bench::Fault) -> &'static str {
+    use bench::Fault::{Batched, FasterOnSeenInputs, Stale, TimerDisagrees, UnderFloor, Unwritten, Wrong};
+    match fault {
+        Wrong { .. } | Unwritten { .. } | Stale => "wrong",
+        FasterOnSeenInputs { .. } | Batched { .. } | TimerDisagrees { .. } | UnderFloor { .. } => "fault",
+    }
+}
+
+/// The result of an evaluation.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Look {
+    pub finding: Finding,
+    /// Seconds for which the device was held.
+    pub device_seconds: f64,
+}
+
+impl Look {
+    /// A finding that needed no device.
+    pub const fn without_device(finding: Finding) -> Look {
+        Look { finding, device_seconds: 0.0 }
+    }
+}
+
+/// Evaluates candidates for one target. Each worker has its own; shared data is behind an `Arc`.
+pub trait Evaluator: Send {
+    /// Carries out a task. An `Err` rejects the candidate. A failure of the evaluator itself is a rejection
+    /// too, with the reason `crashed`, so that the run continues.
+    ///
+    /// # Errors
+    /// The rejection of the candidate.
+    fn look(&mut self, task: &Task) -> Result<Look, Rejection>;
+
+    /// The environment of the figures.
+    fn environment(&self) -> Environment;
+
+    /// The timed outcome of a task. A panic rejects the candidate and affects nothing else.
+    fn evaluate(&mut self, task: &Task) -> Outcome {
+        let began = Instant::now();
+        let look = match contain(|| self.look(task)) {
+            Ok(Ok(look)) => look,
+            Ok(Err(rejection)) => Look::without_device(Finding::Rejected(rejection)),
+            Err(panic) => Look::without_device(Finding::Rejected(Rejection {
+                stage: task.stage,
+                reason: "crashed".to_owned(),
+                detail: panic.to_string(),
+            })),
+        };
+        Outcome {
+            candidate: task.candidate,
+            stage: task.stage,
+            problem: task.problem,
+            seconds: began.elapsed().as_secs_f64(),
+            device_seconds: look.device_seconds,
+            finding: look.finding,
+        }
+    }
+}

@@ -1,0 +1,46 @@
+//! The search that improves kernels automatically.
+//!
+//! An [`Evolution`] gives out tasks ([`Evolution::ask`]) and receives outcomes ([`Evolution::tell`]). An
+//! [`Evaluator`] carries out a task, in a thread, in a process that may crash, or on another machine.
+//! Candidates pass through a cascade of stages ([`cascade`]), the cheapest first. Those that pass are ranked,
+//! and the fastest race against the baseline. Two further arms run beside the evolution's own: random
+//! samples, which show what the search gains over chance, and a control, the baseline treated as a new
+//! candidate, which shows the noise.
+
+pub mod advice;
+pub mod bandit;
+pub mod cascade;
+pub mod children;
+pub mod config;
+mod cpu_space;
+mod drafting;
+mod earlier;
+mod engine;
+pub mod evaluate;
+mod faults;
+mod finals;
+mod holding;
+pub mod insight;
+mod joining;
+pub mod niches;
+mod operators;
+mod population;
+mod proposal;
+pub mod proposer;
+mod rank;
+mod report;
+pub mod search;
+pub mod seeding;
+pub mod setup;
+pub mod space;
+mod task;
+#[cfg(test)]
+mod tests;
+pub mod workers;
+
+pub use config::{Case, Config, Configuration, Limits};
+pub use engine::{Ask, Evolution, EvolveError, Question, words};
+pub use evaluate::{Evaluator, Look};
+pub use ledger::{Candidate, Language, Source};
+pub use report::{Gain, Progress, Promoted, gain};
+pub use task::{Finding, Outcome, Stage, Target, Task};

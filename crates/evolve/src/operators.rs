@@ -1,0 +1,136 @@
+//! Operators, which make new candidates from old ones.
+
+use rand::Rng;
+use rand::seq::IndexedRandom;
+use serde_json::{Value, json};
+
+use super::bandit::Operator;
+use super::config::Configuration;
+use super::insight::{Insights, cure};
+use super::population::{Member, Population};
+use super::space::{Space, changes};
+use ledger::Candidate;
+use ledger::{Arm, CandidateId};
+
+/// Attempts of an operator to find an unknown candidate.
+const TRIES: usize = 24;
+/// Number of best candidates from which a large part of the offspring comes.
+const FEW: usize = 3;
+
+/// A candidate before it has a number.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Draft {
+    pub candidate: Candidate,
+    pub arm: Arm,
+    /// The operator that made the candidate.
+    pub operator: String,
+    pub parents: Vec<CandidateId>,
+    /// The changes against the first parent.
+    pub changes: Value,
+}
+
+impl Draft {
+    /// A draft without parents.
+    pub fn of(candidate: Candidate, arm: Arm, operator: &str) -> Draft {
+        Draft { candidate, arm, operator: operator.to_owned(), parents: Vec::new(), changes: json!({}) }
+    }
+
+    /// A draft made from parents.
+    pub fn from_parents(candidate: Candidate, operator: String, parents: &[&Member]) -> Draft {
+        let changes = parents.first().map_or(json!({}), |parent| changes(&parent.candidate, &candidate));
+        let parents = parents.iter().map(|parent| parent.id).collect();
+        Draft { candidate, arm: Arm::Evolution, operator, parents, changes }
+    }
+}
+
+/// What an operator works with.
+pub struct Workshop<'a> {
+    pub population: &'a Population,
+    pub space: &'a Space,
+    pub insights: &'a Insights,
+    pub configuration: Configuration,
+}
+
+impl Workshop<'_> {
+    /// A new draft of an operator; `None` when it finds nothing unknown.
+    pub fn make(&self, operator: Operator, rng: &mut impl Rng) -> Option<Draft> {
+        if operator == Operator::Neighbour {
+            return self.neighbour(rng);
+        }
+        (0..TRIES).find_map(|_| {
+            let draft = match operator {
+                Operator::Mutate => self.mutate(rng),
+                Operator::Cross => self.cross(rng),
+                Operator::Insight => self.insight(rng),
+                Operator::Restart => self
+                    .space
+                    .random(rng)
+                    .map(|plan| Draft::of(plan, Arm::Evolution, Operator::Restart.name())),
+                Operator::Neighbour | Operator::Propose => None,
+            }?;
+            (!self.population.knows(&draft.candidate)).then_some(draft)
+        })
+    }
+
+    /// The candidates that can be parents, fastest first. Without rivals this is the baseline alone.
+    pub fn parents(&self) -> Vec<&Member> {
+        let members = &self.population.members;
+        let elites = self.population.niches.ranked();
+        elites.iter().filter_map(|(_, elite)| members.get(&elite.candidate)).filter(|m| m.is_fit()).collect()
+    }
+
+    /// Chooses a parent: the best; with niches, one of the best few or any elite with equal probability.
+    fn parent(&self, rng: &mut impl Rng) -> Option<&Member> {
+        let all = self.parents();
+        if !self.configuration.has_niches() {
+            return all.first().copied();
+        }
+        let few = &all[..all.len().min(FEW)];
+        if rng.random_bool(0.5) { few.choose(rng).copied() } else { all.choose(rng).copied() }
+    }
+
+    fn mutate(&self, rng: &mut impl Rng) -> Option<Draft> {
+        let parent = self.parent(rng)?;
+        let child = self.space.mutate(&parent.candidate, rng)?;
+        let mut draft = Draft::from_parents(child, String::new(), &[parent]);
+        draft.operator = named(Operator::Mutate, &draft.changes);
+        Some(draft)
+    }
+
+    fn cross(&self, rng: &mut impl Rng) -> Option<Draft> {
+        let (mother, father) = (self.parent(rng)?, *self.parents().choose(rng)?);
+        let child = self.space.cross(&mother.candidate, &father.candidate, rng)?;
+        Some(Draft::from_parents(child, Operator::Cross.name().to_owned(), &[mother, father]))
+    }
+
+    /// An untried step from the best candidate that has one.
+    fn neighbour(&self, rng: &mut impl Rng) -> Option<Draft> {
+        self.parents().into_iter().take(FEW).find_map(|parent| {
+            let mut near = self.space.neighbours(&parent.candidate);
+            near.retain(|plan| !self.population.knows(plan));
+            let mut draft = Draft::from_parents(near.choose(rng)?.clone(), String::new(), &[parent]);
+            draft.operator = named(Operator::Neighbour, &draft.changes);
+            Some(draft)
+        })
+    }
+
+    /// A finding's cure or a value that helped elsewhere, with equal probability.
+    fn insight<R: Rng>(&self, rng: &mut R) -> Option<Draft> {
+        let parent = self.parent(rng)?;
+        let bound = parent.screening.as_ref().and_then(|s| s.bound.as_deref());
+        let cured = |rng: &mut R| cure(&parent.candidate, &parent.findings, bound, self.space, rng);
+        let helped = |rng: &mut R| self.insights.apply(&parent.candidate, self.space, rng);
+        let (child, what) = match rng.random_bool(0.5) {
+            true => cured(rng).or_else(|| helped(rng)),
+            false => helped(rng).or_else(|| cured(rng)),
+        }?;
+        let operator = format!("{}:{}", Operator::Insight.name(), what.replace(' ', "_"));
+        Some(Draft::from_parents(child, operator, &[parent]))
+    }
+}
+
+/// The operator's name with the changed genes.
+fn named(operator: Operator, changes: &Value) -> String {
+    let genes: Vec<&str> = changes.as_object().into_iter().flatten().map(|(gene, _)| gene.as_str()).collect();
+    format!("{}:{}", operator.name(), genes.join("+"))
+}

@@ -1,0 +1,77 @@
+//! The brief for a proposer: what a person would want to know before writing a better kernel.
+
+use serde_json::{Value, json};
+
+use super::engine::Evolution;
+use super::population::Member;
+use super::rank;
+use super::space::family;
+use check::gate::bind;
+use ledger::Arm;
+use ledger::{Candidate, Source};
+
+/// Number of latest candidates in the history.
+const HISTORY: usize = 20;
+/// Lines of a kernel in the history; `WIDTH` is the number of characters of each.
+const LINES: usize = 4;
+const WIDTH: usize = 120;
+/// Number of insights.
+const INSIGHTS: usize = 12;
+
+/// Problem, device, incumbent with its source, findings, insights and history.
+pub(super) fn brief(evolution: &Evolution, case: usize) -> Value {
+    let search = &evolution.searches[case];
+    let population = &search.population;
+    let config = &evolution.config;
+    let baseline = population.baseline.and_then(|id| population.members.get(&id));
+    let incumbent = rank::best(population).or(baseline);
+    let helped = incumbent.map(|m| evolution.insights.helped(family(&m.candidate))).unwrap_or_default();
+    let insights: Vec<Value> = helped
+        .into_iter()
+        .take(INSIGHTS)
+        .map(|(gene, value, gain)| json!({ "gene": gene, "value": value, "gain": gain.exp() }))
+        .collect();
+    let counted = population.members.values().filter(|m| m.arm != Arm::Control).rev().take(HISTORY);
+    json!({
+        "problem": population.problem,
+        "target": config.target,
+        "device": config.device,
+        "arch": config.arch,
+        "incumbent": incumbent.map(|member| shown(evolution, member)),
+        "findings": incumbent.map(|member| &member.findings),
+        "insights": insights,
+        "history": counted.map(line).collect::<Vec<_>>(),
+    })
+}
+
+/// The incumbent: its plan with the kernel, and the launch file with which its text can be submitted again.
+fn shown(evolution: &Evolution, member: &Member) -> Value {
+    let (source, launch) = match (&member.candidate, evolution.config.arch) {
+        (Candidate::Gpu(plan), Some(arch)) => {
+            let bound = bind(plan, &member.problem.problem(), &arch).ok();
+            let text = bound.as_ref().map(|bound| bound.kernel.module.to_string());
+            (text, bound.and_then(|bound| bound.launch_file()))
+        }
+        (Candidate::Kernel(source), _) => (Some(source.text.clone()), Some(source.launch.clone())),
+        _ => (None, None),
+    };
+    let us = member.time.map(|time| time.us);
+    json!({ "candidate": member.candidate, "us": us, "source": source, "launch": launch })
+}
+
+fn line(member: &Member) -> Value {
+    let candidate = match &member.candidate {
+        Candidate::Kernel(Source { language, text, .. }) => {
+            let begins: Vec<String> =
+                text.lines().take(LINES).map(|line| line.chars().take(WIDTH).collect()).collect();
+            json!({ "kernel": { "language": language, "hash": member.hash, "begins": begins.join("\n") } })
+        }
+        plan => json!(plan),
+    };
+    json!({
+        "candidate": candidate,
+        "operator": member.operator,
+        "us": member.time.map(|time| time.us),
+        "rejection": member.rejection,
+    })
+}

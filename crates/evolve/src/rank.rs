@@ -1,0 +1,59 @@
+//! The order of candidates, which the ledger, its pages and `topk` use too (`standing.grade`, `standing.us`).
+//!
+//! Confirmed winners come first: a second race removes the selection bias. Then come the other candidates
+//! that raced, by the ratio of the last race against the incumbent, then those with a short timing alone, by
+//! that time. Baselines, controls and references are unranked.
+
+use std::cmp::Ordering;
+
+use super::population::{Member, Population};
+use bench::SpeedVerdict;
+use ledger::{Against, Arm};
+
+/// The evidence behind a candidate's rank.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Grade {
+    /// A short timing.
+    Timed,
+    /// A race.
+    Raced,
+    /// A won second race.
+    Confirmed,
+}
+
+/// The race that decides the rank: the second if there is one. The second race is run because the first one
+/// was won, so it is free of selection bias.
+pub fn race(member: &Member) -> Option<Against> {
+    member.confirmed().or(member.race)
+}
+
+fn grade(member: &Member) -> Grade {
+    match (member.confirmed(), member.race) {
+        (Some(second), _) if second.verdict == SpeedVerdict::Faster => Grade::Confirmed,
+        (None, None) => Grade::Timed,
+        _ => Grade::Raced,
+    }
+}
+
+/// A candidate's time, µs: the baseline's time over the ratio of its race, else the short timing.
+pub fn us(population: &Population, member: &Member) -> Option<f64> {
+    let raced = race(member).zip(population.baseline_us()).map(|(race, baseline)| baseline / race.ratio);
+    raced.or(member.time.map(|time| time.us))
+}
+
+/// Better candidates first; equal ones by age.
+fn better(a: &Member, b: &Member) -> Ordering {
+    let by_time = match (race(a), race(b)) {
+        (Some(a), Some(b)) => b.ratio.total_cmp(&a.ratio),
+        _ => a.expected_us().total_cmp(&b.expected_us()),
+    };
+    grade(b).cmp(&grade(a)).then(by_time).then(a.id.cmp(&b.id))
+}
+
+pub fn best(population: &Population) -> Option<&Member> {
+    population.members.values().filter(|m| m.counts() && m.is_timed()).min_by(|a, b| better(a, b))
+}
+
+pub fn best_of(population: &Population, arm: Arm) -> Option<&Member> {
+    population.members.values().filter(|m| m.arm == arm && m.is_timed()).min_by(|a, b| better(a, b))
+}

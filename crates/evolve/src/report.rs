@@ -1,0 +1,359 @@
+//! The report of a run as one JSON object, and its progress.
+
+use std::collections::BTreeMap;
+
+use kernels::Plan;
+use kernels::select::{Kind, TunedRow};
+use serde_json::{Value, json};
+
+use super::advice;
+use super::engine::{Evolution, words};
+use super::finals::{self, Promotion};
+use super::population::{Member, Population};
+use super::rank;
+use super::seeding::SEED;
+use bench::{Comparison, Interval, SpeedVerdict, judged};
+use ledger::Candidate;
+use ledger::{Against, Arm, CandidateId, Environment, Pair, Score, TimeKind};
+
+/// The progress of a run.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Progress {
+    /// Number of candidates of both arms.
+    pub candidates: usize,
+    /// Number of rejected candidates.
+    pub rejected: usize,
+    /// Number of open tasks.
+    pub under_way: usize,
+    /// The best time so far, µs, and its speed-up over the baseline, for the first problem that has one.
+    pub best: Option<(f64, f64)>,
+    /// The same figures for the best random sample.
+    pub random: Option<(f64, f64)>,
+    /// Maximum number of candidates, if there is one.
+    pub budget: Option<usize>,
+}
+
+/// What the evolution arm gained over random samples.
+#[derive(Clone, Copy, Debug, PartialEq, serde::Serialize)]
+pub struct Gain {
+    /// Time of the best random sample over that of the evolution's best.
+    pub ratio: f64,
+    /// Lower end of the 95 % interval.
+    pub low: f64,
+    /// Upper end of the 95 % interval.
+    pub high: f64,
+    pub verdict: SpeedVerdict,
+}
+
+/// The gain from two races against the same baseline. Their errors are independent, so the squares of the
+/// log-errors add.
+pub fn gain(ours: &Against, random: &Against) -> Gain {
+    let ratio = (ours.ratio / random.ratio).ln();
+    // Not `hypot`: since glibc 2.35 it has a new symbol version, which a wheel for older systems cannot use.
+    let both = |a: f64, b: f64| (a.ln().powi(2) + b.ln().powi(2)).sqrt();
+    let down = both(ours.ratio / ours.low, random.high / random.ratio);
+    let up = both(ours.high / ours.ratio, random.ratio / random.low);
+    let found = Interval { low: ratio - down, middle: ratio, high: ratio + up };
+    let Comparison { ratio, low, high, verdict, .. } = judged(found, ours.noise.max(random.noise).ln());
+    Gain { ratio, low, high, verdict }
+}
+
+impl Evolution {
+    pub fn progress(&self) -> Progress {
+        let members =
+            || self.searches.iter().flat_map(|s| s.population.members.values()).filter(|m| m.counts());
+        let beside = |arm: Arm| {
+            self.searches.iter().find_map(|s| {
+                let us = rank::us(&s.population, rank::best_of(&s.population, arm)?)?;
+                Some((us, s.population.baseline_us()? / us))
+            })
+        };
+        Progress {
+            candidates: members().count(),
+            rejected: members().filter(|m| m.rejection.is_some()).count(),
+            under_way: self.flying(),
+            best: beside(Arm::Evolution),
+            random: beside(Arm::Random),
+            budget: self.config.candidates,
+        }
+    }
+
+    /// The report: one object for a single problem; for several, an object with common fields and `problems`.
+    pub fn report(&self) -> Value {
+        let mut cases: Vec<Value> = (0..self.searches.len()).map(|case| self.case_report(case)).collect();
+        let mut whole = if cases.len() == 1 {
+            cases.remove(0)
+        } else {
+            json!({ "device": self.config.device, "problems": cases })
+        };
+        if let Value::Object(whole) = &mut whole {
+            whole.insert("run".into(), json!(self.run));
+            whole.insert("ledger".into(), json!(self.ledger.path()));
+            whole.insert("configuration".into(), json!(self.config.configuration));
+            whole.insert("seed".into(), json!(self.config.seed));
+            whole.insert("seconds".into(), json!({ "evaluators": self.spent[0], "device": self.spent[1] }));
+            let cost = self.ledger.cost(self.run).ok();
+            whole.insert("cost".into(), json!(cost.map(|cost| {
+                json!({
+                    "device_seconds": cost.device_seconds, "price_per_hour": cost.price_per_hour, "price": cost.price,
+                })
+            })));
+        }
+        whole
+    }
+
+    fn case_report(&self, case: usize) -> Value {
+        let population = &self.searches[case].population;
+        let best = rank::best(population);
+        let race = best.and_then(rank::race);
+        let (promoted, refused) = match finals::promotion(self, case) {
+            Promotion::Granted(id) => (population.members.get(&id), None),
+            Promotion::Refused(id, why) => (None, Some(json!({ "id": id, "why": why }))),
+            Promotion::Nobody => (None, None),
+        };
+        let baseline = population.baseline.and_then(|id| population.members.get(&id));
+        let held = self.config.cases[case].held_out.iter().filter_map(|(shape, _)| {
+            best.map(|member| finals::told(shape, finals::fate(self, member, shape)))
+        });
+        let shipped = finals::shipped(population);
+        json!({
+            "problem": population.problem,
+            "words": words(&population.problem),
+            "device": self.config.device,
+            "kind": best.or(baseline).and_then(|m| m.kind),
+            "baseline": baseline.map(shown),
+            "best": best.map(|member| placed(population, member)),
+            "speedup": race.map(|race| race.ratio),
+            "interval": race.map(|race| [race.low, race.high]),
+            "verdict": race.map(|race| race.verdict),
+            "promoted": promoted.map(|member| self.promoted_as(case, member)),
+            "refused": refused.filter(|_| self.is_finished()),
+            "held_out": held.collect::<Vec<_>>(),
+            "shipped": shipped.map(|m| json!({ "candidate": m.candidate, "race": m.race })),
+            "random_arm": random_arm(population),
+            "control": control(population),
+            "candidates": counts(population),
+            "rejected": self.rejected(case),
+            "taken_over": self.searches[case].taken_over.told(),
+            "skipped": if self.is_finished() { finals::skipped(self, case) } else { Vec::new() },
+            "forecasts": forecasts(population),
+            "operators": population.bandit.accounts(),
+            "niches": niches(population),
+            "decision": advice::of(self, case),
+        })
+    }
+
+    /// The promoted candidate with its races and its row of the tuned table, or the reason why it has none.
+    fn promoted_as(&self, case: usize, member: &Member) -> Value {
+        let mut told = finals::evidence(self, case, member);
+        told["id"] = json!(member.id);
+        told["candidate"] = json!(member.candidate);
+        (told["row"], told["no_row"]) = match self.row(case, member, &Environment::default(), "", "") {
+            Ok(row) => {
+                let mut row = json!(row);
+                // The origin is stated with the run.
+                for key in ["driver", "commit", "run", "when"] {
+                    row.as_object_mut().map(|row| row.remove(key));
+                }
+                (row, Value::Null)
+            }
+            Err(why) => (Value::Null, json!(why)),
+        };
+        told
+    }
+
+    /// A winner's row of the tuned table, or the reason why it has none.
+    fn row(
+        &self,
+        case: usize,
+        winner: &Member,
+        environment: &Environment,
+        run: &str,
+        when: &str,
+    ) -> Result<TunedRow, &'static str> {
+        let plan = tabled(&winner.candidate)?.clone();
+        let arch = self.config.arch.ok_or("the table is of GPU kernels' plans")?;
+        Ok(TunedRow {
+            device: self.config.device.clone(),
+            sm: arch.sm,
+            multiprocessors: arch.multiprocessors,
+            problem: self.searches[case].population.problem,
+            plan,
+            us: winner.race_us.ok_or("it has no race")?,
+            kind: match winner.kind {
+                Some(TimeKind::Measured) => Kind::Measured,
+                Some(TimeKind::Predicted) | None => Kind::Predicted,
+            },
+            driver: environment.driver.clone(),
+            commit: environment.commit.clone().unwrap_or_default(),
+            run: run.to_owned(),
+            when: when.to_owned(),
+        })
+    }
+
+    /// The winners, as rows of the tuned table where possible.
+    pub fn promoted(&self, environment: &Environment, run: &str, when: &str) -> Vec<Promoted> {
+        let winner = |case: usize| match finals::promotion(self, case) {
+            Promotion::Granted(id) => self.searches[case].population.members.get(&id),
+            Promotion::Refused(..) | Promotion::Nobody => None,
+        };
+        let winners = (0..self.searches.len()).filter_map(|case| Some((case, winner(case)?)));
+        let rows = winners.map(|(case, winner)| match self.row(case, winner, environment, run, when) {
+            Ok(row) => Promoted::Row(Box::new(row)),
+            Err(why) => Promoted::NoRow { candidate: winner.id, why },
+        });
+        rows.collect()
+    }
+
+    /// Rejections by reason, each candidate once, as the ledger counts them.
+    fn rejected(&self, case: usize) -> BTreeMap<String, usize> {
+        let members = self.searches[case].population.members.values().filter(|m| m.counts());
+        let died = members.filter_map(|m| m.rejection.clone());
+        // The remaining candidates get their rejections when the run is finished.
+        let ends = if self.is_finished() { finals::ends(self, case) } else { Vec::new() };
+        let mut reasons = BTreeMap::new();
+        for rejection in died.chain(ends.into_iter().map(|(_, rejection)| rejection)) {
+            *reasons.entry(rejection.reason).or_insert(0) += 1;
+        }
+        reasons
+    }
+}
+
+/// A winner for the tuned table.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Promoted {
+    Row(Box<TunedRow>),
+    /// The winner cannot be a row.
+    NoRow {
+        candidate: CandidateId,
+        why: &'static str,
+    },
+}
+
+/// The plan for a winner's row, or the reason why there is none.
+fn tabled(winner: &Candidate) -> Result<&Plan, &'static str> {
+    match winner {
+        Candidate::Gpu(Plan::Ladder { .. }) => Err("a rung of the ladder is not chosen for any problem"),
+        Candidate::Gpu(plan @ (Plan::Mma(_) | Plan::Wgmma(_) | Plan::Small(_))) => Ok(plan),
+        Candidate::Cpu(_) => Err("the table is of GPU kernels' plans"),
+        Candidate::Kernel(_) => Err("it is a whole kernel, and no plan gives it"),
+    }
+}
+
+fn shown(member: &Member) -> Value {
+    json!({
+        "id": member.id, "candidate": member.candidate, "us": member.time.map(|time| time.us), "arm": member.arm,
+        "operator": member.operator, "parents": member.parents, "changes": member.changes,
+    })
+}
+
+/// The candidate as JSON, with the time by which it is ranked.
+fn placed(population: &Population, member: &Member) -> Value {
+    let mut told = shown(member);
+    told["us"] = json!(rank::us(population, member));
+    told
+}
+
+/// The report on the random arm: its candidates, and the evolution's gain over it. Equal numbers of
+/// candidates are compared. The best of each arm is chosen by the short timing, so that its race is free of
+/// selection bias.
+pub(super) fn random_arm(population: &Population) -> Value {
+    let equal = population.equal_budget();
+    let [ours, random] = [Arm::Evolution, Arm::Random].map(|arm| population.best_of(arm, equal));
+    let gained = race_of(population, ours).zip(race_of(population, random)).map(|(o, r)| gain(&o, &r));
+    let is_given = ours.is_some_and(is_seed);
+    let says = match (ours, random, gained) {
+        (None, None, _) => "neither found a kernel that works",
+        (Some(_), None, _) => "no random sample has a time",
+        (None, Some(_), _) => "only random samples have a time",
+        (_, _, None) => "not raced yet",
+        (_, _, Some(gain)) => match gain.verdict {
+            SpeedVerdict::Faster if is_given => {
+                "what the evolution began with beats random sampling; the evolution found nothing better"
+            }
+            SpeedVerdict::Faster => "the evolution beats random sampling",
+            SpeedVerdict::Slower => "random sampling beats the evolution",
+            SpeedVerdict::Undecided => "no significant difference between the evolution and random sampling",
+        },
+    };
+    let us = |member: Option<&Member>| member.and_then(|m| m.time).map(|time| time.us);
+    let seeds = population.members.values().filter(|m| m.arm == Arm::Evolution && is_seed(m) && m.is_timed());
+    let best_seed = seeds.min_by(|a, b| a.expected_us().total_cmp(&b.expected_us()));
+    json!({
+        "candidates": population.made(Arm::Random),
+        "best": rank::best_of(population, Arm::Random).map(|m| placed(population, m)),
+        "race": race_of(population, random),
+        "gain": gained,
+        "at_equal_budget": { "candidates": equal, "evolution_us": us(ours), "random_us": us(random) },
+        "best_seed": best_seed.map(shown),
+        "says": says,
+    })
+}
+
+/// Whether the candidate was given as a seed: from the tuned table, the ledger or a family's default. The
+/// time model's picks from random samples are not seeds.
+fn is_seed(member: &Member) -> bool {
+    member.operator.starts_with(SEED) && !member.is_drawn() || member.arm == Arm::Baseline
+}
+
+/// A race against the baseline. For the baseline itself, the control's race.
+fn race_of(population: &Population, member: Option<&Member>) -> Option<Against> {
+    let member = member?;
+    match population.baseline == Some(member.id) {
+        true => population.members.get(&population.control?)?.race,
+        false => member.race,
+    }
+}
+
+/// The report on the control: its verdict must be undecided.
+fn control(population: &Population) -> Value {
+    let control = population.control.and_then(|id| population.members.get(&id));
+    let race = control.and_then(|m| m.race);
+    json!({
+        "verdict": race.map(|race| race.verdict),
+        "race": race,
+        "rejection": control.and_then(|m| m.rejection.as_ref()),
+        "sound": finals::is_sound(population),
+    })
+}
+
+fn counts(population: &Population) -> Value {
+    let count =
+        |of: &dyn Fn(&Member) -> bool| population.members.values().filter(|m| m.counts() && of(m)).count();
+    json!({
+        "total": count(&|_| true),
+        "evolution": population.made(Arm::Evolution),
+        "random": population.made(Arm::Random),
+        "screened": count(&|m| m.screening.is_some()),
+        "timed": count(&|m| m.time.is_some()),
+        "raced": count(&|m| m.race.is_some()),
+    })
+}
+
+/// The score of the forecasts on times that this run measured afterwards. With predicted times there is no
+/// score.
+fn forecasts(population: &Population) -> Value {
+    let told = population.members.values().filter(|m| m.predicted.is_some()).count();
+    let is_new = |m: &&Member| m.kind == Some(TimeKind::Measured) && !m.is_taken_over && m.counts();
+    let pairs: Vec<Pair> = (population.members.values().filter(is_new))
+        .filter_map(|m| {
+            let ([low_us, us, high_us], measured_us) = (m.predicted?, m.time?.us);
+            Some(Pair { forecast: 0, candidate: Some(m.id), low_us, us, high_us, measured_us })
+        })
+        .collect();
+    if pairs.is_empty() {
+        return json!({ "count": told, "measured": 0 });
+    }
+    let score = Score::of("model", "", &pairs);
+    json!({
+        "count": told, "measured": score.count, "bias": score.bias, "coverage": score.coverage,
+        "rank_correlation": score.spearman, "median_error": score.median_error,
+    })
+}
+
+fn niches(population: &Population) -> Vec<Value> {
+    let ranked = population.niches.ranked().into_iter();
+    ranked
+        .map(|((bound, tile), elite)| json!({ "bound": bound, "tile": tile, "candidate": elite.candidate, "us": elite.us }))
+        .collect()
+}

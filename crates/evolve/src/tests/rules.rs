@@ -1,0 +1,716 @@
+//! Tests of races, budgets, proposers and faults.
+
+use super::*;
+use crate::engine::EvolveError;
+use ledger::Source;
+
+/// A landscape whose findings a function may change.
+struct Meddled<F>(Landscape, F);
+
+impl<F: FnMut(&Task, &mut Finding) + Send> Evaluator for Meddled<F> {
+    fn look(&mut self, task: &Task) -> Result<Look, Rejection> {
+        let mut look = self.0.look(task)?;
+        self.1(task, &mut look.finding);
+        Ok(look)
+    }
+
+    fn environment(&self) -> Environment {
+        Environment::default()
+    }
+}
+
+/// Runs one task after the other and passes each to `see` first. Proposers get `answer`. Stops at an error.
+fn run_out(
+    evolution: &mut Evolution,
+    evaluator: &mut dyn Evaluator,
+    mut answer: impl FnMut(&Question) -> Result<Proposal, Rejection>,
+    mut see: impl FnMut(&Task),
+) -> Result<(), EvolveError> {
+    loop {
+        match evolution.ask(0.0)? {
+            Ask::Task(task) => {
+                see(&task);
+                let outcome = evaluator.evaluate(&task);
+                evolution.tell(&outcome)?;
+            }
+            Ask::Propose(question) => evolution.answer(&question, answer(&question))?,
+            Ask::Wait => panic!("nothing is under way"),
+            Ask::Done => return Ok(()),
+        }
+    }
+}
+
+fn nobody(_: &Question) -> Result<Proposal, Rejection> {
+    panic!("nobody proposes")
+}
+
+fn no(stage: Stage, reason: &str) -> Rejection {
+    Rejection { stage, reason: reason.to_owned(), detail: format!("{reason}, it says") }
+}
+
+fn verdict_of(race: &mut Finding, ratio: f64, verdict: SpeedVerdict) {
+    if let Finding::Timed { measurement, .. } = race
+        && let Some(against) = &mut measurement.against
+    {
+        (against.ratio, against.low, against.high) = (ratio, ratio * 0.999, ratio * 1.001);
+        against.verdict = verdict;
+    }
+}
+
+/// The fastest of several races may be lucky, so the second race decides.
+#[test]
+fn who_wins_by_luck_is_not_promoted() {
+    let page = Page::new("luck");
+    let config = config(&Problem::mission(), 40, 11);
+    let own = config.cases[0].problem;
+    let mut evolution = begin(&page, &config, Limits::ALONE);
+    let spared = Landscape::identity(&config.cases[0].baseline);
+    let mut evaluator = Meddled(Landscape::new(11, &config), move |task: &Task, finding: &mut Finding| {
+        let is_control = Landscape::identity(&task.subject) == spared;
+        match task.stage {
+            Stage::Race if !is_control => verdict_of(finding, 1.2, SpeedVerdict::Faster),
+            Stage::HeldOut if task.problem == own => verdict_of(finding, 1.0, SpeedVerdict::Undecided),
+            _ => {}
+        }
+    });
+    let mut again = 0;
+    run_out(&mut evolution, &mut evaluator, nobody, |task| {
+        again += usize::from(task.stage == Stage::HeldOut && task.problem == own);
+        assert!(task.stage != Stage::HeldOut || task.problem == own, "nobody comes so far");
+    })
+    .unwrap();
+    let report = evolution.report();
+    assert!(again >= 3, "{again} races once more");
+    assert_eq!((&report["promoted"], &report["verdict"]), (&Value::Null, &json!("UNDECIDED")));
+    assert_eq!(report["speedup"], 1.0);
+    let why = report["refused"]["why"].as_str().unwrap();
+    assert!(why.contains("second race") && why.contains("UNDECIDED at 1.000×"), "{why}");
+    let decisions = page.open().decisions(evolution.run()).unwrap();
+    assert!(
+        decisions.iter().any(|d| d.decision.what == "refused" && d.decision.why["why"] == why),
+        "{decisions:?}"
+    );
+}
+
+/// The report has a winner's second race.
+#[test]
+fn who_wins_twice_is_promoted_by_the_second_race() {
+    let page = Page::new("twice");
+    let config = config(&Problem::mission(), 60, 12);
+    let own = config.cases[0].problem;
+    let mut evolution = begin(&page, &config, Limits::ALONE);
+    let mut evaluator = Meddled(Landscape::new(12, &config), move |task: &Task, finding: &mut Finding| {
+        if task.stage == Stage::HeldOut && task.problem == own {
+            verdict_of(finding, 1.0625, SpeedVerdict::Faster);
+        }
+    });
+    let mut order = Vec::new();
+    run_out(&mut evolution, &mut evaluator, nobody, |task| {
+        if task.stage == Stage::HeldOut {
+            order.push(task.problem == own);
+        }
+    })
+    .unwrap();
+    let report = evolution.report();
+    assert_eq!((order.first(), order.iter().filter(|own| **own).count()), (Some(&true), 1), "{order:?}");
+    assert_eq!((&report["promoted"]["id"], &report["speedup"]), (&report["best"]["id"], &json!(1.0625)));
+    assert_eq!(report["promoted"]["race"]["ratio"], 1.0625);
+    // The time comes from that race, not from the short timing.
+    let us = |who: &str| report[who]["us"].as_f64().unwrap();
+    assert_eq!(us("best"), us("baseline") / 1.0625);
+    let decisions = page.open().decisions(evolution.run()).unwrap();
+    let promoted = decisions.iter().find(|d| d.decision.what == "promoted").unwrap();
+    assert_eq!(promoted.decision.why["race"]["ratio"], 1.0625);
+    assert!(promoted.decision.why["first_race"]["ratio"].as_f64() > Some(1.0));
+}
+
+/// A run from a slow plan: its baseline is beaten easily, and the shipped plan races at the end with the
+/// ratio `shipped`.
+fn from_a_slow_seed(page: &Page, shipped: f64, verdict: SpeedVerdict) -> Evolution {
+    let mut config = config(&Problem::mission(), 60, 12);
+    config.cases[0].seeds.clear();
+    config.cases[0].draws = 0;
+    // Not a plan of the search itself: this landscape does not build a rung.
+    let ships = Candidate::Gpu(Family::Small.default_for(&Problem::mission(), &Arch::SM_90).unwrap());
+    config.cases[0].shipped = Some(ships.clone());
+    let mut evolution = begin(page, &config, Limits::ALONE);
+    let mut evaluator = Meddled(Landscape::new(12, &config), move |task: &Task, finding: &mut Finding| {
+        if task.stage == Stage::Race && task.subject == ships {
+            verdict_of(finding, shipped, verdict);
+        }
+    });
+    run_out(&mut evolution, &mut evaluator, nobody, |_| {}).unwrap();
+    evolution
+}
+
+/// Beating a slow seed does not mean beating the shipped plan.
+#[test]
+fn who_loses_to_what_ships_is_not_promoted() {
+    let page = Page::new("shipped");
+    let evolution = from_a_slow_seed(&page, 1.58, SpeedVerdict::Faster);
+    let report = evolution.report();
+    assert_eq!((&report["verdict"], &report["promoted"]), (&json!("FASTER"), &Value::Null));
+    assert_eq!(evolution.promoted(&Environment::default(), "run", "now"), []);
+    let why = report["refused"]["why"].as_str().unwrap();
+    assert!(why.contains("what ships is 1.580× as fast"), "{why}");
+    let decisions = page.open().decisions(evolution.run()).unwrap();
+    let what: Vec<&str> = decisions.iter().map(|d| d.decision.what.as_str()).collect();
+    assert!(what.contains(&"refused") && !what.contains(&"promoted"), "{what:?}");
+    let refused = &decisions.iter().find(|d| d.decision.what == "refused").unwrap().decision;
+    assert_eq!((&refused.why["why"], &json!(refused.candidate)), (&json!(why), &report["refused"]["id"]));
+    assert_eq!(refused.why["shipped"]["ratio"], 1.58);
+}
+
+/// A candidate that does not lose to the shipped plan is promoted, with that race in its report.
+#[test]
+fn who_does_not_lose_to_what_ships_is_promoted() {
+    let page = Page::new("ships-even");
+    let evolution = from_a_slow_seed(&page, 1.01, SpeedVerdict::Undecided);
+    let report = evolution.report();
+    assert_eq!(report["promoted"]["shipped"]["ratio"], 1.01, "{}", report["refused"]);
+    assert_eq!(report["promoted"]["shipped"]["incumbent"], report["promoted"]["id"]);
+    assert_eq!(report["refused"], Value::Null);
+}
+
+/// The shipped plan races once, after all candidates that may still win. The clock leaves some of them for
+/// the time reserved for a winner.
+#[test]
+fn what_ships_races_last() {
+    let page = Page::new("ships-last");
+    let mut config = config(&Problem::mission(), 0, 12);
+    (config.candidates, config.seconds, config.timing) = (None, Some(30.0), [0.15, 1.5]);
+    let ships = Candidate::Gpu(Family::Small.default_for(&Problem::mission(), &Arch::SM_90).unwrap());
+    (config.cases[0].seeds, config.cases[0].draws, config.cases[0].shipped) =
+        (Vec::new(), 0, Some(ships.clone()));
+    let mut evolution = begin(&page, &config, Limits::ALONE);
+    let mut evaluator = Meddled(Landscape::new(12, &config), |task: &Task, finding: &mut Finding| {
+        if task.stage == Stage::Race {
+            verdict_of(finding, 1.0, SpeedVerdict::Undecided);
+        }
+    });
+    let (mut now, mut raced) = (0.0, Vec::new());
+    while let Ask::Task(task) = evolution.ask(now).unwrap() {
+        let took = if task.stage >= Stage::Race { 2.2 } else { 0.3 };
+        if task.stage == Stage::Race {
+            raced.push(task.subject == ships);
+        }
+        let outcome = Evaluator::evaluate(&mut evaluator, &task);
+        evolution.tell(&Outcome { seconds: took, ..outcome }).unwrap();
+        now += took;
+    }
+    assert!(raced.len() > 3 && raced[..raced.len() - 1].iter().all(|is_shipped| !is_shipped), "{raced:?}");
+}
+
+/// The promoted candidate need not be the best: the best one may lose on a held-out problem.
+#[test]
+fn the_promoted_one_is_described_where_it_is_not_the_best() {
+    let page = Page::new("second-best");
+    let config = config(&Problem::mission(), 60, 12);
+    let own = config.cases[0].problem;
+    let mut evolution = begin(&page, &config, Limits::ALONE);
+    let mut first = None;
+    let mut evaluator = Meddled(Landscape::new(12, &config), move |task: &Task, finding: &mut Finding| {
+        if task.stage == Stage::HeldOut && task.problem != own {
+            // The first candidate to get here loses.
+            match *first.get_or_insert(task.candidate) == task.candidate {
+                true => verdict_of(finding, 0.8, SpeedVerdict::Slower),
+                false => verdict_of(finding, 1.0, SpeedVerdict::Undecided),
+            }
+        }
+    });
+    run_out(&mut evolution, &mut evaluator, nobody, |_| {}).unwrap();
+    let report = evolution.report();
+    let (best, promoted) = (&report["best"], &report["promoted"]);
+    assert_ne!(best["id"], promoted["id"]);
+    assert!(promoted["candidate"]["gpu"].is_object() && promoted["candidate"] != best["candidate"]);
+    assert!(promoted["race"]["ratio"].as_f64() < report["speedup"].as_f64());
+    assert_eq!((&promoted["race"]["verdict"], &promoted["row"]["problem"]), (&json!("FASTER"), &json!(own)));
+    assert_eq!(promoted["row"]["plan"], promoted["candidate"]["gpu"]);
+    let ends = |who: &Value| {
+        who["held_out"].as_array().unwrap().iter().map(|h| h["race"]["verdict"].clone()).collect::<Vec<_>>()
+    };
+    assert_eq!(ends(promoted), [json!("UNDECIDED"), json!("UNDECIDED")]);
+    assert_eq!(ends(&report)[0], json!("SLOWER"));
+}
+
+/// If the baseline beats itself, no race counts.
+#[test]
+fn a_control_that_is_off_promotes_nobody() {
+    let page = Page::new("control");
+    let config = config(&Problem::mission(), 60, 12);
+    let spared = Landscape::identity(&config.cases[0].baseline);
+    let mut evolution = begin(&page, &config, Limits::ALONE);
+    let mut evaluator = Meddled(Landscape::new(12, &config), move |task: &Task, finding: &mut Finding| {
+        if task.stage == Stage::Race && Landscape::identity(&task.subject) == spared {
+            verdict_of(finding, 1.1, SpeedVerdict::Faster);
+        }
+    });
+    run_out(&mut evolution, &mut evaluator, nobody, |_| {}).unwrap();
+    let report = evolution.report();
+    assert_eq!((&report["control"]["sound"], &report["promoted"]), (&json!(false), &Value::Null));
+    assert!(report["refused"]["why"].as_str().unwrap().contains("control"), "{}", report["refused"]);
+    assert_eq!(report["verdict"], "FASTER");
+}
+
+fn proposing(page: &Page, candidates: usize, limits: Limits) -> (Evolution, Config) {
+    let mut config = config(&Problem::mission(), candidates, 6);
+    (config.proposer, config.random_share) = (Some("anything".into()), 0.2);
+    (begin(page, &config, limits), config)
+}
+
+/// Each failure of a proposer is rejected on its own, also in a resumed run.
+#[test]
+fn failures_of_a_proposer_stay_dead() {
+    let page = Page::new("failures");
+    let (mut evolution, config) = proposing(&page, 140, Limits::ALONE);
+    let mut landscape = Landscape::new(6, &config);
+    let fails = |_: &Question| Err(no(Stage::Propose, "hangs"));
+    // Three equal answers, and each question takes a while.
+    let (mut now, mut asked) = (0.0, 0);
+    while asked < 3 {
+        match evolution.ask(now).unwrap() {
+            Ask::Task(task) => evolution.tell(&landscape.evaluate(&task)).unwrap(),
+            Ask::Propose(question) => {
+                asked += 1;
+                assert_eq!(question.asked, now);
+                now += 2.5;
+                // Nothing is timed while a proposer runs on this machine.
+                assert_eq!(evolution.ask(now).unwrap(), Ask::Wait);
+                evolution.answer(&question, fails(&question)).unwrap();
+            }
+            other => panic!("{other:?}"),
+        }
+    }
+    let run = evolution.run();
+    let before = essence(&evolution);
+    drop(evolution);
+    let mut evolution = Evolution::resume(page.open(), run, Limits::ALONE).unwrap();
+    assert_eq!(essence(&evolution), before);
+    run_out(&mut evolution, &mut landscape, fails, |task| {
+        assert!(!matches!(task.subject, Candidate::Kernel(_)), "an answer's failure is no kernel");
+    })
+    .unwrap();
+    let ledger = page.open();
+    let mut ends = 0;
+    for known in ledger.resume(run).unwrap().candidates.iter().filter(|c| c.new.operator == "proposer") {
+        let found = ledger.candidate(known.id).unwrap().rejections;
+        let found: Vec<(Stage, &str)> = found.iter().map(|r| (r.stage, r.reason.as_str())).collect();
+        assert_eq!(found, [(Stage::Propose, "hangs")], "{:?}", known.id);
+        ends += 1;
+    }
+    assert!(ends >= 3);
+    let cost = ledger.cost(run).unwrap();
+    let propose = cost.items.iter().find(|item| item.what == "propose").unwrap();
+    assert_eq!((propose.tasks, propose.seconds), (ends, 7.5));
+}
+
+/// A proposer's hypothesis is stored with its forecast and an interval.
+#[test]
+fn a_hypothesis_is_kept_with_its_forecast() {
+    let page = Page::new("hypothesis");
+    let (mut evolution, config) = proposing(&page, 60, Limits::ALONE);
+    let mut landscape = Landscape::new(6, &config);
+    let mut plan = kernels::forward::mma::MmaPlan::default_for(&Problem::mission(), &Arch::SM_90);
+    plan.block_n = 48 * plan.kv_warps;
+    let candidate = Candidate::Gpu(Plan::Mma(plan));
+    let proposal =
+        Proposal { candidate, hypothesis: Some("fewer barriers".into()), predicted_us: Some(20.0) };
+    run_out(&mut evolution, &mut landscape, |_| Ok(proposal.clone()), |_| {}).unwrap();
+    let ledger = page.open();
+    let told = ledger.by_hand(10).unwrap();
+    assert_eq!(told.len(), 1, "repeats of a plan are no forecasts");
+    let forecast = &told[0].forecast;
+    assert_eq!((forecast.hypothesis.as_str(), forecast.author.as_str()), ("fewer barriers", "proposer"));
+    assert!((forecast.low_us - 18.0).abs() < 1e-9 && (forecast.high_us - 22.0).abs() < 1e-9, "{forecast:?}");
+    assert!(forecast.candidate.is_some());
+}
+
+/// An open question counts as a candidate: late answers do not exceed the budget.
+#[test]
+fn open_questions_are_of_the_budget() {
+    for wait in [1, 5, 50] {
+        let page = Page::new(&format!("open-{wait}"));
+        let (mut evolution, config) = proposing(&page, 30, Limits::beside_device(2));
+        let mut landscape = Landscape::new(6, &config);
+        let (mut open, mut under_way, mut turns) = (None, Vec::new(), 0);
+        loop {
+            match evolution.ask(0.0).unwrap() {
+                Ask::Task(task) => under_way.push(*task),
+                Ask::Propose(question) => (open, turns) = (Some(*question), 0),
+                Ask::Wait => {
+                    turns += 1;
+                    match (under_way.is_empty(), open.take()) {
+                        (idle, Some(question)) if idle || turns >= wait => {
+                            let answer = Err(no(Stage::Propose, "proposer"));
+                            evolution.answer(&question, answer).unwrap();
+                        }
+                        (_, still) => {
+                            open = still;
+                            evolution
+                                .tell(&Evaluator::evaluate(&mut landscape, &under_way.remove(0)))
+                                .unwrap();
+                        }
+                    }
+                }
+                Ask::Done => break,
+            }
+        }
+        assert_eq!(evolution.report()["candidates"]["total"], 30, "answers after {wait}");
+    }
+}
+
+/// A proposer that the user names is asked in every configuration.
+#[test]
+fn every_configuration_asks_a_proposer() {
+    for configuration in Configuration::ALL {
+        let page = Page::new(configuration.name());
+        let mut config = config(&Problem::mission(), 30, 6);
+        (config.proposer, config.configuration) = (Some("anything".into()), configuration);
+        let mut evolution = begin(&page, &config, Limits::ALONE);
+        let mut asked = 0;
+        let answer = |_: &Question| {
+            asked += 1;
+            Err(no(Stage::Propose, "proposer"))
+        };
+        run_out(&mut evolution, &mut Landscape::new(6, &config), answer, |_| {}).unwrap();
+        assert!(asked > 0, "{configuration:?}");
+    }
+}
+
+/// The brief quotes only a few lines of each kernel.
+#[test]
+fn a_brief_tells_of_kernels_in_few_words() {
+    let page = Page::new("brief");
+    let (mut evolution, config) = proposing(&page, 60, Limits::ALONE);
+    let text = format!("first line\nsecond\n{}", "x".repeat(1 << 20));
+    let mut longest = 0;
+    let mut begins = BTreeMap::new();
+    let answer = |question: &Question| {
+        longest = longest.max(question.brief["history"].to_string().len());
+        for line in question.brief["history"].as_array().unwrap() {
+            if let Some(kernel) = line["candidate"].get("kernel") {
+                begins.insert(kernel["hash"].to_string(), kernel["begins"].to_string());
+            }
+        }
+        let candidate =
+            Candidate::Kernel(Source { language: Language::Ptx, text: text.clone(), launch: String::new() });
+        Ok(Proposal { candidate, hypothesis: None, predicted_us: None })
+    };
+    let mut evaluator = Landscape::new(6, &config);
+    run_out(&mut evolution, &mut evaluator, answer, |_| {}).unwrap();
+    assert!(longest < 20_000, "{longest}");
+    assert!(begins.values().any(|begins| begins.contains("first line\\nsecond\\nxxx")), "{begins:?}");
+}
+
+#[test]
+fn a_run_without_blind_draws_is_refused() {
+    let page = Page::new("share");
+    let mut config = config(&Problem::mission(), 30, 6);
+    config.random_share = 0.0;
+    let begun = Evolution::begin(page.open(), config, Environment::default(), None, Limits::ALONE);
+    assert!(begun.err().unwrap().to_string().contains("accepted: a share above 0"));
+}
+
+/// A lost device stops the run and rejects no candidates. A resumed run counts failures from zero.
+#[test]
+fn a_lost_device_stops_the_run() {
+    let page = Page::new("lost");
+    let config = config(&Problem::mission(), 200, 7);
+    let mut evolution = begin(&page, &config, Limits::beside_device(2));
+    let run = evolution.run();
+    let mut landscape = Landscape::new(7, &config);
+    drive(&mut evolution, &mut landscape, 0, 40);
+    drop(evolution);
+    let mut evolution = Evolution::resume(page.open(), run, Limits::ALONE).unwrap();
+    let mut lost = |task: &Task| {
+        let mut outcome = Evaluator::evaluate(&mut landscape, task);
+        if is_of_device(task.stage) {
+            outcome.finding = Finding::Rejected(no(task.stage, "crashed"));
+        }
+        outcome
+    };
+    let mut crashed = 0;
+    let error = loop {
+        match evolution.ask(0.0) {
+            Ok(Ask::Task(task)) => {
+                let outcome = lost(&task);
+                crashed += usize::from(is_of_device(task.stage));
+                evolution.tell(&outcome).unwrap();
+            }
+            Ok(other) => panic!("{other:?}"),
+            Err(error) => break error,
+        }
+    };
+    assert_eq!(crashed, 5);
+    let said = error.to_string();
+    assert!(said.contains("last 5 evaluations on the device") && said.contains("crashed, it says"), "{said}");
+    drop(evolution);
+    assert_eq!(page.open().events(run).unwrap().last().unwrap().1, RunEvent::Stopped);
+    let mut evolution = Evolution::resume(page.open(), run, Limits::ALONE).unwrap();
+    run_out(&mut evolution, &mut landscape, nobody, |_| {}).unwrap();
+    assert_eq!(evolution.report()["candidates"]["total"], 200);
+}
+
+/// A device that is lost at the start of the races rejects no candidate. The resumed run runs all races.
+#[test]
+fn a_device_lost_before_the_races_ends_nobody() {
+    for candidates in [1, 2, 60] {
+        let page = Page::new(&format!("lost-races-{candidates}"));
+        let config = config(&Problem::mission(), candidates, 12);
+        let mut evolution = begin(&page, &config, Limits::ALONE);
+        let run = evolution.run();
+        let mut lost = Meddled(Landscape::new(12, &config), |task: &Task, finding: &mut Finding| {
+            if task.stage == Stage::Race {
+                *finding = Finding::Rejected(no(task.stage, "crashed"));
+            }
+        });
+        let error = run_out(&mut evolution, &mut lost, nobody, |_| {}).unwrap_err();
+        assert!(matches!(error, EvolveError::Faults { .. }), "{error}");
+        drop(evolution);
+        let deaths = page.open().deaths(run).unwrap();
+        assert!(!deaths.iter().any(|death| death.reason == "crashed"), "{deaths:?}");
+        let mut evolution = Evolution::resume(page.open(), run, Limits::ALONE).unwrap();
+        run_out(&mut evolution, &mut lost.0, nobody, |_| {}).unwrap();
+        let report = evolution.report();
+        assert_eq!(report["control"]["sound"], true, "{report}");
+        assert_eq!(report["promoted"].is_object(), candidates == 60, "{report}");
+    }
+}
+
+/// A candidate that fails twice while others succeed is at fault. One that fails once is tried again.
+#[test]
+fn a_candidates_own_fault_is_its_own() {
+    let page = Page::new("own-fault");
+    let config = config(&Problem::mission(), 40, 12);
+    let mut evolution = begin(&page, &config, Limits::ALONE);
+    let (mut bad, mut seen) = (None, HashSet::new());
+    let mut evaluator = Meddled(Landscape::new(12, &config), move |task: &Task, finding: &mut Finding| {
+        // Candidates 1 and 2 are baseline and control.
+        if task.stage == Stage::Microbench && task.candidate > CandidateId(2) {
+            let is_bad = *bad.get_or_insert(task.candidate) == task.candidate;
+            if seen.insert(task.candidate) || is_bad {
+                *finding = Finding::Rejected(no(task.stage, "crashed"));
+            }
+        }
+    });
+    run_out(&mut evolution, &mut evaluator, nobody, |_| {}).unwrap();
+    let report = evolution.report();
+    assert_eq!(report["rejected"]["crashed"], 1, "{}", report["rejected"]);
+    assert!(report["candidates"]["timed"].as_u64() > Some(5), "{}", report["candidates"]);
+    let deaths = page.open().deaths(evolution.run()).unwrap();
+    assert_eq!(deaths.iter().filter(|d| d.reason == "crashed").map(|d| d.candidates).sum::<i64>(), 1);
+}
+
+/// A failed race is not a wrong output, and its message is reported.
+#[test]
+fn a_held_out_race_that_breaks_down_is_no_wrong_answer() {
+    let page = Page::new("held-crash");
+    let config = config(&Problem::mission(), 60, 12);
+    let own = config.cases[0].problem;
+    let mut evolution = begin(&page, &config, Limits::ALONE);
+    let mut evaluator = Meddled(Landscape::new(12, &config), move |task: &Task, finding: &mut Finding| {
+        if task.stage == Stage::HeldOut && task.problem != own {
+            *finding = Finding::Rejected(no(task.stage, "hangs"));
+        }
+    });
+    run_out(&mut evolution, &mut evaluator, nobody, |_| {}).unwrap();
+    let report = evolution.report();
+    let end = &report["held_out"][0];
+    assert_eq!((&end["end"], &end["reason"]), (&json!("failed"), &json!("hangs")));
+    let why = report["refused"]["why"].as_str().unwrap();
+    assert!(why.ends_with("was not run to its end (hangs)"), "{why}");
+}
+
+/// After a fault of the incumbent, the race is repeated.
+#[test]
+fn an_incumbents_fault_is_not_the_candidates() {
+    let page = Page::new("incumbent");
+    let config = config(&Problem::mission(), 40, 12);
+    let mut evolution = begin(&page, &config, Limits::ALONE);
+    let mut tries: BTreeMap<CandidateId, usize> = BTreeMap::new();
+    let mut evaluator = Meddled(Landscape::new(12, &config), move |task: &Task, finding: &mut Finding| {
+        if task.stage == Stage::Race {
+            let count = tries.entry(task.candidate).or_default();
+            *count += 1;
+            if *count == 1 {
+                *finding = Finding::Rejected(no(task.stage, "incumbent"));
+            }
+        }
+    });
+    let mut races = 0;
+    run_out(&mut evolution, &mut evaluator, nobody, |task| races += usize::from(task.stage == Stage::Race))
+        .unwrap();
+    let report = evolution.report();
+    assert_eq!(report["rejected"]["incumbent"], Value::Null, "{}", report["rejected"]);
+    assert!(races >= 8 && report["speedup"].as_f64().is_some(), "{races}");
+}
+
+/// When the time is up only races remain: no checks run, open questions are dropped, and open candidates are
+/// rejected with that reason.
+#[test]
+fn the_time_is_kept() {
+    let page = Page::new("time");
+    let mut config = config(&Problem::mission(), 0, 2);
+    (config.candidates, config.seconds) = (None, Some(60.0));
+    config.proposer = Some("one that never answers".into());
+    let mut evolution = begin(&page, &config, Limits::beside_device(3));
+    let mut landscape = Landscape::new(2, &config);
+    let (mut now, mut under_way, mut late) = (0.0, std::collections::VecDeque::new(), 0);
+    loop {
+        match evolution.ask(now).unwrap() {
+            Ask::Task(task) => {
+                late += usize::from(now >= 60.0 - finals::reserve(&evolution) && task.stage < Stage::Race);
+                under_way.push_back(*task);
+            }
+            Ask::Propose(_) => {}
+            Ask::Wait => {
+                // With no open task, the run waits for the proposer.
+                now += 1.0;
+                if let Some(task) = under_way.pop_front() {
+                    evolution.tell(&Evaluator::evaluate(&mut landscape, &task)).unwrap();
+                }
+            }
+            Ask::Done => break,
+        }
+        assert!(now < 120.0, "the proposer is waited for");
+    }
+    assert_eq!(late, 0);
+    let ledger = page.open();
+    let cut = evolution.searches[0].population.members.values().filter(|m| m.counts() && m.is_open());
+    let cut: Vec<CandidateId> = cut.map(|m| m.id).collect();
+    assert!(!cut.is_empty());
+    for id in cut {
+        let rejections = ledger.candidate(id).unwrap().rejections;
+        assert_eq!(rejections.iter().map(|r| r.reason.as_str()).collect::<Vec<_>>(), ["budget"]);
+    }
+    assert!(evolution.report()["best"]["id"].as_i64().is_some());
+}
+
+/// On a CPU a proposer would disturb the races: none begins before its program has ended. Its time limit is
+/// the end of the search.
+#[test]
+fn no_race_runs_beside_a_proposer() {
+    let page = Page::new("beside");
+    let mut config = config(&Problem::mission(), 0, 6);
+    (config.candidates, config.seconds, config.timing) = (None, Some(60.0), [0.15, 1.5]);
+    (config.proposer, config.random_share) = (Some("a slow one".into()), 0.2);
+    let mut evolution = begin(&page, &config, Limits::ALONE);
+    let mut landscape = Landscape::new(6, &config);
+    let (mut now, mut asked, mut raced) = (0.0, None, 0);
+    loop {
+        match evolution.ask(now).unwrap() {
+            Ask::Task(task) => {
+                assert!(asked.is_none(), "{task:?}");
+                raced += usize::from(task.stage == Stage::Race);
+                let outcome = Evaluator::evaluate(&mut landscape, &task);
+                evolution.tell(&Outcome { seconds: 0.3, ..outcome }).unwrap();
+                now += 0.3;
+            }
+            Ask::Propose(question) => asked = Some(*question),
+            // The proposer takes its whole time limit.
+            Ask::Wait => {
+                let question = asked.take().unwrap();
+                now = question.asked + question.seconds.unwrap();
+                assert!(now < 60.0 - 6.0 * 1.5, "{now}");
+                evolution.at(now);
+                assert_eq!(evolution.ask(now).unwrap(), Ask::Wait);
+                evolution.answer(&question, Err(no(Stage::Propose, "hangs"))).unwrap();
+            }
+            Ask::Done => break,
+        }
+    }
+    assert!(raced > 0);
+}
+
+/// With a clock that follows the tasks: each problem's first race and control are run, and the others as time
+/// allows.
+#[test]
+fn races_for_which_there_is_no_time_are_not_run() {
+    // Several problems in a minute; one in 18 s; and races that take longer than planned.
+    for (seconds, count, race) in [(60.0, 4, 2.2), (18.0, 1, 2.2), (60.0, 2, 4.5)] {
+        let page = Page::new(&format!("fit-{count}-{race}"));
+        let mut config = config(&Problem::mission(), 0, 2);
+        for batch in 2..=count {
+            // A different batch size, so that the landscape spares the baseline of each.
+            let case = config.cases[0].clone();
+            config.cases.push(Case {
+                problem: Shape { batch, ..case.problem },
+                held_out: Vec::new(),
+                ..case
+            });
+        }
+        (config.candidates, config.seconds, config.timing) = (None, Some(seconds), [0.15, 1.5]);
+        let mut evolution = begin(&page, &config, Limits::ALONE);
+        let mut landscape = Landscape::new(2, &config);
+        let mut now = 0.0;
+        loop {
+            match evolution.ask(now).unwrap() {
+                Ask::Task(task) => {
+                    let took = if task.stage >= Stage::Race { race } else { 0.3 };
+                    let outcome = Evaluator::evaluate(&mut landscape, &task);
+                    evolution.tell(&Outcome { seconds: took, ..outcome }).unwrap();
+                    now += took;
+                }
+                Ask::Done => break,
+                other => panic!("{other:?}"),
+            }
+        }
+        assert!(now <= seconds + (race - 1.5 * 1.5_f64).max(0.0), "{now} of {seconds} s");
+        let report = evolution.report();
+        let cases = report["problems"].as_array().cloned().unwrap_or_else(|| vec![report.clone()]);
+        let mut skipped = 0;
+        for case in &cases {
+            assert!(case["speedup"].is_f64() && case["control"]["sound"] == true, "{case}");
+            skipped += case["skipped"].as_array().unwrap().len();
+            let is_told = case["promoted"].is_object() || case["refused"]["why"].is_string();
+            assert!(is_told || case["verdict"] != "FASTER", "{case}");
+        }
+        if count == 1 {
+            continue; // few candidates have a time, and all of them race
+        }
+        assert!(skipped > 0, "{report}");
+        // A finalist without a race is rejected for lack of time, not of speed.
+        let late = page.open().deaths(evolution.run()).unwrap();
+        assert!(late.iter().any(|d| d.stage == Stage::Race && d.reason == "budget"), "{late:?}");
+    }
+}
+
+/// Problems that the run itself searches are not held out. The shipped plan on a problem that several cases
+/// hold out is added once, also in an interrupted run.
+#[test]
+fn cases_share_what_is_held_out() {
+    let page = Page::new("shared");
+    // With this seed the search finds faster plans, which then race on the held-out problems.
+    let mut config = config(&Problem::mission(), 40, 1);
+    let mut other = config.cases[0].clone();
+    other.problem = Shape { batch: 2, ..other.problem };
+    let shared = config.cases[0].held_out[0].clone();
+    other.held_out = vec![shared.clone(), (config.cases[0].problem, other.baseline.clone())];
+    config.cases[0].held_out = vec![shared];
+    config.cases.push(other);
+    let mut evolution = begin(&page, &config, Limits::ALONE);
+    let run = evolution.run();
+    assert!(evolution.config().cases.iter().all(|case| case.held_out.len() == 1));
+    let mut landscape = Landscape { noise: 0.0, ..Landscape::new(1, &config) };
+    loop {
+        // Interrupted after every outcome of the races.
+        let told = drive(&mut evolution, &mut landscape, 0, 1);
+        let at_the_end =
+            evolution.searches.iter().any(|s| s.population.members.values().any(|m| m.race.is_some()));
+        if told == 0 {
+            break;
+        }
+        if at_the_end {
+            let _ = evolution.ask(0.0).unwrap();
+            // Only one process may drive a run.
+            drop(evolution);
+            evolution = Evolution::resume(page.open(), run, Limits::ALONE).unwrap();
+        }
+    }
+    let known = page.open().resume(run).unwrap();
+    let references = known.candidates.iter().filter(|c| c.new.operator == "held_out").count();
+    let raced = known.outcomes.iter().filter(|o| o.stage == Stage::HeldOut).count();
+    let report = evolution.report();
+    assert_eq!(references, 1, "{report:#}");
+    assert!(raced >= 4, "each winner on its own problem and on the other: {raced}");
+}

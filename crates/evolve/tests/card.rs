@@ -1,0 +1,178 @@
+//! Candidates on a GPU's driver without a GPU: the driver is the fake one of `flashcore-driver`'s tests, and
+//! its launches run in the emulator where a scenario asks for it.
+#![cfg(target_os = "linux")]
+
+#[path = "../../driver/tests/fake/harness.rs"]
+mod harness;
+#[path = "../../driver/tests/fake/runner.rs"]
+mod runner;
+
+use std::path::Path;
+
+use flashcore_evolve::evaluate::cuda::Card;
+use flashcore_evolve::evaluate::{Cuda, Evaluator, GpuCard, bound};
+use flashcore_evolve::{Candidate, Finding, Language, Source, Stage, Target, Task};
+use harness::{SCENARIO, passes};
+use kernels::Family;
+use kernels::select::Shape;
+use ledger::{CandidateId, TimeKind};
+use problem::{DType, Problem};
+
+#[test]
+fn scenario() {
+    match std::env::var(SCENARIO).as_deref() {
+        Ok("cascade") => cascade(),
+        Ok("unwritten") => unwritten(),
+        Ok("crash") => crash(),
+        Ok("spills") => spills(),
+        Ok("threads") => refused(),
+        Ok("unknown") => unknown(),
+        Ok(other) => panic!("no scenario {other}"),
+        Err(_) => {}
+    }
+}
+
+/// Runs the launch that the fake driver wrote to a file; does nothing otherwise.
+#[test]
+fn runner() {
+    if let Some(path) = std::env::var_os("FAKE_LAUNCH") {
+        runner::emulate(Path::new(&path));
+    }
+}
+
+fn tiny() -> Problem {
+    Problem::new(1, 1, 64, 64, DType::F16)
+}
+
+fn card() -> GpuCard {
+    GpuCard::open(0).unwrap()
+}
+
+fn plan(card: &GpuCard) -> Candidate {
+    Candidate::Gpu(Family::Mma.default_for(&tiny(), &card.arch()).unwrap())
+}
+
+fn task(stage: Stage, subject: Candidate) -> Task {
+    Task {
+        candidate: CandidateId(1),
+        stage,
+        target: Target::Cuda { ordinal: 0 },
+        problem: Shape::of(&tiny()),
+        subject,
+        incumbent: None,
+        seconds: 0.0,
+    }
+}
+
+fn rejected(evaluator: &mut Cuda<GpuCard>, task: &Task) -> (String, String) {
+    match evaluator.evaluate(task).finding {
+        Finding::Rejected(found) => (found.reason, found.detail),
+        other => panic!("{other:?}"),
+    }
+}
+
+/// Resources come from the driver, outputs from the driver's memory, and times from the driver's events.
+fn cascade() {
+    let card = card();
+    let plan = plan(&card);
+    assert_eq!((card.arch().sm, card.arch().multiprocessors, card.kind()), (90, 132, TimeKind::Measured));
+    let mut evaluator = Cuda::new(card, None);
+    assert!(!evaluator.environment().device.is_empty());
+    let Finding::Screened { screening, predicted_us, .. } =
+        evaluator.evaluate(&task(Stage::Screen, plan.clone())).finding
+    else {
+        panic!("screened")
+    };
+    // The fake's compiler gives every kernel 40 registers, and the linker's cubin is available.
+    assert_eq!((screening.registers, screening.spill_bytes, predicted_us), (Some(40), Some(0), None));
+    assert!(screening.sass_hash.is_some());
+    let outcome = evaluator.evaluate(&task(Stage::Microbench, plan));
+    let Finding::Timed { check, measurement } = outcome.finding else { panic!("{:?}", outcome.finding) };
+    assert!(check.unwrap().error_rel.unwrap() > 0.0);
+    // Every pair of its events is 250 µs apart, so a sample is one call.
+    assert!(
+        (measurement.us - 250.0).abs() < 1e-6 && measurement.kind == TimeKind::Measured,
+        "{measurement:?}"
+    );
+    assert!(measurement.samples.len() >= 7 && measurement.low_us <= measurement.high_us);
+    assert!(outcome.device_seconds > 0.0);
+}
+
+/// A device that launches nothing: no output is written, and both gate and race reject that.
+fn unwritten() {
+    let card = card();
+    let plan = plan(&card);
+    let mut evaluator = Cuda::new(card, None);
+    let (reason, detail) = rejected(&mut evaluator, &task(Stage::Microbench, plan.clone()));
+    assert!(reason == "wrong" && detail.contains("never written"), "{reason}: {detail}");
+    let incumbent = Some((CandidateId(2), plan.clone()));
+    for stage in [Stage::Race, Stage::HeldOut] {
+        let race = Task { incumbent: incumbent.clone(), ..task(stage, plan.clone()) };
+        let (reason, detail) = rejected(&mut evaluator, &race);
+        assert_eq!(reason, "wrong", "{detail}");
+    }
+}
+
+/// A kernel that breaks the context: the outcome says so, and that the process has lost its GPU.
+fn crash() {
+    let card = card();
+    let plan = plan(&card);
+    let kernel = bound(&plan, &tiny(), &card.arch()).unwrap();
+    let rename = |text: String| text.replace(kernel.kernel.entry.as_str(), "fail");
+    let (text, launch) = (rename(kernel.kernel.module.to_string()), rename(kernel.launch_file().unwrap()));
+    let fails = Candidate::Kernel(Source { language: Language::Ptx, text, launch });
+    let mut evaluator = Cuda::new(card, None);
+    for subject in [fails, plan] {
+        let (reason, detail) = rejected(&mut evaluator, &task(Stage::Microbench, subject));
+        assert!(reason == "crashed" && detail.contains("ILLEGAL_ADDRESS"), "{reason}: {detail}");
+    }
+}
+
+/// The spills of a kernel are reported; the cascade decides whether they are too many.
+fn spills() {
+    let card = card();
+    let plan = plan(&card);
+    let Finding::Screened { screening, .. } =
+        Cuda::new(card, None).evaluate(&task(Stage::Screen, plan)).finding
+    else {
+        panic!("screened")
+    };
+    assert_eq!(screening.spill_bytes, Some(16));
+}
+
+/// A kernel that needs more resources than the device has.
+fn refused() {
+    let card = card();
+    let plan = plan(&card);
+    let (reason, detail) = rejected(&mut Cuda::new(card, None), &task(Stage::Screen, plan));
+    assert!(reason == "resources" && detail.contains("expected"), "{reason}: {detail}");
+}
+
+fn unknown() {
+    let fault = GpuCard::open(0).err().unwrap();
+    assert!(fault.reason == "device" && fault.detail.contains("sm_75; accepted: sm_80"), "{fault}");
+    assert_eq!(GpuCard::open(7).err().unwrap().reason, "device");
+}
+
+#[test]
+fn a_candidate_goes_through_the_driver() {
+    let runner = std::env::current_exe().unwrap();
+    passes("cascade", &[("FAKE_RUNNER", runner.to_str().unwrap())]);
+}
+
+#[test]
+fn what_writes_nothing_does_not_pass() {
+    passes("unwritten", &[]);
+}
+
+#[test]
+fn a_broken_context_is_told() {
+    passes("crash", &[]);
+}
+
+#[test]
+fn a_driver_that_refuses_is_heard() {
+    passes("spills", &[("FAKE_LOCAL", "16")]);
+    passes("threads", &[("FAKE_THREADS", "32")]);
+    passes("unknown", &[("FAKE_SM", "75")]);
+}

@@ -1,0 +1,7 @@
+//! What programs need of the host: files that are written whole, scratch folders, child processes that may
+//! hang, panics that are reported, and the compilers of CUDA C++.
+
+pub mod child;
+pub mod panics;
+pub mod store;
+pub mod tools;

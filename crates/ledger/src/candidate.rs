@@ -1,0 +1,79 @@
+//! What evolution varies: plans of FlashCore's kernels, and whole kernels from other sources.
+
+use serde::{Deserialize, Serialize};
+use serde_json::json;
+
+use bench::provenance::hash;
+
+/// A plan or a kernel that computes a problem.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Candidate {
+    Gpu(kernels::Plan),
+    Cpu(cpu::CpuPlan),
+    Kernel(Source),
+}
+
+/// The text of a kernel with the launch file that `check` reads.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct Source {
+    pub language: Language,
+    pub text: String,
+    /// The launch file (TOML).
+    pub launch: String,
+}
+
+/// Maximum length of a kernel's text, bytes: ten times FlashCore's longest.
+const LONGEST_TEXT: usize = 8 << 20;
+/// Maximum length of a launch file, bytes.
+const LONGEST_LAUNCH: usize = 64 << 10;
+
+/// Source text over the size limit.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("its {what} has {length} bytes; accepted: at most {most}")]
+pub struct TooLong {
+    what: &'static str,
+    length: usize,
+    most: usize,
+}
+
+impl Source {
+    /// Checks the lengths of the text and the launch file.
+    ///
+    /// # Errors
+    /// When one of them is too long.
+    pub fn check_lengths(&self) -> Result<(), TooLong> {
+        let text = ("text", self.text.len(), LONGEST_TEXT);
+        let launch = ("launch file", self.launch.len(), LONGEST_LAUNCH);
+        match [text, launch].into_iter().find(|(_, length, most)| length > most) {
+            Some((what, length, most)) => Err(TooLong { what, length, most }),
+            None => Ok(()),
+        }
+    }
+}
+
+/// The language of a kernel's text.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Language {
+    Ptx,
+    /// CUDA C++, compiled by NVRTC.
+    Cuda,
+}
+
+impl Language {
+    /// The name in messages.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Language::Ptx => "PTX",
+            Language::Cuda => "CUDA C++",
+        }
+    }
+}
+
+impl Candidate {
+    /// A hash of 12 hexadecimal digits that identifies equal candidates.
+    pub fn hash(&self) -> String {
+        hash(json!(self).to_string().as_bytes())
+    }
+}

@@ -1,0 +1,235 @@
+//! The facts of the ledger. A fact is written once and never changed. Every type is a row of one table, as it
+//! is written.
+
+use kernels::select::Shape;
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+use crate::{Candidate, Stage};
+use bench::SpeedVerdict;
+use check::gate::Verdict;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct RunId(pub i64);
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct CandidateId(pub i64);
+
+/// A search with its configuration.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Run {
+    /// The device whose times are optimised, by the name of its driver or of the time model's table.
+    pub device: String,
+    /// The whole configuration of the search, so that the run can be resumed.
+    pub config: Value,
+    /// Driver (or model), compiler and commit.
+    pub environment: Environment,
+    /// Price of one hour of device time, in any currency.
+    pub price_per_hour: Option<f64>,
+}
+
+/// Where the figures of a run come from.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Environment {
+    pub device: String,
+    pub driver: String,
+    pub compiler: String,
+    pub commit: Option<String>,
+}
+
+/// A change in the state of a run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum RunEvent {
+    /// The run continues after a stop or a crash.
+    Resumed,
+    /// A user stopped the run.
+    Stopped,
+    Finished,
+}
+
+/// Why a candidate is in a run: it belongs to the search, to a control group, or to what the search is
+/// compared with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Arm {
+    /// The candidate that the run tries to beat.
+    Baseline,
+    /// Made by the search.
+    Evolution,
+    /// A random sample of the same search space.
+    Random,
+    /// The baseline again, treated as a new candidate.
+    Control,
+}
+
+/// A plan or a kernel with its origin.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct NewCandidate {
+    pub run: RunId,
+    /// The problem that it computes.
+    pub problem: Shape,
+    /// The plan or the source of the kernel.
+    pub candidate: Candidate,
+    pub arm: Arm,
+    /// The operator that made the candidate: `seed:tuned`, `mutate:block_n`, `crossover`,
+    /// `insight:serial_reduction`, `proposer`, ….
+    pub operator: String,
+    /// The parents: none for a seed, one for a mutation, two for a crossover.
+    pub parents: Vec<CandidateId>,
+    /// The changes against the first parent, gene by gene: `{"block_n": [64, 128]}`.
+    pub changes: Value,
+}
+
+/// Properties of a candidate's emitted kernel.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Screening {
+    /// Hash of the PTX; for a CPU plan, hash of the plan.
+    pub ptx_hash: String,
+    /// Hash of the machine code, if ptxas assembled it.
+    pub sass_hash: Option<String>,
+    /// Registers per thread.
+    pub registers: Option<u32>,
+    /// Spilled bytes per thread.
+    pub spill_bytes: Option<u32>,
+    /// Shared memory per CTA, bytes.
+    pub shared_bytes: Option<u32>,
+    /// The bound that the time model predicts, one coordinate of the niche.
+    pub bound: Option<String>,
+    /// Rows × keys of the tile, the other coordinate of the niche.
+    pub tile: Option<String>,
+}
+
+/// A forecast of a time before the measurement.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Forecast {
+    /// The candidate; `None` for the forecast of a person's idea.
+    pub candidate: Option<CandidateId>,
+    /// The idea in words; empty for a candidate's own time.
+    pub hypothesis: String,
+    /// The author: `model`, `model:recalibrated`, or a person's name.
+    pub author: String,
+    /// The device. A candidate's forecast has the device of its run.
+    pub device: String,
+    /// The problem. A candidate's forecast has the candidate's problem.
+    pub problem: Option<Shape>,
+    /// Lower end of the forecast interval, µs.
+    pub low_us: f64,
+    /// The forecast time, µs.
+    pub us: f64,
+    /// Upper end of the forecast interval, µs.
+    pub high_us: f64,
+}
+
+/// The outcome of an idea's forecast. A candidate's forecast has its measurements as outcome.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct ForecastOutcome {
+    pub forecast: i64,
+    /// The measured time, µs.
+    pub us: f64,
+    pub note: String,
+}
+
+/// Where a candidate was checked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Judge {
+    /// The gate in the emulator.
+    Emulator,
+    /// The gate on the device.
+    Device,
+}
+
+/// A verdict of the gate.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct CheckFact {
+    pub judge: Judge,
+    pub verdict: Verdict,
+    /// Why the verdict is not *passed*. For a verdict taken over from an earlier run, the name of that run.
+    pub reasons: Vec<String>,
+    /// The hazards in the form of `check --json`.
+    pub hazards: Value,
+    /// Relative Frobenius error of the worst run.
+    pub error_rel: Option<f64>,
+    /// Duration of the check, s.
+    pub seconds: f64,
+}
+
+/// The kind of trial behind a time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Trial {
+    /// A short timing that ranks candidates.
+    Microbench,
+    /// A race against the incumbent under the rules of `bench`.
+    Race,
+    /// A race on a problem that the search never used; for a winner, also a second race on its own problem.
+    HeldOut,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum TimeKind {
+    Measured,
+    /// Predicted by the time model for a device that is not available.
+    Predicted,
+}
+
+/// The times of a candidate in one trial.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct MeasurementFact {
+    pub trial: Trial,
+    pub kind: TimeKind,
+    /// The problem. Most [`Trial::HeldOut`] trials use a problem other than the candidate's own.
+    pub problem: Shape,
+    /// Every sample, µs per call. Empty for a time taken over from an earlier run.
+    pub samples: Vec<f64>,
+    /// The median, µs. For a short timing in turns with the baseline: the baseline's own time over the
+    /// measured ratio.
+    pub us: f64,
+    /// Lower end of the interval, µs.
+    pub low_us: f64,
+    /// Upper end of the interval, µs.
+    pub high_us: f64,
+    /// The result of a race against the incumbent.
+    pub against: Option<Against>,
+}
+
+/// The result of a race against an incumbent.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Against {
+    pub incumbent: CandidateId,
+    /// time(incumbent) / time(candidate): above 1, the candidate is faster.
+    pub ratio: f64,
+    /// Lower end of the 95 % interval.
+    pub low: f64,
+    /// Upper end of the 95 % interval.
+    pub high: f64,
+    pub noise: f64,
+    pub verdict: SpeedVerdict,
+}
+
+/// Why and at which stage a candidate was rejected.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Rejection {
+    pub stage: Stage,
+    /// A single word for counting: `plan`, `emit`, `launch`, `identical`, `ptxas`, `spills`,
+    /// `predicted_slow`, `budget`, `refuted`, `incomplete`, `wrong`, `fault`, `hangs`, `crashed`, `slower`,
+    /// …. Only candidates without a rejection, with `slower`, or with `budget` and a time are ranked. A
+    /// rejection on a held-out problem does not count.
+    pub reason: String,
+    /// The reason in words.
+    pub detail: String,
+}
+
+/// A decision of a run with its reasons.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Decision {
+    /// `promoted`, `refused` (a promotion), `failed` (the run), `continue`, `stop` or `use_a_library`.
+    pub what: String,
+    pub candidate: Option<CandidateId>,
+    /// The figures behind the decision.
+    pub why: Value,
+}

@@ -1,0 +1,368 @@
+//! The ledger: every candidate, forecast, verdict, measurement and decision, in one SQLite file that many
+//! processes share.
+//!
+//! Facts are only ever added (`facts.rs`, one record type per table), each in its own transaction. An
+//! [`Outcome`] is stored whole and at most once ([`Ledger::tell`]). A killed process loses only the write in
+//! progress. Commits wait for the operating system, not for the disk (`synchronous = NORMAL`): a power
+//! failure may lose the last commits, never the ledger. `schema.rs` describes the tables.
+//!
+//! POSIX locks belong to a process, not to a file handle. Another copy of SQLite (such as Python's `sqlite3`)
+//! must not open a ledger in a process that writes it through this module: within one process, each copy
+//! releases the other's locks.
+//!
+//! [`Outcome`]: crate::Outcome
+
+mod candidate;
+mod check;
+mod checksum;
+mod claim;
+mod earlier;
+mod error;
+mod export;
+mod facts;
+mod identity;
+mod outcome;
+mod pages;
+mod rank;
+mod read;
+pub mod schema;
+mod score;
+mod totals;
+mod write;
+
+use std::cell::{Cell, RefCell};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use rusqlite::{Connection, OpenFlags, TransactionBehavior};
+
+use host::store::{Scratch, StoreError};
+
+pub use candidate::{Candidate, Language, Source, TooLong};
+pub use check::{Disagreement, Soundness};
+pub use checksum::Altered;
+pub use earlier::EarlierKernel;
+pub use error::LedgerError;
+pub use export::{Exported, Format};
+pub use facts::*;
+pub use outcome::{Finding, Outcome, Stage};
+pub use pages::Line;
+pub use rank::{Ancestor, Ranked, Win};
+pub use read::{Decided, Dossier, Known, Resumed, RunLine};
+pub use score::{ByHand, Recalibration, SCORED, Score};
+pub use totals::{Corner, Cost, CostItem, Death, Earnings, Entered, Niche, Pair, Tally};
+
+/// Default time that a writer waits for another one.
+pub const PATIENCE: Duration = Duration::from_secs(15);
+
+/// Ledgers up to this many bytes are checked when they are opened. Larger ones are left to
+/// `flashcore ledger check`.
+const LOOKED_OVER: u64 = 16 << 20;
+
+/// An open ledger. It can be sent to another thread but not shared, so each thread opens its own.
+#[derive(Debug)]
+pub struct Ledger {
+    connection: Connection,
+    path: PathBuf,
+    patience: Duration,
+    together: Cell<bool>,
+    /// Which file was opened for writing.
+    identity: Option<identity::Identity>,
+    claims: RefCell<Vec<claim::Claim>>,
+    /// Of an older ledger that is read: its altered rows, since the copy in this version has new checksums.
+    altered_before: Altered,
+    /// The folder of the upgraded copy that is read in place of an older ledger. The connection closes before
+    /// its removal.
+    _copy: Option<Scratch>,
+}
+
+impl Ledger {
+    /// Opens a ledger for writing and reading. Creates the ledger if there is no file.
+    ///
+    /// # Errors
+    /// When the file is no ledger, a newer one, damaged, locked for [`PATIENCE`], or not writable.
+    pub fn open(path: &Path) -> Result<Ledger, LedgerError> {
+        Ledger::open_patient(path, PATIENCE)
+    }
+
+    /// Like [`Ledger::open`] for an existing ledger; never creates one.
+    ///
+    /// # Errors
+    /// When the file is missing or empty, or as for [`Ledger::open`].
+    pub fn open_existing(path: &Path) -> Result<Ledger, LedgerError> {
+        must_exist(path)?;
+        Ledger::open(path)
+    }
+
+    /// Like [`Ledger::open`] with another limit on the wait for other writers.
+    ///
+    /// # Errors
+    /// As for [`Ledger::open`].
+    pub fn open_patient(path: &Path, patience: Duration) -> Result<Ledger, LedgerError> {
+        recognise(path)?;
+        let flags = OpenFlags::SQLITE_OPEN_READ_WRITE
+            | OpenFlags::SQLITE_OPEN_CREATE
+            | OpenFlags::SQLITE_OPEN_NO_MUTEX;
+        let mut ledger = Ledger::connect(path, flags, patience)?;
+        ledger.make_current()?;
+        ledger.look_over()?;
+        ledger.identity = identity::Identity::of(path)
+            .map_err(|source| LedgerError::File { path: path.to_path_buf(), source })?;
+        Ok(ledger)
+    }
+
+    /// Opens a ledger for reading. Nothing is written to the file and writers are not blocked. For an older
+    /// version, an upgraded copy is read, which shows the ledger at the time of opening.
+    ///
+    /// # Errors
+    /// When the file is missing or empty, or as for [`Ledger::open`].
+    pub fn read(path: &Path) -> Result<Ledger, LedgerError> {
+        must_exist(path)?;
+        recognise(path)?;
+        let flags = OpenFlags::SQLITE_OPEN_READ_ONLY | OpenFlags::SQLITE_OPEN_NO_MUTEX;
+        let ledger = match Ledger::connect(path, flags, PATIENCE) {
+            Err(LedgerError::ReadOnly { .. }) => Ledger::connect_unwritable(path)?,
+            other => other?,
+        };
+        match ledger.version()? {
+            found if found > schema::VERSION => Err(ledger.newer(found)),
+            schema::VERSION => Ok(ledger),
+            // Another process is about to create the ledger.
+            0 => Err(LedgerError::Empty { path: path.to_path_buf() }),
+            _ => ledger.brought_forward(),
+        }
+    }
+
+    /// A temporary copy of an older ledger, upgraded to the current version.
+    fn brought_forward(&self) -> Result<Ledger, LedgerError> {
+        let fault = |error: StoreError| LedgerError::File {
+            path: self.path.clone(),
+            source: std::io::Error::other(error),
+        };
+        let folder = Scratch::new().map_err(fault)?;
+        let place = folder.path("ledger");
+        self.connection.execute("VACUUM INTO ?", [place.to_string_lossy()]).map_err(|e| self.error(e))?;
+        let flags = OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_NO_MUTEX;
+        let copy = Ledger::connect(&place, flags, self.patience)?;
+        let altered_before = self.altered_rows()?;
+        schema::migrate(&copy.connection).map_err(|e| self.error(e))?;
+        Ok(Ledger { path: self.path.clone(), altered_before, _copy: Some(folder), ..copy })
+    }
+
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Runs several writes in one transaction: all of them take effect or, on an error, none.
+    ///
+    /// # Errors
+    /// The error of the first failed write; [`LedgerError::Gone`] when the file was deleted or replaced.
+    pub fn together<T, E: From<LedgerError>>(
+        &self,
+        writes: impl FnOnce(&Ledger) -> Result<T, E>,
+    ) -> Result<T, E> {
+        if self.together.get() {
+            return writes(self);
+        }
+        self.still_there()?;
+        let begun = rusqlite::Transaction::new_unchecked(&self.connection, TransactionBehavior::Immediate)
+            .map_err(|e| self.error(e))?;
+        self.together.set(true);
+        let written = writes(self);
+        self.together.set(false);
+        // On an error the transaction is dropped, which rolls it back.
+        let written = written?;
+        begun.commit().map_err(|e| self.error(e))?;
+        self.still_there()?;
+        Ok(written)
+    }
+
+    fn connect(path: &Path, flags: OpenFlags, patience: Duration) -> Result<Ledger, LedgerError> {
+        let error = |e| LedgerError::of(path, patience.as_secs_f64(), e);
+        let connection = Connection::open_with_flags(path, flags).map_err(error)?;
+        Ledger::with(connection, path, patience)
+    }
+
+    /// Opens a ledger in a folder that is not writable. Nobody writes to it, so there is no log to read.
+    fn connect_unwritable(path: &Path) -> Result<Ledger, LedgerError> {
+        let escaped: String = path
+            .to_string_lossy()
+            .chars()
+            .map(|c| match c {
+                '%' => "%25".to_owned(),
+                '?' => "%3f".to_owned(),
+                '#' => "%23".to_owned(),
+                c => c.to_string(),
+            })
+            .collect();
+        let flags =
+            OpenFlags::SQLITE_OPEN_READ_ONLY | OpenFlags::SQLITE_OPEN_NO_MUTEX | OpenFlags::SQLITE_OPEN_URI;
+        let error = |e| LedgerError::of(path, 0.0, e);
+        let connection =
+            Connection::open_with_flags(format!("file:{escaped}?immutable=1"), flags).map_err(error)?;
+        Ledger::with(connection, path, PATIENCE)
+    }
+
+    fn with(connection: Connection, path: &Path, patience: Duration) -> Result<Ledger, LedgerError> {
+        let (together, claims) = (Cell::new(false), RefCell::default());
+        let ledger = Ledger {
+            connection,
+            path: path.to_path_buf(),
+            patience,
+            together,
+            claims,
+            identity: None,
+            altered_before: Altered::default(),
+            _copy: None,
+        };
+        let set = |c: &Connection| {
+            checksum::register(c)?;
+            c.busy_timeout(patience)?;
+            c.set_prepared_statement_cache_capacity(96);
+            c.pragma_update(None, "foreign_keys", true)?;
+            // REPLACE deletes rows, and without this setting it does not fire the triggers that forbid
+            // deletion.
+            c.pragma_update(None, "recursive_triggers", true)?;
+            c.pragma_update(None, "synchronous", "NORMAL")?;
+            c.pragma_update(None, "cache_size", -65_536)?;
+            c.pragma_update(None, "temp_store", "MEMORY")?;
+            // The first read of the file itself, which shows errors.
+            c.query_row("SELECT count(*) FROM sqlite_schema", [], |_| Ok(()))
+        };
+        set(&ledger.connection).map_err(|e| ledger.error(e))?;
+        Ok(ledger)
+    }
+
+    /// Sets up the write-ahead log, the tables and the version.
+    fn make_current(&self) -> Result<(), LedgerError> {
+        let found = self.version()?;
+        if found > schema::VERSION {
+            return Err(self.newer(found));
+        }
+        self.log_ahead()?;
+        if found == schema::VERSION {
+            return Ok(());
+        }
+        // A table that is made anew gets new checksums, which would hide an altered row.
+        let altered = self.altered_rows()?;
+        if altered.rows > 0 {
+            let what = format!("altered, so it is not brought to version {}: {altered}", schema::VERSION);
+            return Err(LedgerError::Damaged { path: self.path.clone(), what });
+        }
+        // When two processes create one ledger, the second finds it complete.
+        schema::migrate(&self.connection).map_err(|e| self.error(e))?;
+        match self.version()? {
+            found if found > schema::VERSION => Err(self.newer(found)),
+            _ => Ok(()),
+        }
+    }
+
+    /// Switches to a write-ahead log. The switch needs exclusive access, and SQLite does not wait for that.
+    fn log_ahead(&self) -> Result<(), LedgerError> {
+        let begun = Instant::now();
+        loop {
+            let mode = self
+                .connection
+                .pragma_update_and_check(None, "journal_mode", "WAL", |row| row.get::<_, String>(0));
+            match mode.map_err(|e| self.error(e)) {
+                Err(LedgerError::Locked { .. }) if begun.elapsed() < self.patience => {
+                    std::thread::sleep(Duration::from_millis(5));
+                }
+                other => return other.map(|_| ()),
+            }
+        }
+    }
+
+    fn look_over(&self) -> Result<(), LedgerError> {
+        let bytes = std::fs::metadata(&self.path).map(|m| m.len()).unwrap_or(0);
+        if bytes > LOOKED_OVER { Ok(()) } else { self.sound("quick_check(1)") }
+    }
+
+    /// Runs `PRAGMA quick_check` or `integrity_check`.
+    fn sound(&self, check: &str) -> Result<(), LedgerError> {
+        let found: String = self
+            .connection
+            .query_row(&format!("PRAGMA {check}"), [], |row| row.get(0))
+            .map_err(|e| self.error(e))?;
+        if found == "ok" {
+            return Ok(());
+        }
+        Err(LedgerError::Damaged { path: self.path.clone(), what: found.replace('\n', "; ") })
+    }
+
+    fn version(&self) -> Result<i64, LedgerError> {
+        // A single statement sees one moment: between two statements another process may create the ledger.
+        const HEAD: &str = "SELECT (SELECT count(*) FROM sqlite_schema), application_id, user_version
+             FROM pragma_application_id, pragma_user_version";
+        let (tables, application, version): (i64, i64, i64) = self
+            .connection
+            .query_row(HEAD, [], |row| Ok((row.get(0)?, row.get(1)?, row.get(2)?)))
+            .map_err(|e| self.error(e))?;
+        let foreign = match application {
+            schema::APPLICATION_ID => false,
+            // A new file has no tables yet.
+            0 => tables > 0,
+            _ => true,
+        };
+        if foreign {
+            let what = format!("it is another program's database (application_id {application:#x})");
+            return Err(LedgerError::NotALedger { path: self.path.clone(), what });
+        }
+        Ok(version)
+    }
+
+    fn newer(&self, found: i64) -> LedgerError {
+        LedgerError::Newer { path: self.path.clone(), found, known: schema::VERSION }
+    }
+
+    fn count(&self, sql: &str) -> Result<i64, LedgerError> {
+        self.connection.query_row(sql, [], |row| row.get(0)).map_err(|e| self.error(e))
+    }
+
+    fn error(&self, error: rusqlite::Error) -> LedgerError {
+        LedgerError::of(&self.path, self.patience.as_secs_f64(), error)
+    }
+}
+
+fn must_exist(path: &Path) -> Result<(), LedgerError> {
+    match std::fs::metadata(path) {
+        Ok(found) if found.is_file() && found.len() == 0 => {
+            Err(LedgerError::Empty { path: path.to_path_buf() })
+        }
+        Ok(_) => Ok(()),
+        Err(_) => Err(LedgerError::Missing { path: path.to_path_buf() }),
+    }
+}
+
+/// Rejects files that cannot be ledgers. SQLite would give less clear errors for a folder or a short text
+/// file.
+fn recognise(path: &Path) -> Result<(), LedgerError> {
+    use std::io::Read;
+    let not = |what: &str| LedgerError::NotALedger { path: path.to_path_buf(), what: what.to_owned() };
+    if path.is_dir() {
+        return Err(not("it is a folder"));
+    }
+    let mut file = match std::fs::File::open(path) {
+        Ok(file) => file,
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(()),
+        Err(source) => return Err(LedgerError::File { path: path.to_path_buf(), source }),
+    };
+    let mut head = Vec::new();
+    file.by_ref()
+        .take(16)
+        .read_to_end(&mut head)
+        .map_err(|source| LedgerError::File { path: path.to_path_buf(), source })?;
+    if head.is_empty() || head == b"SQLite format 3\0" {
+        return Ok(());
+    }
+    Err(not("it is not a SQLite file, or its first page was overwritten"))
+}
+
+#[cfg(test)]
+mod crash;
+#[cfg(test)]
+mod integrity;
+#[cfg(test)]
+mod opening;
+#[cfg(test)]
+mod tests;

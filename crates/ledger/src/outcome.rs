@@ -1,0 +1,98 @@
+//! The stages of an evolution and the outcome of each, as plain data.
+
+use kernels::select::Shape;
+use serde::{Deserialize, Serialize};
+
+use crate::facts::{CandidateId, CheckFact, MeasurementFact, Rejection, Screening};
+
+/// The stages of the cascade, cheapest first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Stage {
+    /// Parsing of a proposer's answer.
+    Propose,
+    /// Plan check, emission, comparison with known kernels, ptxas and time model.
+    Screen,
+    /// The gate in the emulator.
+    #[serde(alias = "prove")]
+    Check,
+    /// The gate on the device and a short timing. Without the device, a prediction from more CTAs.
+    Microbench,
+    /// A race against the incumbent under the rules of `bench`.
+    Race,
+    /// A race on problems that the search never used; before that, the winner's second race on its own
+    /// problem.
+    HeldOut,
+}
+
+/// The outcome of a task.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Outcome {
+    pub candidate: CandidateId,
+    pub stage: Stage,
+    pub problem: Shape,
+    /// Duration of the evaluation, s.
+    pub seconds: f64,
+    /// Part of `seconds` for which the device was held.
+    pub device_seconds: f64,
+    pub finding: Finding,
+}
+
+/// The result of a stage.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Finding {
+    /// The kernel was built.
+    Screened {
+        screening: Screening,
+        /// The predicted time of one call, µs (low, expected, high), if there is a model.
+        predicted_us: Option<[f64; 3]>,
+        /// Findings of the diagnosis in the form of `explain --json`.
+        findings: serde_json::Value,
+    },
+    Judged(CheckFact),
+    /// Times; on a GPU after the gate on the device.
+    Timed {
+        /// The verdict of the gate on the device.
+        #[serde(alias = "proof")]
+        check: Option<CheckFact>,
+        measurement: MeasurementFact,
+    },
+    Rejected(Rejection),
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+    use check::gate::Verdict;
+
+    /// Outcomes that were written before verdicts were passed and failed.
+    #[test]
+    fn former_words_are_read() {
+        let read = |verdict: &str| {
+            let proof = json!({
+                "judge": "emulator", "verdict": verdict, "reasons": [], "hazards": [], "error_rel": null, "seconds": 1.0
+            });
+            let measurement = json!({
+                "trial": "microbench", "kind": "measured", "samples": [1.0], "us": 1.0, "low_us": 1.0, "high_us": 1.0,
+                "against": null, "problem": Shape::of(&problem::Problem::mission()),
+            });
+            let finding: Value = json!({ "timed": { "proof": proof, "measurement": measurement } });
+            let Finding::Timed { check, .. } = serde_json::from_value(finding).unwrap() else {
+                panic!("timed")
+            };
+            check.unwrap().verdict
+        };
+        assert_eq!(
+            ["proven", "refuted", "incomplete"].map(read),
+            [Verdict::Passed, Verdict::Failed, Verdict::Incomplete]
+        );
+        assert_eq!(serde_json::from_value::<Stage>(json!("prove")).unwrap(), Stage::Check);
+        assert_eq!(
+            json!([Verdict::Passed, Verdict::Failed, Verdict::Incomplete]),
+            json!(["passed", "failed", "incomplete"])
+        );
+    }
+}

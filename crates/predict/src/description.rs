@@ -1,0 +1,126 @@
+//! Machines that are described in a file by their microbenchmarks instead of in the table.
+
+use std::collections::BTreeSet;
+use std::sync::{Mutex, PoisonError};
+
+use serde::{Deserialize, Deserializer};
+
+use super::machine::Gpu;
+
+/// A name with static lifetime: from the table, or from a file that was read.
+pub type Name = &'static str;
+/// A list with static lifetime.
+pub type List = &'static [u32];
+
+/// Machines are described once and used until the program ends. Each name that is read is therefore leaked
+/// once.
+pub(super) fn kept_name<'de, D: Deserializer<'de>>(from: D) -> Result<Name, D::Error> {
+    static KEPT: Mutex<BTreeSet<Name>> = Mutex::new(BTreeSet::new());
+    let name = String::deserialize(from)?;
+    let mut kept = KEPT.lock().unwrap_or_else(PoisonError::into_inner);
+    if let Some(known) = kept.get(name.as_str()) {
+        return Ok(known);
+    }
+    let name: Name = Box::leak(name.into_boxed_str());
+    kept.insert(name);
+    Ok(name)
+}
+
+/// As [`kept_name`], for a list.
+pub(super) fn kept_list<'de, D: Deserializer<'de>>(from: D) -> Result<List, D::Error> {
+    static KEPT: Mutex<BTreeSet<List>> = Mutex::new(BTreeSet::new());
+    let list = Vec::<u32>::deserialize(from)?;
+    let mut kept = KEPT.lock().unwrap_or_else(PoisonError::into_inner);
+    if let Some(known) = kept.get(list.as_slice()) {
+        return Ok(known);
+    }
+    let list: List = Box::leak(list.into_boxed_slice());
+    kept.insert(list);
+    Ok(list)
+}
+
+/// A value in a description that no machine can have.
+#[derive(Clone, Copy, Debug, PartialEq, thiserror::Error)]
+#[error("machine {machine}: invalid value '{value}' for {field}: expected a finite number above 0")]
+pub struct MachineError {
+    /// The machine's name.
+    pub machine: Name,
+    /// Path of the field in the description.
+    pub field: &'static str,
+    /// The value of the field.
+    pub value: f64,
+}
+
+impl Gpu {
+    /// Checks that every value of the description is possible. Prediction requires a description without
+    /// errors.
+    ///
+    /// # Errors
+    /// A value is not a finite number above 0.
+    pub fn check(&self) -> Result<(), MachineError> {
+        let above_zero: [(&'static str, f64); 30] = [
+            ("sms", self.sms.into()),
+            ("clock_mhz", self.clock_mhz),
+            ("loaded_clock_mhz", self.loaded_clock_mhz),
+            ("schedulers", self.schedulers.into()),
+            ("rates.fma", self.rates.fma.into()),
+            ("rates.imad", self.rates.imad.into()),
+            ("rates.alu", self.rates.alu.into()),
+            ("rates.half2", self.rates.half2.into()),
+            ("rates.double", self.rates.double.into()),
+            ("rates.mufu", self.rates.mufu.into()),
+            ("tensor.f16_f32", self.tensor.f16_f32.into()),
+            ("latency.alu", self.latency.alu.into()),
+            ("latency.shuffle", self.latency.shuffle.into()),
+            ("latency.mufu", self.latency.mufu.into()),
+            ("latency.shared", self.latency.shared.into()),
+            ("latency.l1", self.latency.l1.into()),
+            ("latency.l2", self.latency.l2.into()),
+            ("latency.dram", self.latency.dram.into()),
+            ("memory.l1_bytes", self.memory.l1_bytes.into()),
+            ("memory.shared_bytes", self.memory.shared_bytes.into()),
+            ("memory.l1_bandwidth", self.memory.l1_bandwidth.into()),
+            ("memory.lsu_lanes", self.memory.lsu_lanes.into()),
+            ("memory.l2_bandwidth", self.memory.l2_bandwidth.into()),
+            ("memory.l2_port", self.memory.l2_port.into()),
+            ("memory.dram_gbps", self.memory.dram_gbps),
+            ("limits.warps", self.limits.warps.into()),
+            ("limits.ctas", self.limits.ctas.into()),
+            ("limits.registers", self.limits.registers.into()),
+            ("limits.threads_per_cta", self.limits.threads_per_cta.into()),
+            ("launch_us", self.launch_us),
+        ];
+        let fault = above_zero.into_iter().find(|(_, value)| !(value.is_finite() && *value > 0.0));
+        match fault {
+            Some((field, value)) => Err(MachineError { machine: self.name, field, value }),
+            None => Ok(()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::machine::{L4, MACHINES, Memories};
+
+    #[test]
+    fn descriptions_are_read_as_they_are_written() {
+        for gpu in MACHINES {
+            assert_eq!(gpu.check(), Ok(()));
+            let text = serde_json::to_string(gpu).unwrap();
+            let read: Gpu = serde_json::from_str(&text).unwrap();
+            assert_eq!(read, *gpu);
+            // Each name and list is kept once, however often it is read.
+            let again: Gpu = serde_json::from_str(&text).unwrap();
+            assert!(std::ptr::eq(read.name, again.name));
+            assert!(std::ptr::eq(read.memory.carveouts, again.memory.carveouts));
+            assert!(serde_json::from_str::<Gpu>(&text.replace("\"sms\"", "\"sm_count\"")).is_err());
+        }
+        let none = Gpu { memory: Memories { dram_gbps: 0.0, ..L4.memory }, ..L4 };
+        let error = none.check().unwrap_err().to_string();
+        assert_eq!(
+            error,
+            "machine L4: invalid value '0' for memory.dram_gbps: expected a finite number above 0"
+        );
+    }
+}

@@ -1,0 +1,170 @@
+//! The cascade: passed candidates by stage, reasons of rejection, operators' gains and the cost.
+
+use maud::{Markup, html};
+
+use super::axis::{grouped, percent, ratio};
+use super::progress::px;
+use super::ranking::clip;
+use super::view::{Reason, RunView};
+use super::{Links, stage_name};
+use ledger::Earnings;
+
+const WIDTH: f64 = 520.0;
+const ROW: f64 = 24.0;
+/// Reasons with a row of their own. The rest is summed.
+const REASONS: usize = 14;
+
+/// The candidates that entered and passed each stage, as counts and bars.
+pub(super) fn funnel(view: &RunView) -> Markup {
+    if view.funnel.iter().all(|passage| passage.entered == 0) {
+        return html! { p.soft { "No candidate was evaluated yet." } };
+    }
+    let (left, right, top) = (96.0, WIDTH - 150.0, 26.0);
+    let height = top + ROW * view.funnel.len() as f64 + 8.0;
+    html! {
+        svg.chart.funnel viewBox=(format!("0 0 {WIDTH} {height}")) role="img" aria-label="Candidates that entered and passed each stage" {
+            text.head x="12" y="16" { "stage" }
+            text.head x=(right + 70.0) y="16" text-anchor="end" { "entered" }
+            text.head x=(WIDTH - 12.0) y="16" text-anchor="end" { "passed" }
+            @for (i, passage) in view.funnel.iter().enumerate() {
+                @let y = top + ROW * i as f64;
+                @let passed = passage.entered - passage.died;
+                @let share = passed as f64 / passage.entered.max(1) as f64;
+                g.row {
+                    text.name x="12" y=(y + 16.0) { (stage_name(passage.stage)) }
+                    @if passage.entered > 0 {
+                        rect.entered x=(left) y=(y + 3.0) width=(right - left) height=(ROW - 6.0) {}
+                        rect.passed x=(left) y=(y + 3.0) width=(px(share * (right - left))) height=(ROW - 6.0) {}
+                    }
+                    text.value x=(right + 70.0) y=(y + 16.0) text-anchor="end" { (grouped(passage.entered)) }
+                    text.value x=(WIDTH - 12.0) y=(y + 16.0) text-anchor="end" { (grouped(passed)) }
+                    title { (stage_name(passage.stage)) ": " (passage.died) " of " (passage.entered) " rejected" }
+                }
+            }
+        }
+        div.legend { span { i.key.passed {} "share that passed" } span { i.key.entered {} "share that was rejected" } }
+    }
+}
+
+/// The reasons of rejection by stage as bars, each with an example.
+pub(super) fn deaths(view: &RunView, links: Links) -> Markup {
+    if view.deaths.is_empty() {
+        return html! { p.soft { "No candidate was rejected yet." } };
+    }
+    let all: i64 = view.deaths.iter().map(|d| d.count).sum();
+    let mut shown: Vec<&Reason> = view.deaths.iter().take(REASONS).collect();
+    shown.sort_by_key(|d| (d.stage, std::cmp::Reverse(d.count)));
+    let most = shown.iter().map(|d| d.count).max().unwrap_or(1);
+    let (left, right) = (218.0, WIDTH - 112.0);
+    let top = 26.0;
+    let height = top + ROW * shown.len() as f64 + 8.0;
+    html! {
+        svg.chart.deaths viewBox=(format!("0 0 {WIDTH} {height}")) role="img" aria-label="Reasons why candidates were rejected" {
+            text.head x="12" y="16" { "stage" }
+            text.head x="92" y="16" { "reason" }
+            text.head x=(WIDTH - 12.0) y="16" text-anchor="end" { "candidates" }
+            @for (i, death) in shown.iter().enumerate() {
+                @let y = top + ROW * i as f64;
+                @let first = i == 0 || shown[i - 1].stage != death.stage;
+                g.row {
+                    @if first { text.tick x="12" y=(y + 16.0) { (stage_name(death.stage)) } }
+                    @let reason = html! { text.name x="92" y=(y + 16.0) { (clip(&death.reason.replace('_', " "), 18)) } };
+                    @let (id, detail) = &death.example;
+                    (links.candidate(*id, reason))
+                    @let long = death.count as f64 / most as f64 * (right - left);
+                    rect.died x=(left) y=(y + 4.0) height=(ROW - 8.0) width=(px(long.max(1.0))) {}
+                    text.value x=(WIDTH - 12.0) y=(y + 4.0 + ROW / 2.0) text-anchor="end" {
+                        (grouped(death.count)) " · " (percent(death.count as f64 / all as f64))
+                    }
+                    title { (death.reason) ": #" (id.0) ", " (detail) }
+                }
+            }
+        }
+        @if view.deaths.len() > REASONS {
+            @let rest: i64 = view.deaths.iter().skip(REASONS).map(|d| d.count).sum();
+            p.soft { (view.deaths.len() - REASONS) " rarer reasons, " (grouped(rest)) " candidates." }
+        }
+    }
+}
+
+/// The results of each operator.
+pub(super) fn operators(view: &RunView) -> Markup {
+    let tried: i64 = view.operators.iter().map(|o| o.candidates).sum();
+    if tried == 0 {
+        return html! { p.soft { "No operator was at work yet." } };
+    }
+    let most = view.operators.iter().map(|o| o.gain.ln()).fold(1e-9, f64::max);
+    html! {
+        div.scroll { table.operators {
+            thead { tr {
+                th { "operator" } th.n { "made" } th.n { "share" } th.n { "timed" } th.n { "races won" } th.n { "gained" } th {}
+            } }
+            tbody { @for o in &view.operators { (operator(o, tried, most)) } }
+        } }
+        p.soft { "Gained: the product of time before over time after, of candidates that were faster than all before them in their arm." }
+    }
+}
+
+fn operator(o: &Earnings, tried: i64, most: f64) -> Markup {
+    let width = (o.gain.ln().max(0.0) / most * 90.0).min(90.0);
+    html! {
+        tr {
+            td { (o.operator) } td.n { (grouped(o.candidates)) } td.n { (percent(o.candidates as f64 / tried as f64)) }
+            td.n { (grouped(o.timed)) } td.n { (grouped(o.faster)) } td.n { (ratio(o.gain)) }
+            td.bar { svg viewBox="0 0 90 10" width="90" height="10" aria-hidden="true" {
+                rect.passed x="0" y="1" height="8" width=(px(width)) {}
+            } }
+        }
+    }
+}
+
+/// The device time and its cost.
+pub(super) fn cost(view: &RunView) -> Markup {
+    let cost = &view.cost;
+    if cost.items.is_empty() {
+        return html! { p.soft { "Nothing was spent yet." } };
+    }
+    let price = cost.price_per_hour;
+    let money = |seconds: f64| match price {
+        Some(price) if seconds > 0.0 => format!("{:.2}", price * seconds / 3600.0),
+        _ => "–".to_owned(),
+    };
+    let seconds: f64 = cost.items.iter().map(|item| item.seconds).sum();
+    html! {
+        div.scroll { table.cost {
+            thead { tr { th { "spent on" } th.n { "tasks" } th.n { "evaluators" } th.n { "device" } th.n { "cost" } } }
+            tbody { @for item in &cost.items {
+                tr { td { (item.what.replace('_', " ")) } td.n { (grouped(item.tasks)) } td.n { (duration(item.seconds)) }
+                    td.n { (duration(item.device_seconds)) } td.n { (money(item.device_seconds)) } }
+            } }
+            tfoot { tr {
+                td { "in all" } td.n {} td.n { (duration(seconds)) }
+                td.n { (duration(cost.device_seconds)) } td.n { (money(cost.device_seconds)) }
+            } }
+        } }
+        @if let Some(price) = price {
+            p.soft { "Device time at " (format!("{price:.2}")) " an hour, in the currency that the run was given." }
+        }
+    }
+}
+
+/// A duration in words: `14 s`, `3 min 20 s`, `2 h 5 min`.
+pub(super) fn duration(seconds: f64) -> String {
+    match seconds {
+        0.0 => "–".to_owned(),
+        s if s < 9.95 => format!("{s:.1} s"),
+        s if s < 119.5 => format!("{s:.0} s"),
+        s if s < 7170.0 => format!("{} min {} s", s.round() as u64 / 60, s.round() as u64 % 60),
+        s => format!("{} h {} min", (s / 60.0).round() as u64 / 60, (s / 60.0).round() as u64 % 60),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn durations() {
+        assert_eq!([0.31, 42.4, 200.0, 7500.0].map(duration), ["0.3 s", "42 s", "3 min 20 s", "2 h 5 min"]);
+    }
+}

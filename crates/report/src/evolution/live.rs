@@ -1,0 +1,387 @@
+//! The live pages: the list of runs, a run, a candidate, the best plans, forecasts, and errors.
+
+use kernels::select::Shape;
+use maud::{Markup, html};
+use serde_json::Value;
+
+use super::axis::{grouped, percent, ratio, time};
+use super::decisions::figures;
+use super::lineage::changes;
+use super::view::{RunRow, RunView, in_words, moment, speedup};
+use super::{Links, Section, arm_name, frame, scatter, shape, stage_name, title, trial_name, with_contents};
+use bench::suites::words;
+use ledger::Candidate;
+use ledger::{
+    ByHand, CandidateId, CheckFact, Dossier, Forecast, Judge, Line, MeasurementFact, Pair, Ranked, RunId,
+    Screening, TimeKind, Trial,
+};
+
+/// Number of children listed on a candidate's page.
+const CHILDREN: usize = 20;
+
+/// Address of the live pages' script.
+pub const SCRIPT: &str = "/live.js";
+
+pub const SCRIPT_TEXT: &str = include_str!("live.js");
+
+/// A candidate's number as a link to its page.
+fn number(id: CandidateId) -> Markup {
+    Links::Live.number(id)
+}
+
+fn navigation(at: &str) -> Markup {
+    html! {
+        nav.site aria-label="Pages" {
+            a.brand href="/" { "FlashCore" }
+            @for (path, name) in [("/", "runs"), ("/topk", "fastest plans"), ("/forecasts", "forecasts")] {
+                a href=(path) aria-current=[(path == at).then_some("page")] { (name) }
+            }
+        }
+    }
+}
+
+/// The list of runs, newest first; `before` leads to older ones.
+pub fn runs(ledger: &str, rows: &[RunRow], before: Option<i64>) -> String {
+    let body = html! {
+        (navigation("/"))
+        h1 { "Runs" }
+        p.lead { "Ledger " code { (ledger) } "." }
+        @if rows.is_empty() { p.soft { "No run was begun yet: " code { "flashcore evolve --ledger " (ledger) } " begins one." } }
+        @else {
+            div.scroll { table.runs {
+                thead { tr {
+                    th { "run" } th { "device" } th { "problem" } th { "begun" } th { "state" }
+                    th.n { "candidates" } th.n { "baseline µs" } th.n { "best µs" } th.n { "speed-up" }
+                } }
+                tbody { @for row in rows { (run_row(row)) } }
+            } }
+        }
+        @if let Some(before) = before { p { a href=(format!("/?before={before}")) { "older runs" } } }
+    };
+    frame("Runs", "", body)
+}
+
+fn run_row(row: &RunRow) -> Markup {
+    let (line, baseline, best) = (&row.line, row.baseline.as_ref(), row.best.as_ref());
+    let gain = speedup(baseline, best);
+    let us = |ranked: Option<&Ranked>| ranked.map_or("–".to_owned(), |r| time(r.us));
+    html! {
+        tr {
+            td { a href=(format!("/run/{}", line.id.0)) { b { "run " (line.id.0) } } }
+            td { (line.device) }
+            td { @match row.problems.as_slice() {
+                [] => "–",
+                [one] => (shape(one)),
+                [first, rest @ ..] => { (shape(first)) " and " (rest.len()) " more" }
+            } }
+            td { (row.begun) }
+            td { span class=(format!("state {}", row.state.name())) { (row.state.name()) } }
+            td.n { (grouped(line.candidates)) }
+            td.n { (us(baseline)) }
+            td.n { (us(best)) @if best.is_some_and(|b| b.kind == TimeKind::Predicted) { span.soft { " predicted" } } }
+            td.n { @match gain {
+                None => "–",
+                Some((gain, Some(_))) => (ratio(gain)),
+                Some((gain, None)) => { (ratio(gain)) span.soft { " of times" } }
+            } }
+        }
+    }
+}
+
+/// A run in progress. The script polls for news and replaces the sections that changed.
+pub fn live_run(view: &RunView, sections: &[Section]) -> String {
+    let pair =
+        view.problems.iter().find_map(|p| Some((p.baseline.as_ref()?.candidate, p.best.as_ref()?.candidate)));
+    let body = html! {
+        (navigation("/run"))
+        div #live data-run=(view.id.0) { span.dot {} " " span.text { "a still picture: the script is not running" } }
+        nav.actions aria-label="This run" {
+            a href=(format!("/run/{}/candidates", view.id.0)) { "all candidates" }
+            @if let Some((a, b)) = pair { a href=(format!("/diff?a={}&b={}", a.0, b.0)) { "the best beside the baseline" } }
+        }
+        (with_contents(sections))
+    };
+    frame(&title(view), SCRIPT, body)
+}
+
+/// The candidates of a run, newest first; `before` leads to older ones.
+pub fn candidates(run: RunId, lines: &[Line], before: Option<i64>) -> String {
+    let us = |value: Option<f64>| value.map_or("–".to_owned(), time);
+    let body = html! {
+        (navigation("/run"))
+        h1 { "Candidates of run " (run.0) }
+        p { a href=(format!("/run/{}", run.0)) { "the run" } }
+        div.scroll { table.candidates {
+            thead { tr {
+                th { "candidate" } th { "group" } th { "operator" } th { "last stage" } th { "rejected" } th.n { "predicted µs" } th.n { "µs" }
+            } }
+            tbody { @for line in lines {
+                tr {
+                    td { (number(line.id)) @if line.promoted { " ★" } }
+                    td { (arm_name(line.arm)) } td { (line.operator) } td { (line.stage.map_or("–", stage_name)) }
+                    td { (line.rejected.as_deref().unwrap_or("–").replace('_', " ")) }
+                    td.n { (us(line.predicted_us)) } td.n { (us(line.us)) }
+                }
+            } }
+        } }
+        @if let Some(before) = before { p { a href=(format!("/run/{}/candidates?before={before}", run.0)) { "older candidates" } } }
+    };
+    frame(&format!("Candidates of run {}", run.0), "", body)
+}
+
+/// A candidate with its origin and its results. [`super::heat`] shows the kernel after its analysis.
+pub fn candidate(view: &Dossier, device: &str) -> String {
+    let new = &view.known.new;
+    let id = view.known.id.0;
+    let body = html! {
+        (navigation("/candidate"))
+        h1 { "Candidate #" (id) }
+        p.lead {
+            (in_words(&new.candidate)) ", of " a href=(format!("/run/{}", new.run.0)) { "run " (new.run.0) }
+            " on " (device) ", for " (shape(&new.problem)) ". "
+            "Group: " (arm_name(new.arm)) "; operator: " b { (new.operator) } "; " (moment(view.known.at)) "."
+        }
+        @if !new.parents.is_empty() {
+            p { "From " @for (i, parent) in new.parents.iter().enumerate() { @if i > 0 { " and " } (number(*parent)) }
+                @let changed = changes(&new.changes);
+                @if !changed.is_empty() { ": " code { (changed) } }
+                @if let Some(parent) = new.parents.first() { " (" a href=(format!("/diff?a={}&b={id}", parent.0)) { "side by side" } ")" }
+                "." }
+        }
+        @if !view.children.is_empty() {
+            p { "Parent of "
+                @for (i, child) in view.children.iter().take(CHILDREN).enumerate() { @if i > 0 { ", " } (number(*child)) }
+                @if view.children.len() > CHILDREN { ", …" } "." }
+        }
+        @for rejection in &view.rejections {
+            div.hazard {
+                b { "Rejected at " (stage_name(rejection.stage)) ": " (rejection.reason.replace('_', " ")) } br; (rejection.detail)
+            }
+        }
+        section #plan { h2 { "Plan" } (plan(&new.candidate)) }
+        @if let Some((screening, findings)) = &view.screening {
+            section #screening { h2 { "Screening" } (screened(screening)) (noted(findings)) }
+        }
+        section #times { h2 { "Times" } (times(&view.forecasts, &view.measurements, &new.problem)) }
+        section #checks { h2 { "Checks" } (checks(&view.checks)) }
+        section #kernel { h2 { "Kernel" }
+            (part(&format!("/candidate/{id}/kernel"), "The kernel is being taken apart …"))
+        }
+    };
+    frame(&format!("Candidate #{id}"), SCRIPT, body)
+}
+
+/// A slow part, which the script loads later.
+fn part(from: &str, meanwhile: &str) -> Markup {
+    html! { div.part data-part=(from) { p.soft { (meanwhile) " " noscript { a href=(from) { "show it" } } } } }
+}
+
+/// Two candidates side by side, after both are analysed.
+pub fn pair(a: CandidateId, b: CandidateId) -> String {
+    let body = html! {
+        (navigation("/diff"))
+        h1 { (number(a)) " beside " (number(b)) }
+        (part(&format!("/diff/part?a={}&b={}", a.0, b.0), "Both kernels are being taken apart …"))
+    };
+    frame(&format!("#{} beside #{}", a.0, b.0), SCRIPT, body)
+}
+
+fn plan(candidate: &Candidate) -> Markup {
+    html! {
+        @match candidate {
+            Candidate::Gpu(plan) => (figures(&serde_json::json!(plan))),
+            Candidate::Cpu(plan) => (figures(&serde_json::json!(plan))),
+            Candidate::Kernel(source) => {
+                details { summary { "the launch file" } pre.source { (source.launch) } }
+                details { summary { "the source, " (grouped(source.text.lines().count() as u64)) " lines" } pre.source { (source.text) } }
+            }
+        }
+    }
+}
+
+fn screened(s: &Screening) -> Markup {
+    let count = |value: Option<u32>| value.map_or("–".to_owned(), grouped);
+    html! {
+        dl.figures {
+            div { dt { "PTX" } dd { code { (s.ptx_hash) } } }
+            @if let Some(sass) = &s.sass_hash { div { dt { "machine code" } dd { code { (sass) } } } }
+            div { dt { "registers a thread" } dd { (count(s.registers)) } }
+            div { dt { "bytes spilled" } dd { (count(s.spill_bytes)) } }
+            div { dt { "bytes of shared memory" } dd { (count(s.shared_bytes)) } }
+            div { dt { "bound by" } dd { (s.bound.as_deref().unwrap_or("–").replace('_', " ")) } }
+            div { dt { "tile" } dd { (s.tile.as_deref().unwrap_or("–")) } }
+        }
+    }
+}
+
+/// The findings that the screening stored.
+fn noted(findings: &Value) -> Markup {
+    let list = findings.as_array().map(Vec::as_slice).unwrap_or_default();
+    let text = |f: &Value, field: &str| f[field].as_str().unwrap_or_default().to_owned();
+    html! {
+        @if !list.is_empty() {
+            ul.causes { @for f in list.iter().take(4) {
+                li {
+                    b { (text(f, "name")) } @if let Some(gain) = f["expected_gain"].as_f64() { ", at most " (ratio(gain)) }
+                    ": " (text(f, "evidence"))
+                }
+            } }
+        }
+    }
+}
+
+pub(super) fn times(forecasts: &[Forecast], measurements: &[MeasurementFact], own: &Shape) -> Markup {
+    if forecasts.is_empty() && measurements.is_empty() {
+        return html! { p.soft { "None yet." } };
+    }
+    html! {
+        div.scroll { table.times {
+            thead { tr { th { "what" } th { "problem" } th.n { "µs" } th.n { "interval" } th.n { "samples" } th { "against" } } }
+            tbody {
+                @for f in forecasts { tr {
+                    td { "forecast by " (f.author) @if !f.hypothesis.is_empty() { ": " (f.hypothesis) } } td { (f.problem.as_ref().map_or("–".to_owned(), shape)) } td.n { (time(f.us)) }
+                    td.n { (time(f.low_us)) " – " (time(f.high_us)) } td.n { "–" } td { "–" }
+                } }
+                @for m in measurements { tr {
+                    @let second = m.trial == Trial::HeldOut && m.problem == *own;
+                    td { (if second { "second race" } else { trial_name(m.trial) }) @if m.kind == TimeKind::Predicted { span.soft { ", predicted" } } }
+                    td { (shape(&m.problem)) } td.n { b { (time(m.us)) } }
+                    td.n { (time(m.low_us)) " – " (time(m.high_us)) } td.n { (m.samples.len()) }
+                    td { @match m.against {
+                        Some(a) => {
+                            (number(a.incumbent)) ": " (ratio(a.ratio)) " (" (ratio(a.low)) " to " (ratio(a.high)) "), " b { (a.verdict.name()) }
+                        }
+                        None => "–",
+                    } }
+                } }
+            }
+        } }
+    }
+}
+
+fn checks(checks: &[CheckFact]) -> Markup {
+    if checks.is_empty() {
+        return html! { p.soft { "None yet." } };
+    }
+    html! {
+        @for check in checks {
+            p {
+                "By " @match check.judge { Judge::Emulator => "the emulator", Judge::Device => "the device" } ": "
+                span class=(format!("verdict {}", check.verdict.name())) { (check.verdict.name()) }
+                @if let Some(error) = check.error_rel { ", relative error " (format!("{error:.2e}")) }
+                ", " (format!("{:.2}", check.seconds)) " s."
+            }
+            @for reason in check.reasons.iter().take(8) { div.hazard { (reason) } }
+            @for hazard in check.hazards.as_array().into_iter().flatten().take(8) {
+                div.hazard {
+                    (hazard["message"].as_str().unwrap_or_default())
+                    @if let Some(line) = hazard["line"].as_u64() { code { "line " (line) } }
+                }
+            }
+        }
+    }
+}
+
+/// The fastest plans for a problem and a device, with links to the other combinations.
+pub fn top(problems: &[(Shape, String)], chosen: Option<(&Shape, &str)>, best: &[Ranked]) -> String {
+    let body = html! {
+        (navigation("/topk"))
+        h1 { "Fastest plans" }
+        @if problems.is_empty() { p.soft { "No plan has a time yet." } }
+        nav.contents { @for (problem, device) in problems {
+            @let current = chosen.is_some_and(|(p, d)| p == problem && d == device);
+            a href=(address(problem, device)) aria-current=[current.then_some("page")] { (shape(problem)) " on " (device) }
+        } }
+        @if let Some((problem, device)) = chosen {
+            h2 { (shape(problem)) " on " (device) }
+            div.scroll { table.best {
+                thead { tr {
+                    th { "candidate" } th { "plan" } th { "operator" } th.n { "µs" } th.n { "interval" } th { "by" } th { "over its incumbent" }
+                } }
+                tbody { @for timed in best {
+                    tr {
+                        td { (number(timed.candidate)) @if timed.promoted { " ★" } }
+                        td { (in_words(&timed.subject)) } td { (timed.operator) }
+                        td.n { b { (time(timed.us)) } } td.n { (time(timed.low_us)) " – " (time(timed.high_us)) }
+                        td { (trial_name(timed.trial)) @if timed.kind == TimeKind::Predicted { span.soft { ", predicted" } } }
+                        td { @match timed.against {
+                            Some(race) => {
+                                (ratio(race.ratio)) " over " (number(race.incumbent))
+                                @if let Some(us) = timed.incumbent_us { " at " (time(us)) " µs" }
+                            }
+                            None => "–",
+                        } }
+                    }
+                } }
+            } }
+            p.soft { "Runs differ in their incumbents: a plan may be the faster one and have the smaller ratio." }
+        }
+    };
+    frame("Fastest plans", "", body)
+}
+
+/// The address of the fastest plans for a problem on a device. The address stays valid while the ledger
+/// grows.
+fn address(problem: &Shape, device: &str) -> String {
+    format!("/topk?problem={}&device={}", encoded(&words(&problem.problem())), encoded(device))
+}
+
+/// Percent-encodes a query component (RFC 3986, section 2.1).
+fn encoded(text: &str) -> String {
+    let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-._~,/".contains(&byte);
+    let one = |byte: u8| if plain(byte) { char::from(byte).to_string() } else { format!("%{byte:02X}") };
+    text.bytes().map(one).collect()
+}
+
+/// The scores of all forecasters, and people's forecasts of ideas.
+pub fn forecasts(authors: &[(String, String, Vec<Pair>)], told: &[ByHand]) -> String {
+    let body = html! {
+        (navigation("/forecasts"))
+        h1 { "Forecasts" }
+        @if authors.is_empty() { p.soft { "Nothing that was forecast has been measured yet." } }
+        @for (author, device, pairs) in authors {
+            section { h2 { (author) ", " (device) }
+                div.halves { div { (scatter::chart(pairs, Links::Live)) } div { (scatter::score(pairs)) } }
+            }
+        }
+        section { h2 { "Manual forecasts" }
+            @if told.is_empty() { p.soft { "No manual forecasts yet: " code { "flashcore forecast add" } " records one." } }
+            @else { div.scroll { table.told {
+                thead { tr { th { "idea" } th { "by" } th { "device" } th.n { "expected µs" } th.n { "came out" } th { "verdict" } } }
+                tbody { @for t in told { (told_row(t)) } }
+            } } }
+        }
+    };
+    frame("Forecasts", "", body)
+}
+
+fn told_row(told: &ByHand) -> Markup {
+    let f = &told.forecast;
+    html! {
+        tr {
+            td {
+                @if let Some(id) = f.candidate { (number(id)) " " }
+                (f.hypothesis)
+                @if let Some(note) = told.note.as_ref().filter(|note| !note.is_empty()) { br; span.soft { (note) } }
+            }
+            td { (f.author) } td { (f.device) } td.n { (time(f.us)) " (" (time(f.low_us)) " – " (time(f.high_us)) ")" }
+            td.n { (told.measured_us.map_or("–".to_owned(), time)) }
+            td { @match told.measured_us {
+                Some(us) if (f.low_us..=f.high_us).contains(&us) => "as expected",
+                Some(us) => { (percent(f.us / us - 1.0)) " off" }
+                None => span.soft { "open" },
+            } }
+        }
+    }
+}
+
+/// An error page with the accepted values.
+pub fn failure(status: &str, what: &str, accepted: &str) -> String {
+    let body = html! {
+        (navigation(""))
+        h1 { (status) }
+        p { (what) }
+        @if !accepted.is_empty() { p.soft { (accepted) } }
+    };
+    frame(status, "", body)
+}

@@ -1,0 +1,614 @@
+//! Pages of a search: a run as one self-contained file, or its sections for a live page.
+
+mod axis;
+mod cascade;
+mod decisions;
+mod kernel;
+mod lineage;
+mod live;
+mod niches;
+pub mod pages;
+mod progress;
+mod ranking;
+mod roofline;
+mod scatter;
+mod view;
+
+use kernels::select::Shape;
+use maud::{DOCTYPE, Markup, PreEscaped, html};
+use problem::Band;
+
+use axis::{grouped, percent, ratio, time};
+use ledger::Stage;
+use ledger::{Against, Arm, CandidateId, Pair, Ranked, Score, TimeKind, Trial};
+
+pub use kernel::{Exhibit, Lines, Work, difference, heat};
+pub use live::{SCRIPT, SCRIPT_TEXT, failure};
+pub use view::{ProblemView, RunRow, RunView, State, in_words};
+
+/// Distance from a text's baseline to the middle of its letters, pixels.
+const AXIS_TEXT: f64 = 4.0;
+
+/// The target of a link to a candidate.
+#[derive(Clone, Copy, Debug)]
+pub enum Links<'a> {
+    /// The candidate's own page.
+    Live,
+    /// The candidate's kernel on the same page, for these candidates only.
+    Within(&'a [CandidateId]),
+}
+
+impl Links<'_> {
+    fn number(self, id: CandidateId) -> Markup {
+        self.candidate(id, html! { "#" (id.0) })
+    }
+
+    fn candidate(self, id: CandidateId, content: Markup) -> Markup {
+        let to = match self {
+            Links::Live => format!("/candidate/{}", id.0),
+            Links::Within(shown) if shown.contains(&id) => format!("#kernel-{}", id.0),
+            Links::Within(_) => return content,
+        };
+        html! { a href=(to) { (content) } }
+    }
+}
+
+/// A section of a run's page, which can be updated separately.
+pub struct Section {
+    pub id: String,
+    /// The title; `None` for the head.
+    pub title: Option<String>,
+    pub body: Markup,
+}
+
+impl Section {
+    fn new(id: impl Into<String>, title: &str, body: Markup) -> Section {
+        Section { id: id.into(), title: Some(title.to_owned()), body }
+    }
+
+    /// The inner markup, without the section element.
+    pub fn inner(&self) -> Markup {
+        html! { @if let Some(title) = &self.title { h2 { (title) } } (self.body) }
+    }
+
+    /// A hash that changes with the section.
+    pub fn hash(&self) -> String {
+        bench::provenance::hash(self.inner().into_string().as_bytes())
+    }
+
+    /// The section element in the page.
+    fn markup(&self) -> Markup {
+        html! { section id=(self.id) data-hash=(self.hash()) { (self.inner()) } }
+    }
+}
+
+/// The page of a run as one file without script or network. `exhibits` are the kernels to show line by line:
+/// the baseline and the best.
+pub fn page(view: &RunView, exhibits: &[Exhibit]) -> String {
+    let shown: Vec<CandidateId> = exhibits.iter().map(|e| e.id).collect();
+    let mut sections = sections(view, Links::Within(&shown));
+    if let [first, second] = exhibits {
+        let body = difference(first, second, Lines::Folded);
+        sections.push(Section::new("difference", "The best beside the baseline", body));
+    }
+    sections.extend(exhibits.iter().map(|exhibit| {
+        let title = format!("Kernel #{}, line by line", exhibit.id.0);
+        Section::new(format!("kernel-{}", exhibit.id.0), &title, kernel::heat(exhibit))
+    }));
+    let body = with_contents(&sections);
+    frame(&title(view), "", body)
+}
+
+/// The frame of every page. `head` goes into its head.
+fn frame(title: &str, script: &str, body: Markup) -> String {
+    let page = html! {
+        (DOCTYPE)
+        html lang="en" {
+            head {
+                meta charset="utf-8";
+                meta name="viewport" content="width=device-width, initial-scale=1";
+                // An empty icon avoids a request for one.
+                link rel="icon" href="data:,";
+                title { (title) " · FlashCore" }
+                style { (PreEscaped(include_str!("../style.css"))) (PreEscaped(include_str!("style.css"))) }
+                @if !script.is_empty() { script src=(script) defer {} }
+            }
+            body.wide { (body) }
+        }
+    };
+    page.into_string()
+}
+
+fn title(view: &RunView) -> String {
+    let problem = view.problems.first().map_or_else(String::new, |p| format!(": {}", shape(&p.problem)));
+    format!("Run {}{problem}", view.id.0)
+}
+
+/// The head, the table of contents, and the sections.
+fn with_contents(sections: &[Section]) -> Markup {
+    let (head, rest) = sections.split_at(sections.len().min(1));
+    html! { @for section in head { (section.markup()) } (contents(rest)) @for section in rest { (section.markup()) } }
+}
+
+fn contents(sections: &[Section]) -> Markup {
+    html! {
+        nav.contents aria-label="Sections" {
+            @for section in sections {
+                @if let Some(title) = &section.title { a href=(format!("#{}", section.id)) { (title) } }
+            }
+        }
+    }
+}
+
+pub fn sections(view: &RunView, links: Links) -> Vec<Section> {
+    let mut sections = vec![Section { id: "summary".into(), title: None, body: summary(view, links) }];
+    for (i, problem) in view.problems.iter().enumerate() {
+        // With a single problem, titles do not name it.
+        let named = |title: &str| match view.problems.len() {
+            1 => title.to_owned(),
+            _ => format!("{title}: {}", shape(&problem.problem)),
+        };
+        let floor = roofline::floor_us(&view.run.device, problem);
+        let mut add = |id: &str, title: &str, body| {
+            sections.push(Section::new(format!("{id}-{i}"), &named(title), body))
+        };
+        add("progress", "Best so far", html! { (progress::chart(problem, floor)) (gains(problem)) });
+        add("top", "The fastest", html! { (ranking::chart(problem, links)) (ranking_legend(problem)) });
+        add("lineage", "Lineage of the best", lineage::tree(problem, links));
+        add(
+            "space",
+            "Where the fast ones are",
+            html! {
+                div.halves {
+                    div { h3 { "Cells" } (niches::map(problem, links)) }
+                    div { h3 { "Under the roofline" } (roofline::chart(&view.run.device, problem)) }
+                }
+            },
+        );
+    }
+    sections.push(Section::new(
+        "forecasts",
+        "Forecast and outcome",
+        html! {
+            div.halves {
+                div { (scatter::chart(&view.forecasts, links)) }
+                div { (scatter::score(&view.forecasts)) (scatter_legend(&view.forecasts)) }
+            }
+        },
+    ));
+    sections.push(Section::new("deaths", "Why candidates were rejected", html! {
+        div.halves { div { h3 { "Stage by stage" } (cascade::funnel(view)) } div { h3 { "By reason" } (cascade::deaths(view, links)) } }
+    }));
+    sections.push(Section::new(
+        "operators",
+        "What operators earned, and what it cost",
+        html! {
+            // One below the other: operator names are long, and the tables should not scroll sideways.
+            (cascade::operators(view)) (cascade::cost(view))
+        },
+    ));
+    sections.push(Section::new("decisions", "Decisions", decisions::decisions(&view.decisions, links)));
+    sections
+}
+
+/// The summary: run, device, progress and the main figures.
+fn summary(view: &RunView, links: Links) -> Markup {
+    let environment = &view.run.environment;
+    html! {
+        h1 { (title(view)) }
+        p.lead {
+            (kind_badge(view.kind())) " "
+            "on " b { (view.run.device) } ", " (environment.driver) ", " (environment.compiler)
+            @if let Some(commit) = &environment.commit { ", commit " code { (commit) } } "."
+            " Begun " (view.begun) ", latest entry " (view.latest) ", "
+            span class=(format!("state {}", view.state.name())) { (view.state.name()) } "."
+        }
+        @for (i, problem) in view.problems.iter().enumerate() {
+            @if view.problems.len() > 1 { h3 { (shape(&problem.problem)) } }
+            (tiles(problem, i == 0, view, links))
+        }
+    }
+}
+
+fn tiles(problem: &ProblemView, whole: bool, view: &RunView, links: Links) -> Markup {
+    let speedup = problem.speedup();
+    html! {
+        dl.tiles {
+            @for (name, ranked) in [("baseline", &problem.baseline), ("best", &problem.best)] {
+                @if let Some(r) = ranked {
+                    (tile(name, html! { (time(r.us)) small { " µs" } }, html! {
+                        (links.number(r.candidate)) " " (in_words(&r.subject))
+                        @if let (true, Some(us)) = (name == "baseline", problem.beside_best()) { "; " (time(us)) " µs beside the best" }
+                    }))
+                }
+            }
+            @if let Some((gain, range)) = speedup {
+                (tile("speed-up", html! { (ratio(gain)) }, match range {
+                    Some((low, high)) => html! { "raced: " (ratio(low)) " to " (ratio(high)) },
+                    None => html! { "ratio of separate timings" },
+                }))
+            }
+            @if whole {
+                (tile("candidates", html! { (grouped(view.candidates)) }, html! { (grouped(view.timed)) " with a time" }))
+                (tile("device time", html! { (cascade::duration(view.cost.device_seconds)) }, match view.cost.price {
+                    Some(cost) => html! { "cost " (format!("{cost:.2}")) },
+                    None => html! { "cost not known" },
+                }))
+                @if !view.forecasts.is_empty() {
+                    @let score = Score::of("", "", &view.forecasts);
+                    (tile("forecasts", html! { (scatter::correlation(&score)) }, html! {
+                        "rank correlation; " (percent(score.median_error)) " off"
+                    }))
+                }
+            }
+        }
+    }
+}
+
+fn tile(name: &str, figure: Markup, note: Markup) -> Markup {
+    html! { div { dt { (name) } dd.figure { (figure) } dd.note { (note) } } }
+}
+
+fn kind_badge(kind: Option<TimeKind>) -> Markup {
+    html! {
+        @match kind {
+            Some(TimeKind::Measured) => span.badge.measured { "measured" },
+            Some(TimeKind::Predicted) => span.badge.predicted { "predicted by the time model, not measured" },
+            None => span.badge { "no times yet" },
+        }
+    }
+}
+
+/// What the evolution arm gained over the random arm and the control.
+fn gains(view: &ProblemView) -> Markup {
+    let best = |arm| view.curve(arm).and_then(|c| Some((c.best_us()?, c.tried)));
+    html! {
+        p {
+            @match (best(Arm::Evolution), best(Arm::Random)) {
+                (Some((evolution, tried)), Some((random, drawn))) => {
+                    @if evolution < random {
+                        "The evolution's best is " b { (ratio(random / evolution)) } " as fast as the best random sample"
+                    } @else if evolution > random {
+                        b { "Random sampling found a faster one" } ": the evolution's best takes " (ratio(evolution / random)) " its time"
+                    }
+                    @else { "The evolution and random sampling found the same time" }
+                    ", after " (grouped(tried)) " and " (grouped(drawn)) " candidates"
+                    @if let Some(at_equal) = equal(view, drawn.min(tried)) {
+                        "; at " (grouped(drawn.min(tried))) " each, " (ratio(at_equal))
+                    }
+                    ". "
+                }
+                _ => "No random sample has a time yet. "
+            }
+            @if let (Some(baseline), Some(best), Some(drawn)) = (&view.baseline, &view.best, &view.drawn) {
+                @let raced = [best, drawn].map(|r| r.against.filter(|race| race.incumbent == baseline.candidate));
+                @if let ([Some(best), Some(drawn)], Arm::Evolution) = (raced, best.arm) {
+                    "These are short timings, the luckiest of many. Raced against the baseline, the best came out at " (raced_ratio(&best))
+                    ", and the best random sample at " (raced_ratio(&drawn)) ". "
+                }
+            }
+            @if let Some(control) = &view.control {
+                "The control, which is the baseline again as if it were new, came out at "
+                @match (control.against, &view.baseline) {
+                    (Some(race), _) => {
+                        (ratio(race.ratio)) " (" (ratio(race.low)) " to " (ratio(race.high)) "; noise floor " (ratio(race.noise)) ")"
+                    }
+                    (None, Some(baseline)) => (ratio(baseline.us / control.us)),
+                    (None, None) => { (time(control.us)) " µs" }
+                }
+                ": smaller differences are noise."
+            }
+        }
+    }
+}
+
+fn raced_ratio(race: &Against) -> Markup {
+    html! { (ratio(race.ratio)) " (" (ratio(race.low)) " to " (ratio(race.high)) ")" }
+}
+
+/// time(random) / time(evolution) for the best of the first `tried` candidates of each.
+fn equal(view: &ProblemView, tried: i64) -> Option<f64> {
+    let best = |arm| {
+        let steps = &view.curve(arm)?.steps;
+        steps.iter().rev().find(|s| s.candidates <= tried).map(|s| s.us)
+    };
+    Some(best(Arm::Random)? / best(Arm::Evolution)?)
+}
+
+fn ranking_legend(view: &ProblemView) -> Markup {
+    let raced = |t: &Ranked| t.trial == Trial::Race;
+    let order = match (view.top.iter().any(raced), view.top.iter().all(raced)) {
+        (true, false) => "; those that raced come first, the others by their short timings",
+        (true, true) => "; times are the baseline's over the race's ratio",
+        (false, _) => "; times are short timings",
+    };
+    html! {
+        div.legend {
+            span { i.key.evolution {} "evolution" } span { i.key.random {} "random" }
+            span { i.key.baseline {} "baseline" }
+            @if view.reference.is_some() { span { i.key.reference {} "shipped" } }
+            span { i.key.control {} "control" }
+            span { "★ promoted" }
+            span.soft {
+                "Lines: 95 % intervals" @if !view.top.is_empty() { (order) }
+                ". ~: a ratio of separate timings, not a race against the baseline. The axis does not begin at 0."
+            }
+        }
+    }
+}
+
+fn scatter_legend(pairs: &[Pair]) -> Markup {
+    html! {
+        @if !pairs.is_empty() {
+            div.legend {
+                span { i.key.inside {} "within its interval" } span { i.key.outside {} "outside" }
+                span { i.key.same {} "as predicted" }
+            }
+            p.soft { "Above the line a candidate was slower than predicted, below it faster." }
+        }
+    }
+}
+
+/// A problem in a few words: `f16 B1 H8 S512 D64`.
+pub fn shape(shape: &Shape) -> String {
+    let pair = |a: usize, b: usize, sign: char| if a == b { a.to_string() } else { format!("{a}{sign}{b}") };
+    let mut text = format!(
+        "{} B{} H{} S{} D{}",
+        shape.dtype,
+        shape.batch,
+        pair(shape.heads_q, shape.heads_kv, '/'),
+        pair(shape.seq_q, shape.seq_kv, '×'),
+        pair(shape.head_dim, shape.head_dim_v, '/')
+    );
+    if shape.mask != Band::FULL {
+        text += &format!(" {}", shape.mask);
+    }
+    text
+}
+
+const fn arm_class(arm: Arm) -> &'static str {
+    match arm {
+        Arm::Baseline => "baseline",
+        Arm::Evolution => "evolution",
+        Arm::Random => "random",
+        Arm::Control => "control",
+    }
+}
+
+const fn arm_name(arm: Arm) -> &'static str {
+    match arm {
+        Arm::Baseline => "baseline",
+        Arm::Evolution => "evolution",
+        Arm::Random => "random samples",
+        Arm::Control => "control",
+    }
+}
+
+const fn stage_name(stage: Stage) -> &'static str {
+    match stage {
+        Stage::Propose => "propose",
+        Stage::Screen => "screen",
+        Stage::Check => "check",
+        Stage::Microbench => "microbench",
+        Stage::Race => "race",
+        Stage::HeldOut => "held out",
+    }
+}
+
+const fn trial_name(trial: Trial) -> &'static str {
+    match trial {
+        Trial::Microbench => "microbench",
+        Trial::Race => "race",
+        Trial::HeldOut => "held-out race",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use problem::{DType, Problem};
+    use serde_json::json;
+
+    use super::live::{candidate, candidates, live_run, runs};
+    use super::*;
+    use bench::SpeedVerdict;
+    use host::store::Scratch;
+    use ledger::{Candidate, Finding, Language, Outcome, Source};
+    use ledger::{Environment, Ledger, MeasurementFact, NewCandidate, Rejection, Run, RunId};
+
+    const HOSTILE: &str = "<script>alert('x')</script>";
+
+    fn begin(ledger: &Ledger, device: &str) -> RunId {
+        let environment = Environment { driver: HOSTILE.into(), ..Environment::default() };
+        let run = Run { device: device.into(), config: json!({}), environment, price_per_hour: None };
+        ledger.begin_run(&run).unwrap()
+    }
+
+    fn add(ledger: &Ledger, run: RunId, seq: usize, operator: &str) -> CandidateId {
+        add_to(ledger, run, seq, operator, Arm::Evolution)
+    }
+
+    fn add_to(ledger: &Ledger, run: RunId, seq: usize, operator: &str, arm: Arm) -> CandidateId {
+        let text = format!("{operator} {seq}");
+        let source = Source { language: Language::Ptx, text, launch: HOSTILE.into() };
+        let new = NewCandidate {
+            run,
+            problem: Shape::of(&Problem::new(1, 2, seq, 64, DType::F16)),
+            candidate: Candidate::Kernel(source),
+            arm,
+            operator: operator.into(),
+            parents: Vec::new(),
+            changes: json!({}),
+        };
+        ledger.add_candidate(&new).unwrap()
+    }
+
+    fn ledger() -> (Scratch, Ledger) {
+        let folder = Scratch::new().unwrap();
+        let ledger = Ledger::open(&folder.path("pages.ledger")).unwrap();
+        (folder, ledger)
+    }
+
+    #[test]
+    fn a_run_that_has_nothing_yet_has_a_page() {
+        let (_folder, ledger) = ledger();
+        let empty = RunView::of(&ledger, begin(&ledger, "H200")).unwrap();
+        assert!(page(&empty, &[]).contains("no times yet"));
+        let run = begin(&ledger, "Voodoo 2");
+        add(&ledger, run, 128, "seed:tuned");
+        let view = RunView::of(&ledger, run).unwrap();
+        let page = page(&view, &[]);
+        for words in [
+            "No candidate has a time yet",
+            "No cell is filled yet",
+            "The peaks of Voodoo 2",
+            "No candidate was rejected yet",
+        ] {
+            assert!(page.contains(words), "{words}");
+        }
+        assert!(RunView::of(&ledger, RunId(9)).is_err());
+    }
+
+    /// Baseline and control pass the stages but are not candidates: the funnel and the operators' table do
+    /// not count them, the cost does.
+    #[test]
+    fn the_baseline_and_the_control_are_not_counted_as_candidates() {
+        let (_folder, ledger) = ledger();
+        let run = begin(&ledger, "H200");
+        let arms = [Arm::Baseline, Arm::Control, Arm::Evolution, Arm::Evolution, Arm::Random];
+        for (i, arm) in arms.into_iter().enumerate() {
+            let operator = ["baseline", "control", "mutate:stages", "mutate:stages", "random"][i];
+            let candidate = add_to(&ledger, run, 128, operator, arm);
+            let rejection =
+                Rejection { stage: Stage::Screen, reason: "spills".into(), detail: format!("of {operator}") };
+            let outcome = Outcome {
+                candidate,
+                stage: Stage::Screen,
+                problem: Shape::of(&Problem::new(1, 2, 128, 64, DType::F16)),
+                seconds: 1.0,
+                device_seconds: 0.0,
+                finding: Finding::Rejected(rejection),
+            };
+            ledger.tell(&outcome).unwrap();
+        }
+        let view = RunView::of(&ledger, run).unwrap();
+        assert_eq!(view.candidates, 3);
+        let screened = view.funnel.iter().find(|passage| passage.stage == Stage::Screen).unwrap();
+        assert_eq!((screened.entered, screened.died), (3, 3));
+        let reasons: Vec<(i64, &str)> =
+            view.deaths.iter().map(|death| (death.count, death.example.1.as_str())).collect();
+        assert_eq!(reasons, [(3, "of random")]);
+        let mut operators: Vec<(&str, i64)> =
+            view.operators.iter().map(|o| (o.operator.as_str(), o.candidates)).collect();
+        operators.sort_unstable();
+        assert_eq!(operators, [("mutate:stages", 2), ("random", 1)]);
+        assert_eq!(view.cost.items[0].tasks, 5);
+    }
+
+    /// The faster plan has the smaller ratio, because its incumbent was faster. The page names the incumbent.
+    #[test]
+    fn the_fastest_plans_say_what_their_ratios_are_over() {
+        let (_folder, ledger) = ledger();
+        for (us, ratio) in [(400.0, 4.0), (90.0, 1.5)] {
+            let run = begin(&ledger, "H200");
+            let [incumbent, candidate] = ["baseline", "mutate:stages"].map(|operator| {
+                let arm = if operator == "baseline" { Arm::Baseline } else { Arm::Evolution };
+                add_to(&ledger, run, 128, &format!("{operator} {us}"), arm)
+            });
+            let told = |candidate, stage, trial, us, against| Outcome {
+                candidate,
+                stage,
+                problem: Shape::of(&Problem::new(1, 2, 128, 64, DType::F16)),
+                seconds: 1.0,
+                device_seconds: 1.0,
+                finding: Finding::Timed {
+                    check: None,
+                    measurement: MeasurementFact {
+                        trial,
+                        kind: TimeKind::Measured,
+                        problem: Shape::of(&Problem::new(1, 2, 128, 64, DType::F16)),
+                        samples: vec![us],
+                        us,
+                        low_us: us,
+                        high_us: us,
+                        against,
+                    },
+                },
+            };
+            let (low, high) = (ratio, ratio);
+            let against = Against { incumbent, ratio, low, high, noise: 1.0, verdict: SpeedVerdict::Faster };
+            ledger.tell(&told(incumbent, Stage::Microbench, Trial::Microbench, us, None)).unwrap();
+            ledger.tell(&told(candidate, Stage::Race, Trial::Race, us / ratio, Some(against))).unwrap();
+        }
+        let page = pages::top(&ledger, None, Some("H200")).unwrap().unwrap();
+        let rows: Vec<&str> = page.split("<tr>").skip(2).collect();
+        assert!(page.contains("over its incumbent") && rows.len() == 2, "{page}");
+        assert!(
+            rows[0].contains("60.00") && rows[0].contains("1.50× over") && rows[0].contains("90.00 µs"),
+            "{page}"
+        );
+        assert!(
+            rows[1].contains("100.0") && rows[1].contains("4.00× over") && rows[1].contains("400.0 µs"),
+            "{page}"
+        );
+    }
+
+    #[test]
+    fn a_second_race_is_on_the_candidate_s_own_problem() {
+        let shape = |seq| Shape::of(&Problem::new(1, 2, seq, 64, DType::F16));
+        let raced = [128, 256].map(|seq| MeasurementFact {
+            trial: Trial::HeldOut,
+            kind: TimeKind::Measured,
+            problem: shape(seq),
+            samples: vec![4.0],
+            us: 4.0,
+            low_us: 4.0,
+            high_us: 4.0,
+            against: None,
+        });
+        let rows = live::times(&[], &raced, &shape(128)).into_string();
+        let rows: Vec<&str> = rows.split("<tr>").skip(2).collect();
+        assert!(rows[0].contains("second race") && rows[1].contains("held-out race"), "{rows:?}");
+    }
+
+    #[test]
+    fn what_others_wrote_is_text() {
+        let (_folder, ledger) = ledger();
+        let run = begin(&ledger, HOSTILE);
+        let id = add(&ledger, run, 128, HOSTILE);
+        let rejection = Rejection { stage: Stage::Screen, reason: HOSTILE.into(), detail: HOSTILE.into() };
+        ledger.rejected(id, &rejection).unwrap();
+        let view = RunView::of(&ledger, run).unwrap();
+        let rows: Vec<RunRow> =
+            ledger.runs().unwrap().into_iter().map(|line| RunRow::of(&ledger, line).unwrap()).collect();
+        let pages = [
+            page(&view, &[]),
+            live_run(&view, &sections(&view, Links::Live))
+                .replace(&format!("<script src=\"{SCRIPT}\" defer></script>"), ""),
+            runs(HOSTILE, &rows, None),
+            candidates(run, &ledger.lines(run, None, 9).unwrap(), None),
+            candidate(&ledger.candidate(id).unwrap(), HOSTILE)
+                .replace(&format!("<script src=\"{SCRIPT}\" defer></script>"), ""),
+            failure("404", HOSTILE, HOSTILE),
+        ];
+        for page in pages {
+            assert!(page.contains("&lt;script&gt;") && !page.contains("<script"), "{page}");
+        }
+    }
+
+    #[test]
+    fn several_problems_have_sections_of_their_own() {
+        let (_folder, ledger) = ledger();
+        let run = begin(&ledger, "H200");
+        for seq in [128, 256] {
+            add(&ledger, run, seq, "seed:tuned");
+        }
+        let sections = sections(&RunView::of(&ledger, run).unwrap(), Links::Live);
+        let titles: Vec<&str> = sections.iter().filter_map(|s| s.title.as_deref()).collect();
+        assert!(titles.contains(&"Best so far: f16 B1 H2 S128 D64"), "{titles:?}");
+        assert!(titles.contains(&"Best so far: f16 B1 H2 S256 D64"), "{titles:?}");
+        let mut ids: Vec<&str> = sections.iter().map(|s| s.id.as_str()).collect();
+        ids.sort_unstable();
+        ids.dedup();
+        assert_eq!(ids.len(), sections.len());
+    }
+}

@@ -1,0 +1,90 @@
+//! The roofline: the attained rates under the device's peaks.
+
+use maud::{Markup, html};
+
+use super::axis::{Axis, percent, time};
+use super::progress::px;
+use super::view::ProblemView;
+use super::{arm_class, arm_name};
+use bench::{Mode, Peaks};
+use ledger::Ranked;
+
+const SIZE: (f64, f64) = (520.0, 330.0);
+const LEFT: f64 = 60.0;
+const RIGHT: f64 = SIZE.0 - 18.0;
+const TOP: f64 = 24.0;
+const BOTTOM: f64 = SIZE.1 - 44.0;
+const TICKS: usize = 4;
+
+/// The least time of one call of the problem with as much of the inputs in L2 as fits, µs.
+pub(super) fn floor_us(device: &str, view: &ProblemView) -> Option<f64> {
+    Some(Peaks::of(device)?.floor(&view.problem.problem(), Mode::Warm).us())
+}
+
+/// The points shown: the baseline, the best of the random arm if it is another one, and the best.
+fn shown(view: &ProblemView) -> Vec<(&'static str, f64)> {
+    let random = view.curve(ledger::Arm::Random).and_then(|c| c.best_us()).map(|us| ("random", us));
+    let of = |timed: &Option<Ranked>, class| timed.as_ref().map(|t| (class, t.us));
+    let best = view.best.as_ref().map(|t| (arm_class(t.arm), t.us));
+    let mut all: Vec<(&'static str, f64)> =
+        [of(&view.baseline, "baseline"), random, best].into_iter().flatten().collect();
+    all.dedup();
+    all
+}
+
+pub(super) fn chart(device: &str, view: &ProblemView) -> Markup {
+    let Some(peaks) = Peaks::of(device) else {
+        let why = "are in no table of FlashCore's, so there is no floor to hold its times against.";
+        return html! { p.soft { "The peaks of " (device) " " (why) } };
+    };
+    let problem = view.problem.problem();
+    let floor = peaks.floor(&problem, Mode::Warm);
+    let intensity = problem.flops() / problem.bytes();
+    let tflops = |us: f64| problem.flops() / us * 1e-6;
+    let rows = shown(view);
+    let (peak, ridge) = (peaks.flops * 1e-12, peaks.flops / peaks.bandwidth);
+    let niches: Vec<f64> = view.niches.iter().map(|n| tflops(n.us)).collect();
+    let x = Axis::over([intensity / 4.0, ridge / 4.0, ridge * 4.0, intensity * 4.0].into_iter(), LEFT, RIGHT);
+    let rates = rows.iter().map(|(_, us)| tflops(*us)).chain(niches.iter().copied());
+    let least = rates.fold(peak / 10.0, f64::min);
+    let y = Axis::over([least, peak * 1.2].into_iter(), BOTTOM, TOP);
+    // The slope starts at the left edge or at the lower edge.
+    let bandwidth = peaks.bandwidth * 1e-12;
+    let entry = (intensity.min(ridge) / 4.0).max(least / bandwidth);
+    html! {
+        svg.chart.roofline viewBox=(format!("0 0 {} {}", SIZE.0, SIZE.1)) role="img" aria-label="Attained and attainable rates" {
+            @for tick in x.ticks(TICKS) {
+                line.grid x1=(x.at(tick)) x2=(x.at(tick)) y1=(TOP) y2=(BOTTOM) {}
+                text.tick x=(x.at(tick)) y=(BOTTOM + 16.0) text-anchor="middle" { (x.label(tick, TICKS)) }
+            }
+            @for tick in y.ticks(TICKS) {
+                line.grid x1=(LEFT) x2=(RIGHT) y1=(y.at(tick)) y2=(y.at(tick)) {}
+                text.tick x=(LEFT - 8.0) y=(y.at(tick) + 4.0) text-anchor="end" { (y.label(tick, TICKS)) }
+            }
+            text.tick x=(LEFT - 8.0) y=(TOP - 10.0) text-anchor="end" { "TFLOP/s" }
+            text.tick x=((LEFT + RIGHT) / 2.0) y=(SIZE.1 - 8.0) text-anchor="middle" { "FLOP per byte of inputs and outputs" }
+            path.roof d=(format!("M{} {}L{} {}H{RIGHT}", px(x.at(entry)), px(y.at(entry * bandwidth)), px(x.at(ridge)), px(y.at(peak)))) {}
+            @for rate in &niches { circle.dot.niche cx=(px(x.at(intensity))) cy=(px(y.at(*rate))) r="2.4" {} }
+            @for (class, us) in &rows {
+                circle class=(format!("mark {class}")) cx=(px(x.at(intensity))) cy=(px(y.at(tflops(*us)))) r="5" {
+                    title { (class) ": " (format!("{:.1}", tflops(*us))) " TFLOP/s" }
+                }
+            }
+        }
+        dl.figures {
+            div { dt { "floor: arithmetic at its peak" } dd { (time(floor.flops_us)) " µs" } }
+            div { dt { "floor: traffic beyond L2" } dd { (time(floor.bytes_us)) " µs" } }
+            @for (class, us) in &rows {
+                div { dt { i class=(format!("key {class}")) {} "floor / time, " (name(class)) } dd { (percent(floor.us() / us)) } }
+            }
+        }
+    }
+}
+
+fn name(class: &str) -> &str {
+    match class {
+        "random" => arm_name(ledger::Arm::Random),
+        "evolution" => "best",
+        other => other,
+    }
+}

@@ -1,0 +1,261 @@
+//! The sections of the page.
+
+use maud::{Markup, html};
+use predict::Cause;
+
+use super::chart::{Bar, Part, Point, bars, roofline, short, stacked};
+use check::diagnose::show_lines;
+use check::gate::Verdict;
+use climb::{Climb, Climbed};
+
+/// The measured time, or why there is none.
+fn measured(rung: &Climbed) -> String {
+    let failure = || rung.measured.as_ref().and_then(|m| m.failure.clone());
+    rung.measured_us().map(short).or_else(failure).unwrap_or("–".into())
+}
+
+pub(super) fn progress(climb: &Climb) -> Markup {
+    let first = climb.rungs.first().and_then(Climbed::us);
+    html! {
+        div.scroll { table {
+            thead { tr {
+                th { "version" } th { "verdict" } th.n { "max_diff" } th.n { "error / allowed" } th.n { "predicted µs" }
+                @if climb.card.is_some() { th.n { "measured µs" } }
+                th.n { "quoted µs" } th.n { "×" } th { "bound" } th { "first root cause" }
+            } }
+            tbody { @for rung in &climb.rungs {
+                @let check = &rung.study.check;
+                tr {
+                    td { b { (rung.rung.name) } br; span.soft { (rung.rung.story) } }
+                    td class=(format!("verdict {}", check.verdict)) { (check.verdict) }
+                    td.n { (check.error.map_or("–".into(), |e| format!("{:.6}", e.max_diff))) }
+                    td.n { (check.error.map_or("–".into(), |e| e.brief())) }
+                    td.n { (rung.predicted_us().map_or("–".into(), short)) }
+                    @if climb.card.is_some() { td.n { (measured(rung)) } }
+                    td.n { (rung.rung.quoted_us().map_or("–".into(), short)) }
+                    td.n { (first.zip(rung.us()).map_or("–".into(), |(f, u)| format!("{:.1}", f / u))) }
+                    td { (rung.study.prediction().map_or("–".into(), |p| p.bound.name().to_owned())) }
+                    td { (rung.study.findings.first().map_or("–", |f| f.name)) }
+                }
+            } }
+        } }
+        p.soft { "max_diff is what the original kernels' log gives: the largest difference from the oracle rounded to the element type. \
+            What decides is the error against what standard attention in the input precision would be allowed." }
+    }
+}
+
+pub(super) fn times(climb: &Climb) -> Markup {
+    let rows: Vec<Bar> = climb
+        .rungs
+        .iter()
+        .map(|rung| Bar {
+            name: &rung.rung.name,
+            value: rung.us(),
+            range: rung.study.prediction().map(|p| (p.us_low, p.us_high)),
+            quoted: rung.rung.quoted_us(),
+            mark: "quoted",
+            class: rung.study.check.verdict.name(),
+        })
+        .collect();
+    let device = climb.machines.first().map_or("", |m| m.name);
+    let kind = match &climb.card {
+        Some(card) => format!("passed, measured on {card}"),
+        None => format!("passed, predicted on {device}"),
+    };
+    let line = if climb.card.is_some() {
+        "Logarithmic. The thin line is the prediction that was made before, with its uncertainty."
+    } else {
+        "Logarithmic. The thin line is the stated uncertainty of the prediction."
+    };
+    html! {
+        div.legend {
+            span { i style="background:var(--passed)" {} (kind) }
+            span { i style="background:var(--failed)" {} "failed: wrong kernel, time not comparable" }
+            span { i style="background:var(--quoted)" {} "quoted from the original kernels' log of an L4" }
+        }
+        (bars(&rows))
+        p.soft { (line) }
+    }
+}
+
+/// Number of causes with a colour of their own. The rest is grey.
+const SHOWN: usize = 8;
+
+pub(super) fn causes(climb: &Climb) -> Markup {
+    // Ordered by the largest share in any rung, so that a cause that dominates a single rung has a colour.
+    let mut largest: Vec<(Cause, f64)> = Cause::ALL.iter().map(|&c| (c, 0.0)).collect();
+    for prediction in climb.rungs.iter().filter_map(|r| r.study.prediction()) {
+        largest.iter_mut().for_each(|(cause, share)| *share = share.max(prediction.share(*cause)));
+    }
+    largest.sort_by(|a, b| b.1.total_cmp(&a.1));
+    let colour = |cause: Cause| largest.iter().position(|(c, _)| *c == cause).unwrap_or(SHOWN).min(SHOWN);
+    let rows: Vec<_> = climb
+        .rungs
+        .iter()
+        .filter_map(|rung| {
+            let part =
+                |&(cause, share): &(Cause, f64)| Part { name: cause.name(), share, colour: colour(cause) };
+            let mut parts: Vec<Part> = rung.study.prediction()?.split.iter().map(part).collect();
+            parts.sort_by_key(|part| part.colour);
+            Some((rung.rung.name.as_str(), parts))
+        })
+        .collect();
+    html! {
+        div.legend {
+            @for (i, (cause, _)) in largest.iter().take(SHOWN).enumerate() {
+                span { i class=(format!("c{i}")) {} (cause.name()) }
+            }
+            span { i.c8 {} "other" }
+        }
+        (stacked(&rows))
+        p.soft { "Share of warp time in the predicted run, in per cent." }
+    }
+}
+
+pub(super) fn roofs(climb: &Climb) -> Markup {
+    let points: Vec<Point> = climb
+        .rungs
+        .iter()
+        .filter_map(|rung| {
+            let roof = rung.study.prediction()?.roofline;
+            let class = rung.study.check.verdict.name();
+            Some(Point { name: &rung.rung.name, intensity: roof.intensity, tflops: roof.tflops, class })
+        })
+        .collect();
+    let Some(gpu) = climb.machines.first() else { return html! {} };
+    let l2_gbps = f64::from(gpu.memory.l2_bandwidth) * gpu.clock_mhz * 1e-3;
+    html! {
+        (roofline(&points, gpu.tensor_tflops(), gpu.memory.dram_gbps * 1e-3, l2_gbps * 1e-3))
+        p.soft { (gpu.name) ": " (short(gpu.tensor_tflops())) " TFLOP/s dense on tensor cores, "
+            (short(gpu.memory.dram_gbps)) " GB/s of DRAM, " (short(l2_gbps))
+            " GB/s of L2 (dashed), where inputs of this size stay from launch to launch." }
+    }
+}
+
+pub(super) fn failed(climb: &Climb) -> Markup {
+    let failed = climb.rungs.iter().filter(|r| r.study.check.verdict != Verdict::Passed);
+    html! {
+        @for rung in failed {
+            @let lines: Vec<&str> = rung.study.text.lines().collect();
+            @let quote = |line: u32| (line as usize).checked_sub(1).and_then(|i| lines.get(i)).map_or("", |l| l.trim());
+            h3 { (rung.rung.name) }
+            p { (rung.rung.story) }
+            @for hazard in rung.study.check.hazards.iter().take(3) {
+                div.hazard {
+                    (hazard.to_string())
+                    code { (hazard.line) ": " (quote(hazard.line)) }
+                    @if let Some(other) = hazard.other_line { code { (other) ": " (quote(other)) } }
+                }
+            }
+            @if rung.study.check.hazards.is_empty() {
+                @for reason in rung.study.check.reasons.iter().take(3) { div.hazard { (reason) } }
+            }
+        }
+    }
+}
+
+pub(super) fn forecasts(climb: &Climb) -> Markup {
+    let rows = climb.rungs.iter().filter_map(|r| Some((r, r.rung.forecast_us?)));
+    html! {
+        (outcomes(climb))
+        @if let Some(record) = climb.record() { p { (record.summary()) } }
+        div.scroll { table {
+            thead { tr { th { "version" } th.n { "the author's own forecast, µs" } th.n { "the outcome, quoted" } th.n { "predicted here" } } }
+            tbody { @for (rung, (low, high)) in rows {
+                tr {
+                    td { (rung.rung.name) } td.n { (short(low)) "–" (short(high)) }
+                    td.n { (rung.rung.quoted_us().map_or("–".into(), short)) }
+                    td.n { (rung.predicted_us().map_or("–".into(), short)) }
+                }
+            } }
+        } }
+    }
+}
+
+/// The time model's forecasts beside the measured times.
+fn outcomes(climb: &Climb) -> Markup {
+    let (Some(card), Some(score)) = (&climb.card, climb.score()) else { return html! {} };
+    let rows = climb.rungs.iter().filter_map(|r| Some((r, r.study.prediction()?, r.measured_us()?)));
+    html! {
+        p { "Of " (score.rungs) " versions on " (card) " the median error of the forecast is "
+            (format!("{:.0}", 100.0 * score.median_error)) " %, and their order is forecast with a rank correlation of "
+            (format!("{:.2}", score.spearman)) "." }
+        div.scroll { table {
+            thead { tr {
+                th { "version" } th.n { "forecast by the model, µs" } th.n { "measured" } th.n { "forecast / measured" }
+                th { "in its range" } th.n { "error / allowed, on the card" }
+            } }
+            tbody { @for (rung, prediction, us) in rows {
+                tr {
+                    td { (rung.rung.name) }
+                    td.n { (short(prediction.us)) " (" (short(prediction.us_low)) "–" (short(prediction.us_high)) ")" }
+                    td.n { (short(us)) }
+                    td.n { (format!("{:.2}", prediction.us / us)) }
+                    td { @if (prediction.us_low..=prediction.us_high).contains(&us) { "yes" } @else { "no" } }
+                    td.n { (rung.measured.as_ref().and_then(|m| m.error).map_or("–".into(), |e| e.brief())) }
+                }
+            } }
+        } }
+    }
+}
+
+pub(super) fn findings(climb: &Climb) -> Markup {
+    html! {
+        @for rung in climb.rungs.iter().filter(|r| !r.study.findings.is_empty()) {
+            details open {
+                summary { b { (rung.rung.name) } " " span.soft {
+                    (rung.study.findings.iter().map(|f| f.name).collect::<Vec<_>>().join(", "))
+                } }
+                div.scroll { table {
+                    thead { tr { th { "cause" } th { "evidence" } th.n { "lines" } th.n { "gain at most" } th { "cure" } } }
+                    tbody { @for f in rung.study.findings.iter().take(3) {
+                        tr {
+                            td { (f.name) } td { (f.evidence) } td.n { (show_lines(&f.lines[..f.lines.len().min(2)])) }
+                            td.n { (format!("{:.2}×", f.expected_gain)) } td { (f.cure) }
+                        }
+                    } }
+                } }
+            }
+        }
+    }
+}
+
+pub(super) fn cpu(climb: &Climb) -> Markup {
+    html! {
+        div.scroll { table {
+            thead { tr { th { "element type" } th.n { "µs, median" } th.n { "GFLOP/s" } th.n { "error / allowed" } th.n { "samples" } } }
+            tbody { @for race in &climb.cpu {
+                @let us = race.first().us();
+                tr {
+                    td { (race.problem.dtype) } td.n { (short(us)) }
+                    td.n { (short(race.problem.flops() / us * 1e-3)) }
+                    td.n { (race.first().error.map_or("–".into(), |e| e.brief())) }
+                    td.n { (race.first().samples.len()) }
+                }
+            } }
+        } }
+    }
+}
+
+pub(super) fn heat_map(climb: &Climb) -> Markup {
+    let Some(fused) = climb.rungs.last() else { return html! {} };
+    let mut share = vec![0.0f64; fused.study.text.lines().count() + 1];
+    for cost in &fused.study.lines {
+        if let Some(place) = share.get_mut(cost.line as usize) {
+            *place += cost.share;
+        }
+    }
+    let hottest = share.iter().copied().fold(1e-12, f64::max);
+    html! {
+        p.soft { "PTX of \"" (fused.rung.name) "\": the warmer a line, the more issue slots it takes; at most "
+            (format!("{:.2}", 100.0 * hottest)) " % here." }
+        pre.heat {
+            @for (i, line) in fused.study.text.lines().enumerate() {
+                @let heat = (share[i + 1] / hottest * 55.0).round();
+                span style=[(heat >= 1.0).then(|| format!("background:color-mix(in srgb,var(--failed) {heat}%,transparent)"))] {
+                    (format!("{:>5}  {line}", i + 1))
+                }
+            }
+        }
+    }
+}
