@@ -14,6 +14,7 @@ use crate::Status;
 use crate::args::Explain;
 use crate::check::watched;
 use crate::error::CliError;
+use crate::terminal::{Out, Tone, detail};
 use crate::{choice, source, table};
 
 pub fn explain(args: &Explain) -> Result<Status, CliError> {
@@ -41,6 +42,10 @@ pub fn explain(args: &Explain) -> Result<Status, CliError> {
         }
     };
     let ptxas = Ptxas::find().ok();
+    detail(format_args!(
+        "ptxas: {}",
+        ptxas.as_ref().map_or("none, registers are estimated", |ptxas| ptxas.version())
+    ));
     let check = watched(&bound, &Settings::quick(), args.timeout)?;
     let launch = bound.kernel.launch;
     let study = analyse(bound, &launch, text, check, std::slice::from_ref(gpu), ptxas.as_ref());
@@ -51,15 +56,17 @@ pub fn explain(args: &Explain) -> Result<Status, CliError> {
             "verdict": study.check.verdict, "reasons": study.check.reasons, "prediction": prediction,
             "resources": study.resources, "findings": study.findings, "lines": study.lines,
         });
-        out.json(&object)?;
+        out.json("explain", &object)?;
     } else {
         print(&mut out, &study, args.lines)?;
     }
     Ok(Status::Passed)
 }
 
-fn print(out: &mut impl Write, study: &Study, lines: usize) -> Result<(), CliError> {
-    writeln!(out, "{}: {}", quote::cut(&study.bound.kernel.entry), study.check.verdict)?;
+fn print(out: &mut Out, study: &Study, lines: usize) -> Result<(), CliError> {
+    write!(out, "{}: ", quote::cut(&study.bound.kernel.entry))?;
+    out.paint(study.check.verdict.into(), study.check.verdict)?;
+    writeln!(out)?;
     for reason in &study.check.reasons {
         writeln!(out, "  {}", quote::words(reason))?;
     }
@@ -95,7 +102,9 @@ fn print(out: &mut impl Write, study: &Study, lines: usize) -> Result<(), CliErr
         None => writeln!(out, "no prediction: nothing was run")?,
     }
     for finding in &study.findings {
-        writeln!(out, "\n{} — potential gain at most {:.2}×", finding.name, finding.expected_gain)?;
+        writeln!(out)?;
+        out.paint(Tone::Name, finding.name)?;
+        writeln!(out, " — potential gain at most {:.2}×", finding.expected_gain)?;
         writeln!(out, "  {}", finding.evidence)?;
         writeln!(out, "  cure: {}", finding.cure)?;
     }
