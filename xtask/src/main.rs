@@ -10,6 +10,7 @@ mod evolution;
 mod fuzz;
 mod links;
 mod notices;
+mod release;
 mod tables;
 mod test;
 mod tools;
@@ -41,6 +42,12 @@ enum Task {
     Book,
     /// Build the Python wheel in release mode into target/wheels, and check its size and what it runs on
     Wheel,
+    /// Check versions, changelog and packages, build the wheel and the archive of the command, and tag the
+    /// commit
+    Release(release::Release),
+    /// Build the command without debug information and pack it, with manual pages and completions, into
+    /// target/dist (part of `release`)
+    Binary,
     /// Lint, build, install and test the Python package (part of `test`)
     Python,
     /// Check the licences, sources and duplicate versions of all crates against deny.toml, and write the
@@ -83,6 +90,8 @@ fn main() -> ExitCode {
         Task::Test => test::all(&root()),
         Task::Book => test::book(&root()),
         Task::Wheel => wheel::release(&root()),
+        Task::Release(args) => release::release(&root(), &args),
+        Task::Binary => release::binary(&root()),
         Task::Python => wheel::test(&root()),
         Task::Browser => test::browser(&root()),
         Task::Evolution => test::evolution(&root()),

@@ -216,6 +216,12 @@ pub struct Explain {
     /// Time limit for all emulator runs together; beyond it the verdict is incomplete
     #[arg(long, value_name = "SECONDS", default_value = TIMEOUT, value_parser = seconds, conflicts_with = "problem")]
     pub timeout: Duration,
+    /// Kernel to compare with, PTX or CUDA C++, under the same launch file
+    #[arg(long, value_name = "FILE", requires = "file")]
+    pub against: Option<PathBuf>,
+    /// File for the PTX to which line numbers refer; for CUDA C++ this is the PTX that NVRTC makes
+    #[arg(long, value_name = "FILE.ptx", conflicts_with = "problem")]
+    pub keep_ptx: Option<PathBuf>,
     /// Number of lines to list, the most expensive first
     #[arg(long, default_value_t = 15, value_parser = count::<usize>)]
     pub lines: usize,

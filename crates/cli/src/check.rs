@@ -18,17 +18,7 @@ use crate::terminal::{Out, detail, is_verbose};
 use crate::{Status, source, unless_closed};
 
 pub fn check(args: &Check) -> Result<Status, CliError> {
-    if let Some(file) = &args.keep_ptx {
-        if store::is_standard(file) {
-            return Err(CliError::Argument {
-                argument: "--keep-ptx",
-                value: "-".to_owned(),
-                accepted: "a file, since the result is printed to standard output".to_owned(),
-            });
-        }
-        source::distinct("--keep-ptx", file, &[("FILE", &args.file), ("--launch", &args.launch)])?;
-        store::writable(file)?;
-    }
+    source::keepable(args.keep_ptx.as_deref(), &[("FILE", &args.file), ("--launch", &args.launch)])?;
     let (bound, text) = source::load(&args.file, &args.launch, args.sm)?;
     if let Some(file) = &args.keep_ptx {
         store::write(file, text.as_bytes())?;

@@ -51,6 +51,20 @@ pub fn load(file: &Path, launch: &Path, sm: Option<Target>) -> Result<(Bound, St
     Ok((spec.bind(module).map_err(refuse)?, text))
 }
 
+/// Refuses a file for `--keep-ptx` that cannot be written, before the kernel is run.
+pub fn keepable(file: Option<&Path>, inputs: &[(&'static str, &Path)]) -> Result<(), CliError> {
+    let Some(file) = file else { return Ok(()) };
+    if store::is_standard(file) {
+        return Err(CliError::Argument {
+            argument: "--keep-ptx",
+            value: "-".to_owned(),
+            accepted: "a file, since the result is printed to standard output".to_owned(),
+        });
+    }
+    distinct("--keep-ptx", file, inputs)?;
+    Ok(store::writable(file)?)
+}
+
 /// Refuses `-` as an output file beside an output that goes to standard output anyway.
 pub fn not_beside_json(argument: &'static str, output: &Path, json: bool) -> Result<(), CliError> {
     if !(json && store::is_standard(output)) {

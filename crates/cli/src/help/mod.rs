@@ -114,23 +114,59 @@ mod tests {
         assert!(seen > 20, "{seen} commands");
     }
 
-    /// The shell's parts of a line (pipes, redirections, variables) are left out.
+    /// Parses a line of a shell. Its pipes, redirections and comments are left out.
+    fn parse(line: &str) -> Result<Cli, clap::Error> {
+        let line = line.split([';', '|', '>', '<', '#']).next().unwrap_or_default();
+        let quote = if line.contains('"') { '"' } else { '\'' };
+        let words = line.split(quote).enumerate().flat_map(|(at, part)| match at % 2 {
+            0 => part.split_whitespace().collect(),
+            _ => vec![part],
+        });
+        let matches = command().try_get_matches_from(std::iter::once("flashcore").chain(words))?;
+        Cli::from_arg_matches(&matches)
+    }
+
     #[test]
     fn every_example_is_accepted() {
-        let mut seen = 0;
         for line in examples::all() {
-            let Some((_, line)) = line.split_once("flashcore ") else { panic!("{line}") };
-            let line = line.split([';', '|', '>', '<', '#']).next().unwrap_or_default();
-            let words = line.split('"').enumerate().flat_map(|(at, part)| match at % 2 {
-                0 => part.split_whitespace().collect(),
-                _ => vec![part],
-            });
-            let parsed = command().try_get_matches_from(std::iter::once("flashcore").chain(words));
-            let parsed = parsed.and_then(|matches| Cli::from_arg_matches(&matches));
+            let parsed = line.strip_prefix("flashcore ").map(parse).unwrap_or_else(|| panic!("{line}"));
             assert!(parsed.is_ok(), "{line}: {}", parsed.unwrap_err());
-            seen += 1;
         }
-        assert!(seen > 25, "{seen} examples");
+        assert!(examples::all().count() > 25);
+    }
+
+    /// The commands in the book and in the README.
+    #[test]
+    fn every_command_of_the_documents_is_accepted() {
+        let root = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+        let mut open = vec![root.join("docs/src"), root.join("README.md"), root.join("python/README.md")];
+        let mut seen = 0;
+        while let Some(path) = open.pop() {
+            if path.is_dir() {
+                open.extend(std::fs::read_dir(&path).unwrap().flatten().map(|entry| entry.path()));
+                continue;
+            }
+            if path.extension().is_none_or(|extension| extension != "md") {
+                continue;
+            }
+            let text = std::fs::read_to_string(&path).unwrap().replace("\\\n", " ");
+            let mut fenced = false;
+            for line in text.lines() {
+                fenced ^= line.starts_with("```");
+                if !fenced && !line.starts_with("    ") {
+                    continue;
+                }
+                let line = line.trim_start();
+                let typed =
+                    ["flashcore ", "cargo run --release -- "].iter().find_map(|p| line.strip_prefix(p));
+                if let Some(typed) = typed {
+                    seen += 1;
+                    let parsed = parse(typed);
+                    assert!(parsed.is_ok(), "{}: {line}: {}", path.display(), parsed.unwrap_err());
+                }
+            }
+        }
+        assert!(seen > 20, "{seen} commands");
     }
 
     #[test]
