@@ -124,6 +124,7 @@ fn every_output_fits_its_schema() {
     held.run(&folder, "check", &["check", &ptx, "--launch", &launch, "--quick"]);
     held.run(&folder, "check", &["check", &racy, "--launch", &launch, "--quick"]);
     held.run(&folder, "explain", &["explain", &ptx, "--launch", &launch]);
+    held.run(&folder, "explain", &["explain", &ptx, "--launch", &launch, "--against", &racy]);
     held.run(&folder, "explain-problem", &["explain", "--problem", "1,8,512,64,f16", "--device", "h200"]);
     held.run(&folder, "version", &["version"]);
     held.run(&folder, "doctor", &["doctor"]);
