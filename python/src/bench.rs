@@ -57,7 +57,7 @@ pub fn bench_suites() -> Vec<(&'static str, Vec<Stated>)> {
 }
 
 /// A device, and the provenance that each row of a run carries.
-#[pyclass(frozen, module = "flashcore._flashcore")]
+#[pyclass(frozen, module = "flashcore_attn._flashcore")]
 pub struct Session {
     gpu: Arc<Gpu>,
     stream: Stream,
@@ -129,7 +129,7 @@ impl Session {
 }
 
 /// One problem and its contestants.
-#[pyclass(module = "flashcore._flashcore")]
+#[pyclass(module = "flashcore_attn._flashcore")]
 pub struct Race {
     session: Py<Session>,
     problem: Problem,

@@ -1,4 +1,4 @@
-//! Errors as Python classes: those of `flashcore._errors`. Each class is also a subclass of the builtin
+//! Errors as Python classes: those of `flashcore_attn._errors`. Each class is also a subclass of the builtin
 //! exception that a Python programmer would catch.
 
 use cpu::CpuError;
@@ -155,7 +155,7 @@ impl From<Error> for PyErr {
         }
         let (class, message) = (error.class(), error.to_string());
         Python::attach(|py| {
-            let class = py.import("flashcore._errors").and_then(|module| module.getattr(class));
+            let class = py.import("flashcore_attn._errors").and_then(|module| module.getattr(class));
             match class.and_then(|class| class.call1((&message,))) {
                 Ok(instance) => PyErr::from_value(instance),
                 Err(_) => PyRuntimeError::new_err(message), // the package is being torn down

@@ -1,8 +1,8 @@
-//! `flashcore._flashcore`: the Rust part of the Python package. The package reads addresses, shapes and
+//! `flashcore_attn._flashcore`: the Rust part of the Python package. The package reads addresses, shapes and
 //! strides from the caller's tensors and passes them here, so this crate neither links nor imports NumPy or
 //! PyTorch.
 //!
-//! The functions are private to the package. Other Python code calls `flashcore`, which checks that an
+//! The functions are private to the package. Other Python code calls `flashcore_attn`, which checks that an
 //! address belongs to a live tensor.
 
 mod bench;

@@ -28,7 +28,7 @@ pub fn model_problems() -> Vec<Stated> {
 }
 
 /// This CPU, and the provenance that each row of a run carries.
-#[pyclass(frozen, module = "flashcore._flashcore")]
+#[pyclass(frozen, module = "flashcore_attn._flashcore")]
 pub struct CpuSession {
     provenance: Provenance,
 }

@@ -38,7 +38,7 @@ def bf16():
 @pytest.fixture
 def pretended_gpu(monkeypatch):
     """The way of a CUDA call, with the CPU kernels where Rust would launch: tensors say that they are on device -1."""
-    from flashcore import _cuda, _flashcore, _torch
+    from flashcore_attn import _cuda, _flashcore, _torch
 
     def enqueue(q, k, v, out, lse, heads, code, terms, device, stream):
         assert (device, stream) == (-1, 7)

@@ -7,13 +7,13 @@ import xml.etree.ElementTree as ElementTree
 
 import pytest
 
-from flashcore import _flashcore
-from flashcore.bench._problem import Problem
+from flashcore_attn import _flashcore
+from flashcore_attn.bench._problem import Problem
 
 torch = pytest.importorskip("torch")
 
-from flashcore.bench import __main__ as command  # noqa: E402
-from flashcore.bench import _peers, _plot, _race, _table  # noqa: E402
+from flashcore_attn.bench import __main__ as command  # noqa: E402
+from flashcore_attn.bench import _peers, _plot, _race, _table  # noqa: E402
 
 
 def test_problems_are_parsed():

@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-import flashcore
+import flashcore_attn
 
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.needs_cuda
@@ -24,10 +24,10 @@ def exact(q, k, v):
 
 def test_a_graph_captures_and_replays():
     q, k, v = three()
-    flashcore.scaled_dot_product_attention(q, k, v)
+    flashcore_attn.scaled_dot_product_attention(q, k, v)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        out = flashcore.scaled_dot_product_attention(q, k, v)
+        out = flashcore_attn.scaled_dot_product_attention(q, k, v)
     for seed in (1, 2):
         for tensor, fresh in zip((q, k, v), three(seed=seed)):
             tensor.copy_(fresh)
@@ -41,7 +41,7 @@ def test_a_first_call_may_be_inside_a_capture():
     q, k, v = three(rows=333)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        out = flashcore.scaled_dot_product_attention(q, k, v, scale=0.11)
+        out = flashcore_attn.scaled_dot_product_attention(q, k, v, scale=0.11)
     graph.replay()
     torch.cuda.synchronize()
     want = torch.nn.functional.scaled_dot_product_attention(q.double(), k.double(), v.double(), scale=0.11)
@@ -58,18 +58,18 @@ def test_the_current_stream_is_used():
         torch.cuda._sleep(50_000_000)
         for tensor, new in zip((q, k, v), fresh):
             tensor.copy_(new)
-        out = flashcore.scaled_dot_product_attention(q, k, v)
+        out = flashcore_attn.scaled_dot_product_attention(q, k, v)
     side.synchronize()
     assert (out.double() - exact(*fresh)).abs().max().item() < 3e-3
 
 
 def test_nothing_waits_for_the_device():
     q, k, v = three()
-    flashcore.scaled_dot_product_attention(q, k, v)
+    flashcore_attn.scaled_dot_product_attention(q, k, v)
     torch.cuda.synchronize()
     torch.cuda._sleep(2_000_000_000)  # about a second
     start = time.perf_counter()
-    flashcore.scaled_dot_product_attention(q, k, v)
+    flashcore_attn.scaled_dot_product_attention(q, k, v)
     waited = time.perf_counter() - start
     torch.cuda.synchronize()
     assert waited < 0.2
@@ -77,29 +77,31 @@ def test_nothing_waits_for_the_device():
 
 def test_equal_bits_from_run_to_run():
     q, k, v = three(torch.bfloat16)
-    first = flashcore.scaled_dot_product_attention(q, k, v, is_causal=True)
-    assert all(torch.equal(first, flashcore.scaled_dot_product_attention(q, k, v, is_causal=True)) for _ in range(20))
+    first = flashcore_attn.scaled_dot_product_attention(q, k, v, is_causal=True)
+    assert all(
+        torch.equal(first, flashcore_attn.scaled_dot_product_attention(q, k, v, is_causal=True)) for _ in range(20)
+    )
 
 
 def test_devices_may_not_be_mixed():
     q, k, v = three()
     with pytest.raises(ValueError, match="k is on cpu, q on cuda:0"):
-        flashcore.scaled_dot_product_attention(q, k.cpu(), v)
+        flashcore_attn.scaled_dot_product_attention(q, k.cpu(), v)
     with pytest.raises(ValueError, match="k is on cuda:0, q on cpu"):
-        flashcore.scaled_dot_product_attention(q.cpu(), k, v)
+        flashcore_attn.scaled_dot_product_attention(q.cpu(), k, v)
 
 
 def test_what_no_kernel_computes_is_refused_and_leaves_the_device_usable():
     q, k, v = three()
     with pytest.raises(NotImplementedError, match="invalid value 'f32' for dtype.*expected"):
-        flashcore.scaled_dot_product_attention(q.float(), k.float(), v.float())
+        flashcore_attn.scaled_dot_product_attention(q.float(), k.float(), v.float())
     with pytest.raises(NotImplementedError, match="invalid value '12' for head_dim"):
-        flashcore.scaled_dot_product_attention(q[..., :12], k[..., :12], v)
-    flashcore.compat.reset_stats()
-    with flashcore.compat.enabled():
+        flashcore_attn.scaled_dot_product_attention(q[..., :12], k[..., :12], v)
+    flashcore_attn.compat.reset_stats()
+    with flashcore_attn.compat.enabled():
         torch.nn.functional.scaled_dot_product_attention(q.float(), k.float(), v.float())
-    assert list(flashcore.compat.stats()["reasons"].values()) == [1]
-    assert (flashcore.scaled_dot_product_attention(q, k, v).double() - exact(q, k, v)).abs().max().item() < 3e-3
+    assert list(flashcore_attn.compat.stats()["reasons"].values()) == [1]
+    assert (flashcore_attn.scaled_dot_product_attention(q, k, v).double() - exact(q, k, v)).abs().max().item() < 3e-3
 
 
 def test_negative_and_huge_strides():
@@ -107,7 +109,7 @@ def test_negative_and_huge_strides():
     huge = torch.empty((1 << 31) + 64 * 64, dtype=torch.float16, device="cuda")
     far = huge.as_strided((2, 8, 64, 64), (1 << 31, 0, 64, 1))
     far[:, 0].copy_(k[:, 0])
-    out = flashcore.scaled_dot_product_attention(q, far, v)
+    out = flashcore_attn.scaled_dot_product_attention(q, far, v)
     assert (out.double() - exact(q, far, v)).abs().max().item() < 3e-3
 
 
@@ -124,28 +126,28 @@ class OnlyDlpack:
 
 def test_arrays_of_other_libraries():
     q, k, v = three()
-    out = flashcore.scaled_dot_product_attention(*(OnlyDlpack(x) for x in (q, k, v)))
-    assert torch.equal(out, flashcore.scaled_dot_product_attention(q, k, v))
+    out = flashcore_attn.scaled_dot_product_attention(*(OnlyDlpack(x) for x in (q, k, v)))
+    assert torch.equal(out, flashcore_attn.scaled_dot_product_attention(q, k, v))
 
 
 def test_the_plan_is_told():
     q, k, v = (x.transpose(1, 2) for x in three())
     for asked in ({"causal": True}, {"window_size": (63, 0), "softcap": 20.0}):
-        told = flashcore.explain(q, k, v, **asked)
+        told = flashcore_attn.explain(q, k, v, **asked)
         assert told["registers"] > 0 and told["plan"] and told["why"]
 
 
 def test_cost_of_a_call(capsys):
-    """Prints the cost and asserts nothing. `python -m flashcore.bench host` measures it."""
+    """Prints the cost and asserts nothing. `python -m flashcore_attn.bench host` measures it."""
     q, k, v = three(batch=1)
     for _ in range(100):
-        flashcore.scaled_dot_product_attention(q, k, v)
+        flashcore_attn.scaled_dot_product_attention(q, k, v)
     torch.cuda.synchronize()
     samples = []
     for _ in range(20):
         start = time.perf_counter()
         for _ in range(50):
-            flashcore.scaled_dot_product_attention(q, k, v)
+            flashcore_attn.scaled_dot_product_attention(q, k, v)
         samples.append((time.perf_counter() - start) / 50 * 1e6)
         torch.cuda.synchronize()
     with capsys.disabled():

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-import flashcore
+import flashcore_attn
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -25,7 +25,7 @@ def examples():
 def test_examples_run(code, capsys):
     if "import torch" in code and importlib.util.find_spec("torch") is None:
         pytest.skip("no torch")
-    flashcore.compat.reset_stats()
+    flashcore_attn.compat.reset_stats()
     exec(compile(code, "example", "exec"), {})
     if "compat.stats()" in code:
         told = capsys.readouterr().out

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from conftest import TOLERANCE, bf16
 
-import flashcore
+import flashcore_attn
 
 # `pretended` takes the way of a CUDA tensor up to the launch, for which the CPU's kernels stand in.
 TENSORS = ["numpy"]
@@ -103,8 +103,8 @@ def test_windows_and_caps(tensors, dtype, softcap, shape):
         for causal in (False, True):
             asked = {"window_size": (left, right), "causal": causal, "softcap": softcap, "softmax_scale": scale}
             exact, exact_lse = attention(*map(tensors.array, (q, k, v)), left, 0 if causal else right, scale, softcap)
-            out, lse, _ = flashcore.flash_attn_func(q, k, v, return_attn_probs=True, **asked)
-            alone = flashcore.flash_attn_func(q, k, v, **asked)
+            out, lse, _ = flashcore_attn.flash_attn_func(q, k, v, return_attn_probs=True, **asked)
+            alone = flashcore_attn.flash_attn_func(q, k, v, **asked)
             assert out.shape == q.shape and out.dtype == q.dtype
             for result in (out, alone):  # without an LSE, a CPU may multiply 16-bit numbers as integers
                 worst = np.abs(tensors.array(result) - exact).max()
@@ -120,7 +120,7 @@ def test_rows_that_see_no_key(tensors, dtype):
     q, k, v = tensors.three(37, 5, 4, 2, 16, dtype)
     for softcap in (0.0, 3.0):
         for window in [(0, 0), (40, 0), (3, 20)]:
-            out, lse, _ = flashcore.flash_attn_func(
+            out, lse, _ = flashcore_attn.flash_attn_func(
                 q, k, v, window_size=window, softcap=softcap, return_attn_probs=True
             )
             blind = max(37 - 5 - window[1], 0)  # the own key of query i is i - 32
@@ -128,7 +128,7 @@ def test_rows_that_see_no_key(tensors, dtype):
             assert not out[:, :blind].any() and np.isneginf(lse[..., :blind]).all()
             assert out[:, blind:].any() and np.isfinite(lse[..., blind:]).all()
     # No key at all.
-    out, lse, _ = flashcore.flash_attn_func(
+    out, lse, _ = flashcore_attn.flash_attn_func(
         q, k[:, :0], v[:, :0], window_size=(3, 3), softcap=1.0, return_attn_probs=True
     )
     assert not tensors.array(out).any() and np.isneginf(tensors.array(lse)).all()
@@ -140,8 +140,8 @@ def test_causal_is_a_window(tensors):
         q, k, v = tensors.three(rows, keys, 4, 2, 32, "float16")
 
         def bits(q=q, k=k, v=v, **asked):
-            parts = flashcore.flash_attn_func(q, k, v, return_attn_probs=True, **asked)[:2]
-            return [tensors.bits(part) for part in (*parts, flashcore.flash_attn_func(q, k, v, **asked))]
+            parts = flashcore_attn.flash_attn_func(q, k, v, return_attn_probs=True, **asked)[:2]
+            return [tensors.bits(part) for part in (*parts, flashcore_attn.flash_attn_func(q, k, v, **asked))]
 
         causal = bits(causal=True)
         assert bits(window_size=(-1, 0)) == causal
@@ -154,9 +154,9 @@ def test_causal_is_a_window(tensors):
 def test_hidden_keys_do_not_matter(tensors):
     q, k, v = tensors.three(64, 64, 2, 2, 32, "float16")
     window = {"window_size": (7, 3), "softcap": 4.0}
-    expected = tensors.bits(flashcore.flash_attn_func(q, k, v, **window)[:, :40])
+    expected = tensors.bits(flashcore_attn.flash_attn_func(q, k, v, **window)[:, :40])
     k[:, 50:] = v[:, 50:] = 1000.0
-    assert tensors.bits(flashcore.flash_attn_func(q, k, v, **window)[:, :40]) == expected
+    assert tensors.bits(flashcore_attn.flash_attn_func(q, k, v, **window)[:, :40]) == expected
 
 
 ONE = np.ones((1, 8, 2, 16), np.float32)
@@ -195,19 +195,19 @@ REFUSED = [
 def test_refusals_name_the_argument(tensors):
     x = tensors.of(ONE, "float16")
     for asked, words in REFUSED:
-        with pytest.raises(flashcore.ArgumentError) as caught:
-            flashcore.flash_attn_func(x, x, x, **asked)
+        with pytest.raises(flashcore_attn.ArgumentError) as caught:
+            flashcore_attn.flash_attn_func(x, x, x, **asked)
         assert words in str(caught.value)
 
 
 @every_kind
 def test_numbers_of_other_kinds(tensors):
     q, k, v = tensors.three(20, 20, 2, 2, 16, "float16")
-    expected = tensors.bits(flashcore.flash_attn_func(q, k, v, window_size=(3, 2), softcap=5.0))
+    expected = tensors.bits(flashcore_attn.flash_attn_func(q, k, v, window_size=(3, 2), softcap=5.0))
     for window, cap in [([3, 2], 5), (np.array([3, 2]), np.float32(5)), ((np.int8(3), np.uint64(2)), np.float64(5))]:
-        assert tensors.bits(flashcore.flash_attn_func(q, k, v, window_size=window, softcap=cap)) == expected
-    whole = tensors.bits(flashcore.flash_attn_func(q, k, v))
-    assert tensors.bits(flashcore.flash_attn_func(q, k, v, softcap=-0.0)) == whole, "no cap"
+        assert tensors.bits(flashcore_attn.flash_attn_func(q, k, v, window_size=window, softcap=cap)) == expected
+    whole = tensors.bits(flashcore_attn.flash_attn_func(q, k, v))
+    assert tensors.bits(flashcore_attn.flash_attn_func(q, k, v, softcap=-0.0)) == whole, "no cap"
 
 
 class OnlyDlpack:
@@ -221,16 +221,16 @@ def test_dlpack():
     tensors = Tensors("numpy")
     q, k, v = tensors.three(20, 33, 4, 2, 16, "float32")
     asked = {"window_size": (3, 2), "softcap": 2.0, "return_attn_probs": True}
-    out, lse, _ = flashcore.flash_attn_func(*map(OnlyDlpack, (q, k, v)), **asked)
-    expected, expected_lse, _ = flashcore.flash_attn_func(q, k, v, **asked)
+    out, lse, _ = flashcore_attn.flash_attn_func(*map(OnlyDlpack, (q, k, v)), **asked)
+    expected, expected_lse, _ = flashcore_attn.flash_attn_func(q, k, v, **asked)
     assert (out == expected).all() and (lse == expected_lse).all()
     kv = np.stack([k, v], 2)
-    assert (flashcore.flash_attn_kvpacked_func(OnlyDlpack(q), OnlyDlpack(kv), **asked)[0] == expected).all()
+    assert (flashcore_attn.flash_attn_kvpacked_func(OnlyDlpack(q), OnlyDlpack(kv), **asked)[0] == expected).all()
     qkv = np.stack([q, q, q], 2)
-    packed = flashcore.flash_attn_qkvpacked_func(OnlyDlpack(qkv), causal=True)
-    assert (packed == flashcore.flash_attn_func(q, q, q, causal=True)).all()
+    packed = flashcore_attn.flash_attn_qkvpacked_func(OnlyDlpack(qkv), causal=True)
+    assert (packed == flashcore_attn.flash_attn_func(q, q, q, causal=True)).all()
     with pytest.raises(ValueError, match="^invalid value 'str' for the type of qkv: expected a PyTorch tensor"):
-        flashcore.flash_attn_qkvpacked_func("qkv")
+        flashcore_attn.flash_attn_qkvpacked_func("qkv")
 
 
 @every_kind
@@ -241,26 +241,26 @@ def test_packed_tensors(tensors, dtype, monkeypatch):
     q, kv = tensors.draw((2, 21, 8, 32), dtype, 8), tensors.draw((2, 50, 2, 4, 32), dtype, 9)
     options = (0.0, 0.25, True, (9, 0), 3.0, None, False, True)  # FlashAttention's order
     for ours, parts in [
-        (flashcore.flash_attn_qkvpacked_func(qkv, *options), [qkv[:, :, i] for i in range(3)]),
-        (flashcore.flash_attn_kvpacked_func(q, kv, *options), [q, kv[:, :, 0], kv[:, :, 1]]),
+        (flashcore_attn.flash_attn_qkvpacked_func(qkv, *options), [qkv[:, :, i] for i in range(3)]),
+        (flashcore_attn.flash_attn_kvpacked_func(q, kv, *options), [q, kv[:, :, 0], kv[:, :, 1]]),
     ]:
         exact, exact_lse = attention(*map(tensors.array, parts), 9, 0, 0.25, 3.0)
         assert np.abs(tensors.array(ours[0]) - exact).max() <= TOLERANCE[dtype]
         np.testing.assert_allclose(tensors.array(ours[1]), exact_lse, atol=2e-3)
         assert ours[2] is None
-        same = flashcore.flash_attn_func(*parts, *options)
+        same = flashcore_attn.flash_attn_func(*parts, *options)
         assert [tensors.bits(x) for x in ours[:2]] == [tensors.bits(x) for x in same[:2]]
 
 
 def test_packed_tensors_are_read_in_place(monkeypatch):
-    from flashcore import _flashcore, _numpy
+    from flashcore_attn import _flashcore, _numpy
 
     handed = []
     compute = _flashcore.attention_cpu
     recorded = lambda *arguments: handed.append(arguments[:3]) or compute(*arguments)  # noqa: E731
     monkeypatch.setattr(_numpy._flashcore, "attention_cpu", recorded)
     qkv = np.ones((2, 5, 3, 4, 32), np.float16)
-    flashcore.flash_attn_qkvpacked_func(qkv)
+    flashcore_attn.flash_attn_qkvpacked_func(qkv)
     assert [part[0] - qkv.ctypes.data for part in handed[0]] == [0, 4 * 32 * 2, 8 * 32 * 2]
 
 
@@ -269,11 +269,11 @@ def test_packed_refusals(tensors):
     x, q = tensors.of(np.ones((1, 8, 2, 2, 16), np.float32), "float16"), tensors.of(ONE, "float16")
     other = np.ones((1, 8, 2, 2, 16), np.float16) if tensors.kind != "numpy" else [[1.0]]
     for call, words in [
-        (lambda: flashcore.flash_attn_qkvpacked_func(x), "invalid value '(1, 8, 2, 2, 16)' for the shape of qkv"),
-        (lambda: flashcore.flash_attn_kvpacked_func(q, x[0]), "invalid value '(8, 2, 2, 16)' for the shape of kv"),
-        (lambda: flashcore.flash_attn_kvpacked_func(q, other), f"kv is a {type(other).__name__}, q a "),
+        (lambda: flashcore_attn.flash_attn_qkvpacked_func(x), "invalid value '(1, 8, 2, 2, 16)' for the shape of qkv"),
+        (lambda: flashcore_attn.flash_attn_kvpacked_func(q, x[0]), "invalid value '(8, 2, 2, 16)' for the shape of kv"),
+        (lambda: flashcore_attn.flash_attn_kvpacked_func(q, other), f"kv is a {type(other).__name__}, q a "),
     ]:
-        with pytest.raises(flashcore.ArgumentError) as caught:
+        with pytest.raises(flashcore_attn.ArgumentError) as caught:
             call()
         assert words in str(caught.value)
 
@@ -282,10 +282,10 @@ def test_gradients_are_refused():
     torch = pytest.importorskip("torch")
     qkv = torch.ones(1, 8, 3, 2, 16, requires_grad=True)
     for call in (
-        lambda: flashcore.flash_attn_qkvpacked_func(qkv, window_size=(2, 0)),
-        lambda: flashcore.flash_attn_func(*qkv.unbind(2), softcap=3.0),
+        lambda: flashcore_attn.flash_attn_qkvpacked_func(qkv, window_size=(2, 0)),
+        lambda: flashcore_attn.flash_attn_func(*qkv.unbind(2), softcap=3.0),
     ):
-        with pytest.raises(flashcore.UnsupportedError, match="requires grad"):
+        with pytest.raises(flashcore_attn.UnsupportedError, match="requires grad"):
             call()
 
 
@@ -293,8 +293,8 @@ def test_the_operator_refuses_bounds_that_are_no_number_of_keys():
     torch = pytest.importorskip("torch")
     q = torch.ones(1, 8, 2, 16)
     for bounds, words in [((-2, 0), "'-2' for before"), ((0, 2**32), "'4294967296' for after")]:
-        with pytest.raises(flashcore.ArgumentError, match=f"^invalid value {words}: expected -1 "):
-            torch.ops.flashcore.attention(q, q, q, 2, False, *bounds, None, 0.0, False)
+        with pytest.raises(flashcore_attn.ArgumentError, match=f"^invalid value {words}: expected -1 "):
+            torch.ops.flashcore_attn.attention(q, q, q, 2, False, *bounds, None, 0.0, False)
 
 
 def test_a_changed_window_compiles_nothing_anew():
@@ -306,12 +306,12 @@ def test_a_changed_window_compiles_nothing_anew():
 
     @torch.compile(fullgraph=True, backend=counter)
     def layer(q, k, v, window):
-        return flashcore.flash_attn_func(q, k, v, window_size=window, softcap=2.0, return_attn_probs=True)
+        return flashcore_attn.flash_attn_func(q, k, v, window_size=window, softcap=2.0, return_attn_probs=True)
 
     q, k, v = Tensors("torch").three(20, 33, 4, 2, 16, "float32")
     for window in [(3, 4), (5, 2), (30, 6), (8, 7), (2, 9)]:
         out, lse, _ = layer(q, k, v, window)
-        expected, expected_lse, _ = flashcore.flash_attn_func(
+        expected, expected_lse, _ = flashcore_attn.flash_attn_func(
             q, k, v, window_size=window, softcap=2.0, return_attn_probs=True
         )
         assert torch.equal(out, expected) and torch.equal(lse, expected_lse)

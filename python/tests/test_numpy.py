@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from conftest import TOLERANCE, bf16, reference
 
-import flashcore
+import flashcore_attn
 
 DTYPES = ["float32", "float16", "bfloat16"]
 
@@ -37,14 +37,14 @@ def close(ours, exact, dtype):
 def test_flash_attn_func(dtype, causal, rows, keys, heads, heads_k, dim):
     q = draw((2, rows, heads, dim), dtype, 1)
     k, v = draw((2, keys, heads_k, dim), dtype, 2), draw((2, keys, heads_k, dim), dtype, 3)
-    out, lse, probabilities = flashcore.flash_attn_func(q, k, v, causal=causal, return_attn_probs=True)
+    out, lse, probabilities = flashcore_attn.flash_attn_func(q, k, v, causal=causal, return_attn_probs=True)
     exact, exact_lse = reference(bhsd(q), bhsd(k), bhsd(v), causal)
     assert out.shape == q.shape and out.dtype == q.dtype and probabilities is None
     assert lse.shape == (2, heads, rows) and lse.dtype == np.float32
     close(bhsd(out), exact, dtype)
     np.testing.assert_allclose(lse, exact_lse, atol=2e-5)
     # Without an LSE, 16-bit inputs may be multiplied as integers. Repeated calls give equal bits.
-    alone, again = (flashcore.flash_attn_func(q, k, v, causal=causal) for _ in range(2))
+    alone, again = (flashcore_attn.flash_attn_func(q, k, v, causal=causal) for _ in range(2))
     close(bhsd(alone), exact, dtype)
     assert again.tobytes() == alone.tobytes()
 
@@ -57,29 +57,29 @@ def test_causal_is_aligned_as_pytorch_does(rows, keys):
         draw((2, 3, keys, 8), "float32", 3),
     )
     exact, _ = reference(q, k, v, causal=True, top_left=True)
-    close(flashcore.scaled_dot_product_attention(q, k, v, is_causal=True), exact, "float32")
+    close(flashcore_attn.scaled_dot_product_attention(q, k, v, is_causal=True), exact, "float32")
 
 
 def test_leading_dimensions_broadcast():
     q, k, v = draw((5, 1, 3, 6, 16), "float32", 1), draw((2, 3, 7, 16), "float32", 2), draw((7, 4), "float32", 3)
-    out = flashcore.scaled_dot_product_attention(q, k, v)
+    out = flashcore_attn.scaled_dot_product_attention(q, k, v)
     wide = [np.broadcast_to(x, (5, 2, 3, *x.shape[-2:])).reshape(10, 3, *x.shape[-2:]) for x in (q, k, v)]
     assert out.shape == (5, 2, 3, 6, 4)
     close(out.reshape(10, 3, 6, 4), reference(*wide)[0], "float32")
-    out = flashcore.scaled_dot_product_attention(q[0, 0], k, v, is_causal=True)
+    out = flashcore_attn.scaled_dot_product_attention(q[0, 0], k, v, is_causal=True)
     assert out.shape == (2, 3, 6, 4)
-    out = flashcore.scaled_dot_product_attention(q[0, 0, 0], k[0, 0], v)
+    out = flashcore_attn.scaled_dot_product_attention(q[0, 0, 0], k[0, 0], v)
     assert out.shape == (6, 4)
 
 
 def test_grouped_queries():
     q, k = draw((2, 6, 9, 16), "float32", 1), draw((2, 2, 9, 16), "float32", 2)
-    out = flashcore.scaled_dot_product_attention(q, k, k, enable_gqa=True)
+    out = flashcore_attn.scaled_dot_product_attention(q, k, k, enable_gqa=True)
     close(out, reference(q, k, k)[0], "float32")
     with pytest.raises(ValueError, match="enable_gqa=True"):
-        flashcore.scaled_dot_product_attention(q, k, k)
+        flashcore_attn.scaled_dot_product_attention(q, k, k)
     with pytest.raises(ValueError, match="6, 4 and 4 heads"):
-        flashcore.scaled_dot_product_attention(
+        flashcore_attn.scaled_dot_product_attention(
             q, draw((2, 4, 9, 16), "float32", 2), draw((2, 4, 9, 16), "float32", 2), enable_gqa=True
         )
 
@@ -94,7 +94,7 @@ def test_strides_of_every_kind():
         "last dimension strided": (np.asfortranarray(q), np.repeat(k, 2, axis=-1)[..., ::2], v),
     }
     for name, (q, k, v) in views.items():
-        out = flashcore.flash_attn_func(q, k, v, causal=True)
+        out = flashcore_attn.flash_attn_func(q, k, v, causal=True)
         exact, _ = reference(bhsd(q), bhsd(k), bhsd(v), causal=True)
         assert np.abs(bhsd(out) - exact).max() < TOLERANCE["float16"], name
 
@@ -103,23 +103,23 @@ def test_misaligned_and_odd_strides():
     raw = np.zeros(2 * 8 * 2 * 16 * 4 + 1, np.uint8)
     x = raw[1:].view(np.float32).reshape(2, 8, 2, 16)
     x[:] = draw(x.shape, "float32", 1)
-    close(bhsd(flashcore.flash_attn_func(x, x, x)), reference(*[bhsd(x)] * 3)[0], "float32")
+    close(bhsd(flashcore_attn.flash_attn_func(x, x, x)), reference(*[bhsd(x)] * 3)[0], "float32")
     fields = np.zeros((2, 8, 2), np.dtype([("tag", "u1"), ("row", "f4", (16,))]))
     fields["row"] = x
     row = fields["row"]
-    close(bhsd(flashcore.flash_attn_func(row, row, row)), reference(*[bhsd(x)] * 3)[0], "float32")
+    close(bhsd(flashcore_attn.flash_attn_func(row, row, row)), reference(*[bhsd(x)] * 3)[0], "float32")
 
 
 def test_nothing_to_do():
     empty = np.zeros((0, 8, 2, 16), np.float16)
-    assert flashcore.flash_attn_func(empty, empty, empty).shape == (0, 8, 2, 16)
+    assert flashcore_attn.flash_attn_func(empty, empty, empty).shape == (0, 8, 2, 16)
     q, k = np.ones((1, 4, 2, 16), np.float32), np.ones((1, 0, 2, 16), np.float32)
-    out, lse, _ = flashcore.flash_attn_func(q, k, k, return_attn_probs=True)
+    out, lse, _ = flashcore_attn.flash_attn_func(q, k, k, return_attn_probs=True)
     assert not out.any() and np.isneginf(lse).all()
     none = q[:, :0]
-    assert flashcore.flash_attn_func(none, q, q).shape == (1, 0, 2, 16)
+    assert flashcore_attn.flash_attn_func(none, q, q).shape == (1, 0, 2, 16)
     headless = q[:, :, :0]
-    assert flashcore.flash_attn_func(headless, headless, headless).shape == (1, 4, 0, 16)
+    assert flashcore_attn.flash_attn_func(headless, headless, headless).shape == (1, 4, 0, 16)
 
 
 def test_an_empty_output_is_checked_too():
@@ -133,20 +133,20 @@ def test_an_empty_output_is_checked_too():
         (x, x, x[..., :0], {"return_attn_probs": True}, "invalid value '0' for head_dim_v"),
     ]:
         with pytest.raises(ValueError, match=words):
-            flashcore.flash_attn_func(q, k, v, **options)
+            flashcore_attn.flash_attn_func(q, k, v, **options)
 
 
 def test_a_mask_is_not_ignored():
     x = np.ma.masked_less(draw((1, 4, 2, 16), "float32", 1), 0)
     with pytest.raises(NotImplementedError, match="^invalid value 'MaskedArray' for the type of k"):
-        flashcore.flash_attn_func(x.data, x, x)
+        flashcore_attn.flash_attn_func(x.data, x, x)
 
 
 def test_inputs_may_be_read_only():
     q = draw((1, 8, 2, 16), "float32", 1)
-    expected = flashcore.flash_attn_func(q, q, q)
+    expected = flashcore_attn.flash_attn_func(q, q, q)
     q.flags.writeable = False
-    assert (flashcore.flash_attn_func(q, q, q) == expected).all()
+    assert (flashcore_attn.flash_attn_func(q, q, q) == expected).all()
 
 
 ONE = np.ones((1, 8, 2, 16), np.float32)
@@ -173,44 +173,44 @@ ONE = np.ones((1, 8, 2, 16), np.float32)
 def test_refusals_name_the_argument(arguments, error, words):
     arguments = {"q": ONE, "k": ONE, "v": ONE, **arguments}
     with pytest.raises(error, match=words) as caught:
-        flashcore.flash_attn_func(**arguments)
-    assert isinstance(caught.value, flashcore.FlashCoreError)
+        flashcore_attn.flash_attn_func(**arguments)
+    assert isinstance(caught.value, flashcore_attn.FlashCoreError)
 
 
 def test_sdpa_refusals():
     with pytest.raises(NotImplementedError, match="^invalid value 'a ndarray' for attn_mask: expected None"):
-        flashcore.scaled_dot_product_attention(ONE, ONE, ONE, attn_mask=np.ones((8, 8), bool))
+        flashcore_attn.scaled_dot_product_attention(ONE, ONE, ONE, attn_mask=np.ones((8, 8), bool))
     with pytest.raises(ValueError, match="^invalid value 'x' for scale: expected a number"):
-        flashcore.scaled_dot_product_attention(ONE, ONE, ONE, scale="x")
+        flashcore_attn.scaled_dot_product_attention(ONE, ONE, ONE, scale="x")
     with pytest.raises(ValueError, match="^invalid value 'yes' for is_causal: expected True or False"):
-        flashcore.scaled_dot_product_attention(ONE, ONE, ONE, is_causal="yes")
+        flashcore_attn.scaled_dot_product_attention(ONE, ONE, ONE, is_causal="yes")
     with pytest.raises(ValueError, match="leading dimensions do not broadcast"):
-        flashcore.scaled_dot_product_attention(np.ones((3, 8, 16), np.float32), ONE, ONE)
+        flashcore_attn.scaled_dot_product_attention(np.ones((3, 8, 16), np.float32), ONE, ONE)
     with pytest.raises(ValueError, match="query has 1 dimensions"):
-        flashcore.scaled_dot_product_attention(np.ones(16, np.float32), ONE, ONE)
+        flashcore_attn.scaled_dot_product_attention(np.ones(16, np.float32), ONE, ONE)
 
 
 def test_flags_of_other_kinds_of_bool():
-    causal = flashcore.flash_attn_func(ONE, ONE, ONE, causal=True)
+    causal = flashcore_attn.flash_attn_func(ONE, ONE, ONE, causal=True)
     for flag in (1, np.True_):
-        assert (flashcore.flash_attn_func(ONE, ONE, ONE, causal=flag) == causal).all()
+        assert (flashcore_attn.flash_attn_func(ONE, ONE, ONE, causal=flag) == causal).all()
 
 
 def test_explain_says_what_it_was_given():
     with pytest.raises(NotImplementedError, match="CUDA tensors of PyTorch's; q is a ndarray"):
-        flashcore.explain(ONE, ONE, ONE)
+        flashcore_attn.explain(ONE, ONE, ONE)
 
 
 def test_compat_without_torch_says_so():
     code = """
 import sys
 sys.modules["torch"] = None
-import flashcore
-flashcore.compat.disable()
+import flashcore_attn
+flashcore_attn.compat.disable()
 try:
-    with flashcore.compat.enabled():
+    with flashcore_attn.compat.enabled():
         pass
-except flashcore.UnsupportedError as error:
+except flashcore_attn.UnsupportedError as error:
     print(error)
 """
     said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
@@ -221,10 +221,10 @@ def test_problems_are_looked_at_before_a_cluster_is_started():
     code = """
 import sys
 sys.modules["ray"] = None
-import flashcore.ray
+import flashcore_attn.ray
 try:
-    flashcore.ray.evolve("foo", candidates=1)
-except flashcore.ArgumentError as error:
+    flashcore_attn.ray.evolve("foo", candidates=1)
+except flashcore_attn.ArgumentError as error:
     print(error)
 """
     said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
@@ -251,11 +251,11 @@ class OnTheMoon(OnlyDlpack):
 
 def test_dlpack():
     q = draw((1, 8, 2, 16), "float32", 1)
-    expected = flashcore.flash_attn_func(q, q, q)
-    out = flashcore.flash_attn_func(*[OnlyDlpack(q)] * 3)
+    expected = flashcore_attn.flash_attn_func(q, q, q)
+    out = flashcore_attn.flash_attn_func(*[OnlyDlpack(q)] * 3)
     assert isinstance(out, np.ndarray) and (out == expected).all()
     with pytest.raises(NotImplementedError, match="^invalid value '12' for the DLPack device type of q"):
-        flashcore.flash_attn_func(*[OnTheMoon(q)] * 3)
+        flashcore_attn.flash_attn_func(*[OnTheMoon(q)] * 3)
 
 
 class OnlyInterface:
@@ -267,8 +267,8 @@ class OnlyInterface:
 
 def test_the_array_interface_is_enough():
     q = draw((1, 8, 2, 16), "float32", 1)
-    out = flashcore.flash_attn_func(*[OnlyInterface(q)] * 3)
-    assert np.array_equal(out, flashcore.flash_attn_func(q, q, q))
+    out = flashcore_attn.flash_attn_func(*[OnlyInterface(q)] * 3)
+    assert np.array_equal(out, flashcore_attn.flash_attn_func(q, q, q))
 
 
 class LiesOnShape(np.ndarray):
@@ -279,25 +279,25 @@ class LiesOnShape(np.ndarray):
 def test_a_subclass_is_as_large_as_its_memory():
     q, k = draw((1, 4, 2, 16), "float32", 1), draw((1, 64, 2, 16), "float32", 2)
     lying = k.view(LiesOnShape)
-    assert np.array_equal(flashcore.flash_attn_func(q, lying, lying), flashcore.flash_attn_func(q, k, k))
+    assert np.array_equal(flashcore_attn.flash_attn_func(q, lying, lying), flashcore_attn.flash_attn_func(q, k, k))
 
 
 def test_a_scale_beyond_every_float_is_refused():
     q = draw((1, 4, 2, 8), "float32", 1)
     for scale in (10**400, -(10**5000)):
         with pytest.raises(
-            flashcore.ArgumentError, match="^invalid value 'an integer of [0-9]+ bits' for softmax_scale"
+            flashcore_attn.ArgumentError, match="^invalid value 'an integer of [0-9]+ bits' for softmax_scale"
         ):
-            flashcore.flash_attn_func(q, q, q, softmax_scale=scale)
+            flashcore_attn.flash_attn_func(q, q, q, softmax_scale=scale)
 
 
 FORK = """
-import os, sys, numpy as np, flashcore
+import os, sys, numpy as np, flashcore_attn
 q = np.random.default_rng(1).standard_normal((1, 512, 8, 32), dtype="float32")
-expected = flashcore.flash_attn_func(q, q, q) if sys.argv[1] == "after" else None
+expected = flashcore_attn.flash_attn_func(q, q, q) if sys.argv[1] == "after" else None
 child = os.fork()
 if child == 0:
-    out = flashcore.flash_attn_func(q, q, q)
+    out = flashcore_attn.flash_attn_func(q, q, q)
     threads = len(os.listdir("/proc/self/task"))
     same = expected is None or np.array_equal(out, expected)
     os._exit(0 if same and threads > 1 else 1)
@@ -315,11 +315,11 @@ def test_a_forked_child_computes_on_threads_of_its_own(when):
 
 
 def test_neither_numpy_nor_torch_is_imported_for_us():
-    code = "import flashcore, sys; print([m for m in ('numpy', 'torch') if m in sys.modules])"
+    code = "import flashcore_attn, sys; print([m for m in ('numpy', 'torch') if m in sys.modules])"
     listed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     assert listed.strip() == "[]"
 
 
 def test_doctor(capsys):
-    lines = flashcore.doctor()
+    lines = flashcore_attn.doctor()
     assert "threads" in lines["cpu"] and lines["cpu"] in capsys.readouterr().out

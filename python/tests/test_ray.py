@@ -11,14 +11,14 @@ from pathlib import Path
 
 import pytest
 
-import flashcore
-from flashcore import _flashcore
+import flashcore_attn
+from flashcore_attn import _flashcore
 
 ray = pytest.importorskip("ray", reason="Ray is not installed: pip install ray")
 
 from ray.cluster_utils import Cluster  # noqa: E402
 
-import flashcore.ray  # noqa: E402
+import flashcore_attn.ray  # noqa: E402
 
 PROBLEM = "1,1,64,64,f16"
 
@@ -72,10 +72,10 @@ def test_a_run_that_is_stopped_goes_on(cluster, tmp_path):
 
     wanted = {"candidates": 6, "held_out": [], "early_stop": False, "num_workers": 1}
     with pytest.raises(KeyboardInterrupt):
-        flashcore.ray.evolve(PROBLEM, "h200", ledger=ledger, progress=stop, **wanted)
+        flashcore_attn.ray.evolve(PROBLEM, "h200", ledger=ledger, progress=stop, **wanted)
     (line,) = json.loads(_flashcore.ledger_check(os.fspath(ledger)))["runs"]
     assert line["last"][1] == "stopped"
-    report = flashcore.ray.evolve(PROBLEM, "h200", ledger=ledger, resume=True)
+    report = flashcore_attn.ray.evolve(PROBLEM, "h200", ledger=ledger, resume=True)
     assert report["run"] == line["id"]
     (line,) = counted(ledger)["runs"]
     assert line["last"][1] == "finished" and line["candidates"] >= 6
@@ -102,17 +102,17 @@ def test_what_cannot_be_run_is_refused(cluster, tmp_path):
         ({"minutes": float("nan")}, "invalid value 'nan' for minutes"),
         ({"candidates": 1, "problem": "1,8,99999999999,64,f16"}, "invalid value '1,8,99999999999,64,f16' for problem"),
     ]:
-        with pytest.raises(flashcore.ArgumentError, match=says):
-            flashcore.ray.evolve(ledger=tmp_path / "flashcore.ledger", **wanted)
-    with pytest.raises(flashcore.LedgerError, match="no ledger here"):
-        flashcore.ray.evolve(ledger=tmp_path / "flashcore.ledger", resume=7)
+        with pytest.raises(flashcore_attn.ArgumentError, match=says):
+            flashcore_attn.ray.evolve(ledger=tmp_path / "flashcore.ledger", **wanted)
+    with pytest.raises(flashcore_attn.LedgerError, match="no ledger here"):
+        flashcore_attn.ray.evolve(ledger=tmp_path / "flashcore.ledger", resume=7)
     assert not (tmp_path / "flashcore.ledger").exists()
-    with pytest.raises(flashcore.UnsupportedError, match="no GPU"):
-        flashcore.ray.evolve(device="cuda", candidates=1, ledger=tmp_path / "flashcore.ledger")
+    with pytest.raises(flashcore_attn.UnsupportedError, match="no GPU"):
+        flashcore_attn.ray.evolve(device="cuda", candidates=1, ledger=tmp_path / "flashcore.ledger")
     text = tmp_path / "text"
     text.write_text("hello")
-    with pytest.raises(flashcore.LedgerError, match="not a FlashCore ledger"):
-        flashcore.ray.evolve(candidates=1, ledger=text)
+    with pytest.raises(flashcore_attn.LedgerError, match="not a FlashCore ledger"):
+        flashcore_attn.ray.evolve(candidates=1, ledger=text)
 
 
 TASK = {
@@ -165,10 +165,10 @@ class Run:
 
 def test_only_a_task_that_has_begun_can_hang(monkeypatch):
     clock = [0.0]
-    monkeypatch.setattr(flashcore.ray.time, "monotonic", lambda: clock[0])
+    monkeypatch.setattr(flashcore_attn.ray.time, "monotonic", lambda: clock[0])
     slow, run = Slow(), Run()
-    drive = flashcore.ray._Drive(run, slow, 600.0, None)
-    drive.flying[1] = flashcore.ray._Flight(json.dumps(TASK), 1)
+    drive = flashcore_attn.ray._Drive(run, slow, 600.0, None)
+    drive.flying[1] = flashcore_attn.ray._Flight(json.dumps(TASK), 1)
     for clock[0], begins, ended in [(1e4, [], []), (1e4, [1], []), (1e4 + 600, [], []), (1e4 + 601, [], [1])]:
         slow.begins = begins
         drive.wait()
@@ -182,10 +182,10 @@ def test_a_card_is_used_by_a_process_of_its_own_for_each_task(cluster, monkeypat
     def where(task, number, begun, version):
         return json.dumps([os.getpid(), ray.get_runtime_context().get_accelerator_ids()["GPU"]])
 
-    monkeypatch.setattr(flashcore.ray, "evaluate", where)
+    monkeypatch.setattr(flashcore_attn.ray, "evaluate", where)
     node = cluster.add_node(num_cpus=1, num_gpus=2)
     try:
-        place = flashcore.ray._Cluster("cuda", None, 0)
+        place = flashcore_attn.ray._Cluster("cuda", None, 0)
         found = [json.loads(ray.get(place.submit("", number, True))) for number in range(4)]
         assert len({pid for pid, _ in found}) == 4
         assert all(len(cards) == 1 for _, cards in found)
@@ -203,8 +203,8 @@ def test_a_wheel_without_the_search_says_how_to_build_one(monkeypatch, tmp_path)
 
 
 def test_a_node_of_another_version_is_told():
-    with pytest.raises(flashcore.UnsupportedError, match="the driver's has 0.0.0"):
-        flashcore.ray.evaluate("{}", 1, None, "0.0.0")
+    with pytest.raises(flashcore_attn.UnsupportedError, match="the driver's has 0.0.0"):
+        flashcore_attn.ray.evaluate("{}", 1, None, "0.0.0")
 
 
 def workers():
@@ -234,7 +234,7 @@ def test_a_run_survives_its_workers_and_a_node(cluster, tmp_path):
             cluster.remove_node(second, allow_graceful=False)
             fallen.append("node")
 
-    report = flashcore.ray.evolve(
+    report = flashcore_attn.ray.evolve(
         PROBLEM, "h200", candidates=10, ledger=ledger, num_workers=2, held_out=[], early_stop=False, progress=fell
     )
     assert fallen == ["worker", "node"]
@@ -244,6 +244,6 @@ def test_a_run_survives_its_workers_and_a_node(cluster, tmp_path):
     assert line["last"][1] == "finished" and line["candidates"] >= 10
     # A repeated answer is not recorded again.
     tasks = check["facts"]["outcome"]
-    again = flashcore.ray.evolve(PROBLEM, "h200", ledger=ledger, resume=line["id"])
+    again = flashcore_attn.ray.evolve(PROBLEM, "h200", ledger=ledger, resume=line["id"])
     assert again["baseline"] == report["baseline"]
     assert counted(ledger)["facts"]["outcome"] == tasks

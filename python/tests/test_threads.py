@@ -15,8 +15,8 @@ TENSOR = "__import__('torch').from_numpy(draw(512))"
 START = """
 import os, signal, sys, threading, time
 import numpy as np
-import flashcore
-F = flashcore.flash_attn_func
+import flashcore_attn
+F = flashcore_attn.flash_attn_func
 def draw(rows):
     return np.random.default_rng(1).standard_normal((1, rows, 8, 32), dtype="float32")
 def tasks():
@@ -45,9 +45,9 @@ def test_a_process_gets_as_many_threads_as_share_a_call(threads):
 
 
 def test_a_short_call_and_doctor_start_no_thread():
-    assert ran("before = tasks(); q = draw(8); F(q, q, q); flashcore.doctor(sys.stderr); print(tasks() - before)") == [
-        "0"
-    ]
+    assert ran(
+        "before = tasks(); q = draw(8); F(q, q, q); flashcore_attn.doctor(sys.stderr); print(tasks() - before)"
+    ) == ["0"]
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="the test needs root to switch to a user with a thread limit")

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-import flashcore
+import flashcore_attn
 
 torch = pytest.importorskip("torch")
 F = torch.nn.functional
@@ -66,14 +66,16 @@ def close(ours, exact, dtype):
 def test_flash_attn_func(device, dtype, dim, causal, rows, keys, heads, heads_k):
     q, k, v = three(device, dtype, rows, keys, heads, heads_k, dim, transposed=True)
     arguments = [x.transpose(1, 2) for x in (q, k, v)]
-    out, lse, _ = flashcore.flash_attn_func(*arguments, causal=causal, return_attn_probs=True)
+    out, lse, _ = flashcore_attn.flash_attn_func(*arguments, causal=causal, return_attn_probs=True)
     exact, exact_lse = reference(q, k, v, causal)
     assert out.dtype == dtype and out.device == q.device and out.shape == arguments[0].shape and out.is_contiguous()
     close(out.transpose(1, 2), exact, dtype)
     assert lse.dtype == torch.float32 and lse.shape == (2, heads, rows)
     torch.testing.assert_close(lse.double(), exact_lse, atol=2e-3, rtol=1e-5)
-    alone = flashcore.flash_attn_func(*arguments, causal=causal)
-    assert torch.equal(flashcore.flash_attn_func(*arguments, causal=causal), alone), "bits are the same from run to run"
+    alone = flashcore_attn.flash_attn_func(*arguments, causal=causal)
+    assert torch.equal(flashcore_attn.flash_attn_func(*arguments, causal=causal), alone), (
+        "bits are the same from run to run"
+    )
     # On a CPU, 16-bit numbers may be multiplied as integers if the log-sum-exp is not requested.
     if device == "cpu" and dtype != torch.float32:
         close(alone.transpose(1, 2), exact, dtype)
@@ -87,7 +89,7 @@ def test_flash_attn_func(device, dtype, dim, causal, rows, keys, heads, heads_k)
 def test_sdpa(device, dtype, dim, rows, keys, transposed):
     q, k, v = three(device, dtype, rows, keys, 8, 2, dim, transposed=transposed)
     for causal in (False, True):
-        out = flashcore.scaled_dot_product_attention(q, k, v, is_causal=causal, scale=0.2, enable_gqa=True)
+        out = flashcore_attn.scaled_dot_product_attention(q, k, v, is_causal=causal, scale=0.2, enable_gqa=True)
         close(out, reference(q, k, v, causal, 0.2, top_left=True)[0], dtype)
         assert out.stride() == q.stride(), "the output is in q's order in memory"
 
@@ -109,7 +111,7 @@ def test_strides_of_every_kind(device):
         "every other row": [padded[:, :, ::2]] * 3,
     }
     for name, (q, k, v) in views.items():
-        out = flashcore.scaled_dot_product_attention(q, k, v, is_causal=True)
+        out = flashcore_attn.scaled_dot_product_attention(q, k, v, is_causal=True)
         worst = (out.double() - reference(q, k, v, True)[0]).abs().max().item()
         assert worst <= TOLERANCE[dtype], (name, worst)
 
@@ -121,7 +123,7 @@ def test_strides_of_every_kind(device):
 ])  # fmt: skip
 def test_shapes_broadcast_as_in_pytorch(device, shapes):
     q, k, v = (draw(*shape, dtype=torch.float16, device=device, seed=i) for i, shape in enumerate(shapes))
-    out = flashcore.scaled_dot_product_attention(q, k, v)
+    out = flashcore_attn.scaled_dot_product_attention(q, k, v)
     wide = TORCH_SDPA(q.double(), k.double(), v.double())
     assert out.shape == wide.shape
     close(out, wide, torch.float16)
@@ -134,8 +136,8 @@ def test_compiled_without_a_break(device, causal):
     q, k, v = three(device, dtype, transposed=True)
 
     def layer(q, k, v):
-        out = flashcore.scaled_dot_product_attention(q * 1.0, k, v, is_causal=causal)
-        flash, lse, _ = flashcore.flash_attn_func(
+        out = flashcore_attn.scaled_dot_product_attention(q * 1.0, k, v, is_causal=causal)
+        flash, lse, _ = flashcore_attn.flash_attn_func(
             *(x.transpose(1, 2) for x in (q, k, v)), causal=causal, return_attn_probs=True
         )
         return out + flash.transpose(1, 2), lse
@@ -151,7 +153,9 @@ def test_compiled_without_a_break(device, causal):
 
 def test_compiled_with_shapes_that_change():
     torch._dynamo.reset()
-    compiled = torch.compile(flashcore.scaled_dot_product_attention, fullgraph=True, dynamic=True, backend="aot_eager")
+    compiled = torch.compile(
+        flashcore_attn.scaled_dot_product_attention, fullgraph=True, dynamic=True, backend="aot_eager"
+    )
     for rows in (5, 64, 77):
         q, k, v = three("cpu", torch.float32, rows, rows)
         close(compiled(q, k, v), reference(q, k, v)[0], torch.float32)
@@ -160,9 +164,9 @@ def test_compiled_with_shapes_that_change():
 def test_compiled_first_thing_in_a_process():
     """Compiled before any eager call, with PyTorch imported after FlashCore."""
     code = """
-import flashcore, torch
+import flashcore_attn, torch
 q = torch.randn(1, 2, 8, 16)
-f = torch.compile(lambda q: flashcore.scaled_dot_product_attention(q, q, q), fullgraph=True, backend="aot_eager")
+f = torch.compile(lambda q: flashcore_attn.scaled_dot_product_attention(q, q, q), fullgraph=True, backend="aot_eager")
 print((f(q) - torch.nn.functional.scaled_dot_product_attention(q, q, q)).abs().max().item() < 1e-5)
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
@@ -176,9 +180,9 @@ def test_operator_passes_pytorchs_own_checks(device):
     q, k, v = three(device, torch.float16, 33, 33, dim=32)
     checks = ("test_schema", "test_faketensor", "test_aot_dispatch_static")
     for want_lse in (False, True):
-        flashcore.scaled_dot_product_attention(q, k, v)
+        flashcore_attn.scaled_dot_product_attention(q, k, v)
         for terms in [(False, -1, -1, None, 0.0), (True, -1, 0, 0.3, 0.0), (False, 5, 2, None, 3.0)]:
-            library.opcheck(torch.ops.flashcore.attention, (q, k, v, 1, *terms, want_lse), test_utils=checks)
+            library.opcheck(torch.ops.flashcore_attn.attention, (q, k, v, 1, *terms, want_lse), test_utils=checks)
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -186,11 +190,11 @@ def test_fake_and_meta_tensors(device):
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     q, k, v = three(device, torch.float16, transposed=True)
-    real = flashcore.scaled_dot_product_attention(q, k, v)
+    real = flashcore_attn.scaled_dot_product_attention(q, k, v)
     with FakeTensorMode() as mode:
-        fake = flashcore.scaled_dot_product_attention(*(mode.from_tensor(x) for x in (q, k, v)))
+        fake = flashcore_attn.scaled_dot_product_attention(*(mode.from_tensor(x) for x in (q, k, v)))
     assert (fake.shape, fake.stride(), fake.dtype) == (real.shape, real.stride(), real.dtype)
-    meta = flashcore.scaled_dot_product_attention(*(x.to("meta") for x in (q, k, v)))
+    meta = flashcore_attn.scaled_dot_product_attention(*(x.to("meta") for x in (q, k, v)))
     assert meta.is_meta and meta.shape == real.shape
 
 
@@ -198,28 +202,28 @@ def test_fake_and_meta_tensors(device):
 def test_autocast(device):
     q, k, v = three(device, torch.float32)
     with torch.autocast(device, torch.bfloat16):
-        assert flashcore.scaled_dot_product_attention(q, k, v).dtype == torch.bfloat16
+        assert flashcore_attn.scaled_dot_product_attention(q, k, v).dtype == torch.bfloat16
 
 
 @pytest.mark.parametrize("device", DEVICES)
 def test_gradients_are_refused(device):
     q, k, v = three(device, torch.float16)
     with pytest.raises(NotImplementedError, match=r"requires grad.*torch.no_grad"):
-        flashcore.scaled_dot_product_attention(q, k.requires_grad_(), v)
+        flashcore_attn.scaled_dot_product_attention(q, k.requires_grad_(), v)
     with torch.no_grad():
-        assert not flashcore.scaled_dot_product_attention(q, k, v).requires_grad
+        assert not flashcore_attn.scaled_dot_product_attention(q, k, v).requires_grad
     parameter = torch.nn.Parameter(q)
     with torch.inference_mode():
-        flashcore.scaled_dot_product_attention(parameter, k, v)
+        flashcore_attn.scaled_dot_product_attention(parameter, k, v)
 
 
 @pytest.mark.parametrize("device", DEVICES)
 def test_nothing_to_do(device):
     q, k, v = three(device, torch.float16)
-    assert flashcore.scaled_dot_product_attention(q[:0], k[:0], v[:0]).shape == (0, 4, 96, 64)
-    assert flashcore.scaled_dot_product_attention(q[:, :, :0], k, v).shape == (2, 4, 0, 64)
+    assert flashcore_attn.scaled_dot_product_attention(q[:0], k[:0], v[:0]).shape == (0, 4, 96, 64)
+    assert flashcore_attn.scaled_dot_product_attention(q[:, :, :0], k, v).shape == (2, 4, 0, 64)
     x = [t.transpose(1, 2) for t in (q, k[:, :, :0], v[:, :, :0])]
-    out, lse, _ = flashcore.flash_attn_func(*x, return_attn_probs=True)
+    out, lse, _ = flashcore_attn.flash_attn_func(*x, return_attn_probs=True)
     assert not out.any() and torch.isneginf(lse).all()
 
 
@@ -240,13 +244,13 @@ def test_refusals(device):
     ]
     for arguments, error, words in refuse:
         with pytest.raises(error, match=words):
-            flashcore.scaled_dot_product_attention(*arguments)
+            flashcore_attn.scaled_dot_product_attention(*arguments)
     with pytest.raises(
         NotImplementedError, match="^invalid value 'torch.sparse_coo' for the layout of q: expected torch.strided"
     ):
-        flashcore.flash_attn_func(q.to_sparse(), k, v)
+        flashcore_attn.flash_attn_func(q.to_sparse(), k, v)
     with pytest.raises(ValueError, match="invalid value 'inf' for softmax_scale: expected a finite number"):
-        flashcore.flash_attn_func(q, k, v, softmax_scale=float("inf"))
+        flashcore_attn.flash_attn_func(q, k, v, softmax_scale=float("inf"))
 
 
 class TwoLayers(torch.nn.Module):
@@ -266,7 +270,7 @@ def slow_path():
     """nn.TransformerEncoderLayer without its fused C++ path, which would call no Python function."""
     enabled = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)
-    flashcore.compat.reset_stats()
+    flashcore_attn.compat.reset_stats()
     yield
     torch.backends.mha.set_fastpath_enabled(enabled)
 
@@ -277,10 +281,10 @@ def test_compat_reaches_a_model(device, slow_path):
     model, x = TwoLayers().to(device, dtype).eval(), draw(2, 50, 256, dtype=dtype, device=device)
     with torch.no_grad():
         expected = model(x)
-        with flashcore.compat.enabled():
+        with flashcore_attn.compat.enabled():
             out = model(x)
     torch.testing.assert_close(out, expected, atol=1e-2 if device == "cuda" else 1e-4, rtol=1e-2)
-    assert flashcore.compat.stats() == {"calls": 3, "flashcore": 3, "fallback": 0, "reasons": {}}
+    assert flashcore_attn.compat.stats() == {"calls": 3, "flashcore": 3, "fallback": 0, "reasons": {}}
     assert F.scaled_dot_product_attention is TORCH_SDPA
 
 
@@ -288,7 +292,7 @@ def test_compat_reaches_a_model(device, slow_path):
 def test_compat_falls_back_and_says_why(device, slow_path):
     q, k, v = three(device, torch.float16 if device == "cuda" else torch.float32)
     mask = torch.zeros(96, 96, device=device, dtype=q.dtype)
-    with flashcore.compat.enabled():
+    with flashcore_attn.compat.enabled():
         torch.testing.assert_close(F.scaled_dot_product_attention(q, k, v, attn_mask=mask), TORCH_SDPA(q, k, v, mask))
         F.scaled_dot_product_attention(q, k, v, dropout_p=0.5)
         F.scaled_dot_product_attention(q.double(), k.double(), v.double())
@@ -297,7 +301,7 @@ def test_compat_falls_back_and_says_why(device, slow_path):
         with pytest.raises(RuntimeError):
             F.scaled_dot_product_attention(q, k[..., :3], v)
     reasons = {"attn_mask": 1, "dropout_p": 1, "dtype torch.float64": 1, "requires_grad": 1, "ArgumentError": 1}
-    assert flashcore.compat.stats() == {"calls": 5, "flashcore": 0, "fallback": 5, "reasons": reasons}
+    assert flashcore_attn.compat.stats() == {"calls": 5, "flashcore": 0, "fallback": 5, "reasons": reasons}
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -308,26 +312,26 @@ def test_compat_under_compile(device, slow_path):
     def layer(q, k, v):
         return F.scaled_dot_product_attention(q, k, v, is_causal=True)
 
-    with flashcore.compat.enabled(), torch.no_grad():
+    with flashcore_attn.compat.enabled(), torch.no_grad():
         out = torch.compile(layer, fullgraph=True, backend="aot_eager")(q, k, v)
-    assert torch.equal(out, flashcore.scaled_dot_product_attention(q, k, v, is_causal=True))
+    assert torch.equal(out, flashcore_attn.scaled_dot_product_attention(q, k, v, is_causal=True))
 
 
 def test_compat_under_compile_leaves_alone_what_would_fail():
     torch._dynamo.reset()
     q, k, v = three("cpu", torch.float64)
     layer = torch.compile(lambda q, k, v: F.scaled_dot_product_attention(q, k, v), fullgraph=True, backend="aot_eager")
-    with flashcore.compat.enabled(), torch.no_grad():
+    with flashcore_attn.compat.enabled(), torch.no_grad():
         torch.testing.assert_close(layer(q, k, v), TORCH_SDPA(q, k, v))
         # The graph that exists for one type is not used for another type.
         q, k, v = (x.float() for x in (q, k, v))
-        assert torch.equal(layer(q, k, v), flashcore.scaled_dot_product_attention(q, k, v))
+        assert torch.equal(layer(q, k, v), flashcore_attn.scaled_dot_product_attention(q, k, v))
 
 
 def test_what_a_gpu_lacks_is_known_beforehand(monkeypatch):
     from torch._subclasses.fake_tensor import FakeTensorMode
 
-    from flashcore import _flashcore, _torch
+    from flashcore_attn import _flashcore, _torch
 
     asked = []
     monkeypatch.setattr(_flashcore, "check_gpu", asked.append)
@@ -347,7 +351,7 @@ def test_what_a_gpu_lacks_is_known_beforehand(monkeypatch):
             assert lacks(torch.float32, 64) is None
 
         def refuse(ordinal):
-            raise flashcore.UnsupportedError("sm_75 cannot be used; accepted: sm_80")
+            raise flashcore_attn.UnsupportedError("sm_75 cannot be used; accepted: sm_80")
 
         monkeypatch.setattr(_flashcore, "check_gpu", refuse)
         assert lacks(torch.float16, 64) == "UnsupportedError"
@@ -356,13 +360,13 @@ def test_what_a_gpu_lacks_is_known_beforehand(monkeypatch):
 @pytest.mark.filterwarnings("ignore")  # PyTorch's own, that tracing to TorchScript will go
 def test_traced_by_torch_jit(slow_path):
     inputs, others = three("cpu", torch.float32), [x.roll(1, 1) for x in three("cpu", torch.float32)]
-    traced = torch.jit.trace(lambda q, k, v: flashcore.scaled_dot_product_attention(q, k, v), inputs)
-    assert "flashcore::attention" in str(traced.graph)
+    traced = torch.jit.trace(lambda q, k, v: flashcore_attn.scaled_dot_product_attention(q, k, v), inputs)
+    assert "flashcore_attn::attention" in str(traced.graph)
     close(traced(*others), reference(*others)[0], torch.float32)
-    with flashcore.compat.enabled():
+    with flashcore_attn.compat.enabled():
         traced = torch.jit.trace(lambda q, k, v: F.scaled_dot_product_attention(q, k, v), inputs)
     assert "aten::scaled_dot_product_attention" in str(traced.graph)
-    assert set(flashcore.compat.stats()["reasons"]) == {"tracing"}
+    assert set(flashcore_attn.compat.stats()["reasons"]) == {"tracing"}
 
 
 class Attention(torch.nn.Module):
@@ -373,10 +377,10 @@ class Attention(torch.nn.Module):
 @pytest.mark.filterwarnings("ignore")
 def test_compat_leaves_scripts_and_symbolic_traces_alone(slow_path):
     inputs = three("cpu", torch.float32)
-    with flashcore.compat.enabled():
+    with flashcore_attn.compat.enabled():
         graph = torch.fx.symbolic_trace(Attention())
         scripted = torch.jit.script(Attention())
-    assert flashcore.compat.stats()["reasons"] == {"type Proxy": 1}
+    assert flashcore_attn.compat.stats()["reasons"] == {"type Proxy": 1}
     for module in (graph, scripted):
         torch.testing.assert_close(module(*inputs), TORCH_SDPA(*inputs))
 
@@ -394,21 +398,21 @@ class Tagged(torch.Tensor):
 
 def test_compat_leaves_subclasses_alone(slow_path):
     q, k, v = three("cpu", torch.float32)
-    with flashcore.compat.enabled():
+    with flashcore_attn.compat.enabled():
         F.scaled_dot_product_attention(q, k.as_subclass(Tagged), v)
     assert TORCH_SDPA in Tagged.seen
-    assert flashcore.compat.stats()["reasons"] == {"type Tagged": 1}
+    assert flashcore_attn.compat.stats()["reasons"] == {"type Tagged": 1}
 
 
 def test_compat_leaves_a_chosen_kernel_alone(slow_path):
     from torch.nn.attention import SDPBackend, sdpa_kernel
 
     q, k, v = three("cpu", torch.float32)
-    with flashcore.compat.enabled():
+    with flashcore_attn.compat.enabled():
         with sdpa_kernel(SDPBackend.MATH):
             assert torch.equal(F.scaled_dot_product_attention(q, k, v), TORCH_SDPA(q, k, v))
         F.scaled_dot_product_attention(q, k, v)
-    assert flashcore.compat.stats() == {"calls": 2, "flashcore": 1, "fallback": 1, "reasons": {"sdpa_kernel": 1}}
+    assert flashcore_attn.compat.stats() == {"calls": 2, "flashcore": 1, "fallback": 1, "reasons": {"sdpa_kernel": 1}}
 
 
 def test_forward_mode_derivatives_are_refused(slow_path):
@@ -419,15 +423,15 @@ def test_forward_mode_derivatives_are_refused(slow_path):
     with forward_ad.dual_level():
         dual = forward_ad.make_dual(q, torch.ones_like(q))
         with pytest.raises(NotImplementedError, match="forward-mode"):
-            flashcore.scaled_dot_product_attention(dual, k, v)
+            flashcore_attn.scaled_dot_product_attention(dual, k, v)
     with pytest.raises(NotImplementedError, match="forward-mode"):
-        torch.func.jvp(lambda q: flashcore.scaled_dot_product_attention(q, k, v), (q,), (q,))
+        torch.func.jvp(lambda q: flashcore_attn.scaled_dot_product_attention(q, k, v), (q,), (q,))
     with sdpa_kernel(SDPBackend.MATH):  # PyTorch's own derivatives
         expected = torch.func.jvp(lambda q: TORCH_SDPA(q, k, v), (q,), (q,))
-        with flashcore.compat.enabled():
+        with flashcore_attn.compat.enabled():
             ours = torch.func.jvp(lambda q: F.scaled_dot_product_attention(q, k, v), (q,), (q,))
     torch.testing.assert_close(ours, expected)
-    assert flashcore.compat.stats()["reasons"] == {"forward_ad": 1}
+    assert flashcore_attn.compat.stats()["reasons"] == {"forward_ad": 1}
 
 
 def test_compat_may_be_disabled_in_the_middle_of_a_call(monkeypatch):
@@ -435,11 +439,11 @@ def test_compat_may_be_disabled_in_the_middle_of_a_call(monkeypatch):
     q = draw(1, 1, 4, 8)
 
     def disable(*_):
-        flashcore.compat.disable()
+        flashcore_attn.compat.disable()
         return "disabled"
 
-    monkeypatch.setattr(flashcore.compat, "_unsupported_reason", disable)
-    flashcore.compat.enable()
+    monkeypatch.setattr(flashcore_attn.compat, "_unsupported_reason", disable)
+    flashcore_attn.compat.enable()
     torch.testing.assert_close(F.scaled_dot_product_attention(q, q, q), TORCH_SDPA(q, q, q))
     assert F.scaled_dot_product_attention is TORCH_SDPA
 
@@ -453,15 +457,15 @@ def ran(code):
 
 def test_an_old_pytorch_is_refused_by_name():
     code = """
-import torch, flashcore
+import torch, flashcore_attn
 torch.__version__ = torch.torch_version.TorchVersion("2.4.1")
 q = torch.ones(1, 1, 4, 8)
-for call in (flashcore.scaled_dot_product_attention, lambda *_: flashcore.compat.enable()):
+for call in (flashcore_attn.scaled_dot_product_attention, lambda *_: flashcore_attn.compat.enable()):
     try:
         call(q, q, q)
-    except flashcore.UnsupportedError as error:
+    except flashcore_attn.UnsupportedError as error:
         print(error)
-print(flashcore.doctor()["torch"])
+print(flashcore_attn.doctor()["torch"])
 """
     told = ran(code)
     assert told.count("PyTorch 2.4.1 is too old; needed is 2.5 or later") >= 3, told
@@ -470,8 +474,8 @@ print(flashcore.doctor()["torch"])
 def test_a_profiler_sees_the_operator():
     q = draw(2, 4, 16, 32)
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
-        flashcore.scaled_dot_product_attention(q, q, q)
-    assert "flashcore::attention" in {event.key for event in profile.key_averages()}
+        flashcore_attn.scaled_dot_product_attention(q, q, q)
+    assert "flashcore_attn::attention" in {event.key for event in profile.key_averages()}
 
 
 @pytest.mark.parametrize("transposed", [False, True])
@@ -481,29 +485,29 @@ def test_what_is_handed_to_the_gpu(pretended_gpu, transposed, dim_v):
     v = v[..., :dim_v]
     exact, exact_lse = reference(q, k, v, causal=True)
     bshd = [x.transpose(1, 2) for x in (q, k, v)]
-    out, lse, _ = flashcore.flash_attn_func(*bshd, causal=True, return_attn_probs=True)
+    out, lse, _ = flashcore_attn.flash_attn_func(*bshd, causal=True, return_attn_probs=True)
     close(out.transpose(1, 2), exact, torch.float16)
     torch.testing.assert_close(lse.double(), exact_lse, atol=2e-3, rtol=1e-5)
     assert out.transpose(1, 2).is_contiguous() != transposed
-    top_left = flashcore.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+    top_left = flashcore_attn.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
     close(top_left, reference(q, k, v, causal=True, top_left=True)[0], torch.float16)
     strided = [x.mT.contiguous().mT for x in (q, k, v)]
-    out = flashcore.scaled_dot_product_attention(*strided, enable_gqa=True)
+    out = flashcore_attn.scaled_dot_product_attention(*strided, enable_gqa=True)
     close(out, reference(q, k, v)[0], torch.float16)
     negated = torch.complex(torch.zeros_like(q, dtype=torch.float32), q.float()).conj().imag
     assert negated.is_neg()
-    out = flashcore.scaled_dot_product_attention(negated, k.float(), v.float(), enable_gqa=True)
+    out = flashcore_attn.scaled_dot_product_attention(negated, k.float(), v.float(), enable_gqa=True)
     close(out, reference(-q, k, v)[0], torch.float16)
 
 
 def test_memory_that_pytorch_keeps_unused_is_asked_back(pretended_gpu, monkeypatch):
-    from flashcore import _cuda
+    from flashcore_attn import _cuda
 
     enqueue, freed = _cuda._enqueue, []
 
     def full(*arguments):
         if not freed:
-            raise flashcore.DeviceMemoryError("out of memory: cuMemAlloc")
+            raise flashcore_attn.DeviceMemoryError("out of memory: cuMemAlloc")
         return enqueue(*arguments)
 
     capturing = [True]
@@ -512,26 +516,26 @@ def test_memory_that_pytorch_keeps_unused_is_asked_back(pretended_gpu, monkeypat
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: freed.append(1))
     q, k, v = three("cpu", torch.float16)
     with pytest.raises(MemoryError, match="out of memory"):
-        flashcore.scaled_dot_product_attention(q, k, v)
+        flashcore_attn.scaled_dot_product_attention(q, k, v)
     capturing[0] = False
-    close(flashcore.scaled_dot_product_attention(q, k, v), reference(q, k, v)[0], torch.float16)
+    close(flashcore_attn.scaled_dot_product_attention(q, k, v), reference(q, k, v)[0], torch.float16)
     assert freed == [1]
 
 
 def test_compat_nests():
-    flashcore.compat.disable()
+    flashcore_attn.compat.disable()
     assert F.scaled_dot_product_attention is TORCH_SDPA
-    flashcore.compat.enable()
-    with flashcore.compat.enabled():
+    flashcore_attn.compat.enable()
+    with flashcore_attn.compat.enabled():
         pass
     ours = F.scaled_dot_product_attention
     assert ours is not TORCH_SDPA
-    flashcore.compat.disable()
+    flashcore_attn.compat.disable()
     assert F.scaled_dot_product_attention is TORCH_SDPA
-    flashcore.compat.reset_stats()
+    flashcore_attn.compat.reset_stats()
     q = draw(1, 1, 4, 8)
     torch.testing.assert_close(ours(q, q, q), TORCH_SDPA(q, q, q))
-    assert flashcore.compat.stats()["calls"] == 0
+    assert flashcore_attn.compat.stats()["calls"] == 0
 
 
 def test_a_tensor_beyond_its_storage_is_refused_by_name():
@@ -542,32 +546,32 @@ def test_a_tensor_beyond_its_storage_is_refused_by_name():
         inputs = [whole, whole, whole]
         inputs[position] = x
         with pytest.raises(
-            flashcore.ArgumentError, match=f"^{name} ends at byte 8448 of its storage, which has 0 bytes"
+            flashcore_attn.ArgumentError, match=f"^{name} ends at byte 8448 of its storage, which has 0 bytes"
         ):
-            flashcore.flash_attn_func(*inputs)
+            flashcore_attn.flash_attn_func(*inputs)
     # First one element too few, then just enough.
     flat = draw(64 + 2048)
     view = flat[64:].view(1, 64, 2, 16)
-    expected = flashcore.flash_attn_func(view, view, view)
+    expected = flashcore_attn.flash_attn_func(view, view, view)
     flat.untyped_storage().resize_(8448)
-    assert torch.equal(flashcore.flash_attn_func(view, view, view), expected)
+    assert torch.equal(flashcore_attn.flash_attn_func(view, view, view), expected)
     flat.untyped_storage().resize_(8444)
-    with pytest.raises(flashcore.ArgumentError, match="8444 bytes"):
-        flashcore.flash_attn_func(view, view, view)
+    with pytest.raises(flashcore_attn.ArgumentError, match="8444 bytes"):
+        flashcore_attn.flash_attn_func(view, view, view)
 
 
 def test_a_tensor_beyond_its_storage_is_never_handed_to_a_gpu(pretended_gpu):
     x = draw(1, 64, 2, 16, dtype=torch.float16)
     x.untyped_storage().resize_(16)
-    with pytest.raises(flashcore.ArgumentError, match="^q ends at byte 4096 of its storage, which has 16 bytes"):
-        flashcore.flash_attn_func(x, x, x)
+    with pytest.raises(flashcore_attn.ArgumentError, match="^q ends at byte 4096 of its storage, which has 16 bytes"):
+        flashcore_attn.flash_attn_func(x, x, x)
 
 
 def test_memory_is_held_while_another_thread_replaces_it():
     code = """
-import threading, time, torch, flashcore
+import threading, time, torch, flashcore_attn
 q = torch.ones(1, 4096, 8, 64)
-F = flashcore.flash_attn_func
+F = flashcore_attn.flash_attn_func
 F(q[:, :256], q[:, :256], q[:, :256])
 def replace():
     time.sleep(0.05)
@@ -593,8 +597,8 @@ class LiesOnShape(torch.Tensor):
 
 def test_a_subclass_is_as_large_as_its_memory():
     q, k = draw(1, 4, 2, 16), draw(1, 64, 2, 16, seed=1)
-    out = flashcore.flash_attn_func(q, k.as_subclass(LiesOnShape), k.as_subclass(LiesOnShape))
-    assert torch.equal(torch.Tensor.as_subclass(out, torch.Tensor), flashcore.flash_attn_func(q, k, k))
+    out = flashcore_attn.flash_attn_func(q, k.as_subclass(LiesOnShape), k.as_subclass(LiesOnShape))
+    assert torch.equal(torch.Tensor.as_subclass(out, torch.Tensor), flashcore_attn.flash_attn_func(q, k, k))
 
 
 class Wrapper(torch.Tensor):
@@ -622,22 +626,24 @@ def test_classes_without_attention_are_refused_by_name():
         ((q, fake, q), "^invalid value 'FakeTensor' for the type of k"),
     ]
     for inputs, words in refuse:
-        with pytest.raises(flashcore.UnsupportedError, match=words):
-            flashcore.flash_attn_func(*inputs)
+        with pytest.raises(flashcore_attn.UnsupportedError, match=words):
+            flashcore_attn.flash_attn_func(*inputs)
 
 
 def test_a_scale_beyond_every_float_is_refused():
     q = draw(1, 4, 2, 8)
     words = "scale: expected a number that is finite in float32, or None"
-    with pytest.raises(flashcore.ArgumentError, match=f"^invalid value 'an integer of 1329 bits' for softmax_{words}"):
-        flashcore.flash_attn_func(q, q, q, softmax_scale=10**400)
-    with pytest.raises(flashcore.ArgumentError, match=f"^invalid value 'an integer of 1329 bits' for {words}"):
-        flashcore.scaled_dot_product_attention(q, q, q, scale=10**400)
+    with pytest.raises(
+        flashcore_attn.ArgumentError, match=f"^invalid value 'an integer of 1329 bits' for softmax_{words}"
+    ):
+        flashcore_attn.flash_attn_func(q, q, q, softmax_scale=10**400)
+    with pytest.raises(flashcore_attn.ArgumentError, match=f"^invalid value 'an integer of 1329 bits' for {words}"):
+        flashcore_attn.scaled_dot_product_attention(q, q, q, scale=10**400)
 
 
 def test_a_race_between_a_models_operations():
-    from flashcore import _flashcore
-    from flashcore.bench._model import Layer, Load, rows
+    from flashcore_attn import _flashcore
+    from flashcore_attn.bench._model import Layer, Load, rows
 
     stated = ((1, 2, 2, 40, 40, 16), "f32", "none", None)
     found = [row for row, others in rows(_flashcore.CpuSession(2), [stated], 0.0) if others >= 0]

@@ -11,7 +11,8 @@ use crate::{XtaskError, columns, links, run};
 const BOOK: &str = "docs/src";
 
 /// Documents outside the book, relative to the root.
-const DOCUMENTS: [&str; 4] = ["README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "python/README.md"];
+const DOCUMENTS: [&str; 6] =
+    ["README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md", "python/README.md"];
 
 /// Checks the links and the line lengths of the documents, then builds the book into `target/book`.
 ///

@@ -13,8 +13,17 @@ const COLUMNS: usize = 110;
 
 /// Files and folders that are held to the limit, relative to the root. A folder stands for its Markdown, Rust
 /// and Python files.
-const HELD: [&str; 7] =
-    ["crates", "docs/src", "xtask", "README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "python"];
+const HELD: [&str; 9] = [
+    "crates",
+    "docs/src",
+    "xtask",
+    "README.md",
+    "ARCHITECTURE.md",
+    "CONTRIBUTING.md",
+    "CHANGELOG.md",
+    "SECURITY.md",
+    "python",
+];
 
 /// The lines that are too long, one line a fault.
 ///

@@ -41,7 +41,8 @@ pub fn test(root: &Path, cargo: impl Fn() -> Command) -> Result<(), XtaskError> 
     let report = json(&["evolve", "--device", "cpu", "--minutes", &minutes, "--json"], "report.json")?;
     look_at_report(&report)?;
     let runs = json(&["ledger", "runs", "--json"], "runs.json")?;
-    expect(runs[0]["last"][1] == "finished" && runs.as_array().is_some_and(|runs| runs.len() == 1), &runs)?;
+    let rows = &runs["rows"];
+    expect(rows[0]["last"][1] == "finished" && rows.as_array().is_some_and(|rows| rows.len() == 1), &runs)?;
     let check = json(&["ledger", "check", "--json"], "check.json")?;
     expect(check["sound"] == true, &check)?;
     run(flashcore(&["ledger", "export", "facts.jsonl"]).stdout(Stdio::null()))?;

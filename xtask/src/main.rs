@@ -11,6 +11,7 @@ mod floors;
 mod fuzz;
 mod links;
 mod notices;
+mod release;
 mod tables;
 mod test;
 mod tools;
@@ -46,6 +47,12 @@ enum Task {
         #[arg(long)]
         evolve: bool,
     },
+    /// Check versions, changelog and packages, build the wheel and the archive of the command, and tag the
+    /// commit
+    Release(release::Release),
+    /// Build the command without debug information and pack it, with manual pages and completions, into
+    /// target/dist (part of `release`)
+    Binary,
     /// Lint, build, install and test the Python package (part of `test`)
     Python,
     /// Check the licences, sources and duplicate versions of all crates against deny.toml, the layers of the
@@ -91,6 +98,8 @@ fn main() -> ExitCode {
         Task::Test => test::all(&root()),
         Task::Book => test::book(&root()),
         Task::Wheel { evolve } => wheel::release(&root(), features(evolve)),
+        Task::Release(args) => release::release(&root(), &args),
+        Task::Binary => release::binary(&root()),
         Task::Python => wheel::test(&root()),
         Task::Browser => test::browser(&root()),
         Task::Evolution => test::evolution(&root()),

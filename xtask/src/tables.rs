@@ -1,4 +1,4 @@
-//! Updates the tables and pictures of the documents. `flashcore tables` makes them from the rows in
+//! Updates the tables and pictures of the documents. `flashcore lab tables` makes them from the rows in
 //! `evidence/`.
 
 use std::path::Path;
@@ -24,6 +24,6 @@ pub fn make(root: &Path, check: bool) -> Result<(), XtaskError> {
     build.current_dir(root).args(["build", "--workspace", "--quiet", "--bin", "flashcore"]);
     run(&mut build)?;
     let mut command = Command::new(target(root)?.join("debug/flashcore"));
-    command.current_dir(root).arg("tables").args(DOCUMENTS).args(check.then_some("--check"));
+    command.current_dir(root).args(["lab", "tables"]).args(DOCUMENTS).args(check.then_some("--check"));
     run(&mut command)
 }

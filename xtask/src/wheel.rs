@@ -1,5 +1,6 @@
 //! The Python wheel: maturin builds it, and this module checks its size, its platform tag and its tests.
 
+use std::ffi::OsStr;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -29,6 +30,9 @@ const CARRIED: [&str; 5] = ["pytest==9.2.0", "iniconfig", "pluggy", "packaging",
 pub const ATTENTION: &str = "";
 /// Features of a wheel that also has the search, for `flashcore.ray`.
 pub const SEARCH: &str = "flashcore-python/evolve";
+/// The name under which Python imports the package. The distribution is `flashcore-attn`: `flashcore` on the
+/// package index belongs to another project.
+const PACKAGE: &str = "flashcore_attn";
 
 /// The largest accepted wheel, bytes.
 const LARGEST: u64 = 10_000_000;
@@ -42,7 +46,7 @@ const NEWEST_GLIBC: (u32, u32) = (2, 34);
 pub fn release(root: &Path, features: &str) -> Result<(), XtaskError> {
     let python = environment(root)?;
     let out = root.join("target/wheels");
-    // A wheel that does not know its commit cannot write evidence with `python -m flashcore.bench`.
+    // A wheel that does not know its commit cannot write evidence with `python -m flashcore_attn.bench`.
     let commit = evidence::commit(root).unwrap_or_else(|error| {
         eprintln!("xtask: this wheel writes no evidence: {error}");
         String::new()
@@ -79,7 +83,7 @@ pub fn test(root: &Path) -> Result<(), XtaskError> {
     };
     run(tool("ruff").args(["format", "--check", "--quiet", "."]))?;
     run(tool("ruff").args(["check", "--quiet", "."]))?;
-    run(tool("mypy").args(["--no-error-summary", "flashcore"]))?;
+    run(tool("mypy").args(["--no-error-summary", PACKAGE]))?;
     let wheel = build(root, &python, &root.join("target/wheels/dev"), &["--profile", "dev"], SEARCH, "")?;
     run(pip(&python).args(["install", "--no-index", "--no-deps", "--force-reinstall"]).arg(&wheel))?;
     pytest(root, &python, &[package.join("tests")])?;
@@ -106,7 +110,8 @@ fn build(
     let io = |source| XtaskError::Io { path: out.to_owned(), source };
     let wheels = || -> std::io::Result<Vec<PathBuf>> {
         let all = fs::read_dir(out)?.flatten().map(|entry| entry.path());
-        let ours = |p: &PathBuf| p.file_name().is_some_and(|n| n.to_string_lossy().starts_with("flashcore-"));
+        let is_ours = |name: &OsStr| name.to_string_lossy().starts_with(&format!("{PACKAGE}-"));
+        let ours = |p: &PathBuf| p.file_name().is_some_and(is_ours);
         Ok(all.filter(ours).collect())
     };
     fs::create_dir_all(out).map_err(io)?;
@@ -201,8 +206,8 @@ mod tests {
 
     #[test]
     fn names_of_wheels() {
-        assert_eq!(manylinux("flashcore-0.1.0-cp39-abi3-manylinux_2_34_x86_64.whl"), Some((2, 34)));
-        assert_eq!(manylinux("flashcore-0.1.0-cp39-abi3-linux_x86_64.whl"), None);
+        assert_eq!(manylinux("flashcore_attn-0.1.0-cp39-abi3-manylinux_2_34_x86_64.whl"), Some((2, 34)));
+        assert_eq!(manylinux("flashcore_attn-0.1.0-cp39-abi3-linux_x86_64.whl"), None);
     }
 
     #[test]
@@ -226,9 +231,12 @@ mod tests {
             fs::write(&wheel, b"wheel").unwrap();
             check(&wheel, true).is_err()
         };
-        assert!(!refused("flashcore-0.1.0-cp39-abi3-manylinux_2_17_x86_64.whl"));
-        assert!(refused("flashcore-0.1.0-cp312-cp312-manylinux_2_17_x86_64.whl"));
-        assert_eq!(refused("flashcore-0.1.0-cp39-abi3-manylinux_2_39_x86_64.whl"), cfg!(target_os = "linux"));
+        assert!(!refused("flashcore_attn-0.1.0-cp39-abi3-manylinux_2_17_x86_64.whl"));
+        assert!(refused("flashcore_attn-0.1.0-cp312-cp312-manylinux_2_17_x86_64.whl"));
+        assert_eq!(
+            refused("flashcore_attn-0.1.0-cp39-abi3-manylinux_2_39_x86_64.whl"),
+            cfg!(target_os = "linux")
+        );
         fs::remove_dir_all(&folder).unwrap();
     }
 }

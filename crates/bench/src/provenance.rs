@@ -25,6 +25,14 @@ pub struct Provenance {
     pub when: String,
 }
 
+/// The compiler that built this program.
+pub const RUSTC: &str = env!("FLASHCORE_RUSTC");
+
+/// The commit from which `cargo xtask evidence` or a release built this program; `None` for another build.
+pub fn built_from() -> Option<&'static str> {
+    Some(env!("FLASHCORE_COMMIT")).filter(|commit| !commit.is_empty())
+}
+
 impl Provenance {
     /// The provenance of this process on a GPU. The commit is the one that `cargo xtask evidence` built.
     pub fn of_gpu(device: &driver::DeviceInfo) -> Provenance {
@@ -34,7 +42,7 @@ impl Provenance {
             driver: format!("CUDA {}.{}", device.driver / 1000, device.driver % 1000 / 10),
             clocks_mhz: 0.0,
             compiler: "driver JIT".to_owned(),
-            commit: built_commit(),
+            commit: built_from().map(str::to_owned),
             run: hash(format!("{}-{}", now.as_nanos(), std::process::id()).as_bytes()),
             when: iso8601(now.as_secs()),
         }
@@ -57,18 +65,12 @@ impl Provenance {
             device: format!("{name}, {threads} threads"),
             driver: format!("{} {}", std::env::consts::OS, release.trim()),
             clocks_mhz: (clocks.iter().sum::<f64>() / clocks.len().max(1) as f64).round(),
-            compiler: env!("FLASHCORE_RUSTC").to_owned(),
+            compiler: RUSTC.to_owned(),
             commit: commit(env!("FLASHCORE_COMMIT"), root),
             run: hash(format!("{}-{}", now.as_nanos(), std::process::id()).as_bytes()),
             when: iso8601(now.as_secs()),
         }
     }
-}
-
-/// The commit that `cargo xtask evidence` built; `None` for any other build.
-pub fn built_commit() -> Option<String> {
-    let commit = env!("FLASHCORE_COMMIT");
-    (!commit.is_empty()).then(|| commit.to_owned())
 }
 
 /// The first 12 hexadecimal digits of the SHA-256 digest.

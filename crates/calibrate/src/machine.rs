@@ -1,4 +1,4 @@
-//! Descriptions of machines for the time model, as `flashcore microbench --out` writes them.
+//! Descriptions of machines for the time model, as `flashcore lab microbench --out` writes them.
 
 use std::path::{Path, PathBuf};
 
@@ -13,7 +13,7 @@ pub enum MachineFileError {
     #[error(transparent)]
     Store(#[from] StoreError),
     /// The file is not such a JSON description.
-    #[error("{path}: {error}; expected the JSON that `flashcore microbench --out` writes")]
+    #[error("{path}: {error}; expected the JSON that `flashcore lab microbench --out` writes")]
     Malformed { path: PathBuf, error: serde_json::Error },
     /// The described machine is impossible.
     #[error("{path}: {error}")]

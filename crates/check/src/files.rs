@@ -228,7 +228,10 @@ pub fn save(path: &Path, tensors: &BTreeMap<String, Tensor>) -> Result<(), FileE
     Ok(store::write(path, &encode(path, tensors)?)?)
 }
 
-/// The contents of the file that [`save`] writes.
+/// The contents of the file that [`save`] writes; the extension of `path` states the format.
+///
+/// # Errors
+/// When the format cannot hold the tensors.
 pub fn encode(path: &Path, tensors: &BTreeMap<String, Tensor>) -> Result<Vec<u8>, FileError> {
     match (extension(path), tensors.first_key_value()) {
         ("safetensors", _) => safetensors_bytes(path, tensors),

@@ -16,6 +16,34 @@ const EXIT_CODES: &str = "Exit codes: 0 done, and right as far as it was to be j
 pub struct Cli {
     #[command(subcommand)]
     pub command: Command,
+    #[command(flatten)]
+    pub output: Output,
+}
+
+/// Options of every command. They may stand before or after the command.
+#[derive(Debug, Args)]
+#[command(next_help_heading = "Output")]
+pub struct Output {
+    /// Print JSON instead of text; the book describes each output with a schema
+    #[arg(long, global = true)]
+    pub json: bool,
+    /// Show no progress and no notes; errors are still shown
+    #[arg(short, long, global = true, conflicts_with = "verbose")]
+    pub quiet: bool,
+    /// Say more: tools and settings that were used, all hazards, the time taken
+    #[arg(short, long, global = true)]
+    pub verbose: bool,
+    /// When to colour the output; auto: on a terminal, unless NO_COLOR is set
+    #[arg(long, global = true, value_name = "WHEN", default_value = "auto", value_enum)]
+    pub color: Colour,
+}
+
+/// When to colour the output.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub enum Colour {
+    Auto,
+    Always,
+    Never,
 }
 
 #[derive(Debug, Subcommand)]
@@ -39,28 +67,12 @@ pub enum Command {
     Run(Run),
     /// Time kernels: on the CPU against PyTorch if python3 can import torch, on a GPU plan against plan
     Bench(Bench),
-    /// Update the tables in documents from the rows in evidence/
-    ///
-    /// Exit code: 0 done, or with --check no table is stale; 1 --check found a stale table; 3 bad usage, a
-    /// document that cannot be read, or a table without rows (then nothing is written).
-    Tables(Tables),
-    /// Compare this machine's GPU with the emulator: attention, arithmetic, repeats, compute-sanitizer
-    ///
-    /// Exit code: 0 all passed, 1 something is wrong, 2 something could not be tested (for example without
-    /// the sanitizer), 3 bad usage or no GPU.
-    Selftest(Selftest),
     /// Write a run of the evolution as one page, without scripts or network access
     Report(Report),
     /// Show a ledger in a browser, live
     Serve(Serve),
     /// Show what this machine has and what each part enables
     Doctor(Doctor),
-    /// Measure the unit costs of a GPU for the time model (ex2, shuffle, ldmatrix, mma, cp.async, barrier,
-    /// launch, …)
-    ///
-    /// Writes a description of the machine for the option --machine of other commands. Exit code: 0 all
-    /// measured, 1 some probes failed, 3 bad usage or no GPU.
-    Microbench(Microbench),
     /// Evaluate candidates: one task per line on standard input, one outcome per line on standard output,
     /// both JSON
     #[command(hide = true)]
@@ -85,6 +97,57 @@ pub enum Command {
     /// Export the facts of a ledger, check it, or list its runs
     #[command(subcommand)]
     Ledger(LedgerCommand),
+    /// Commands of FlashCore's developers: compare a GPU with the emulator, measure its unit costs, update
+    /// documents
+    #[command(subcommand)]
+    Lab(LabCommand),
+    /// Print the completions of a shell, to be loaded by it
+    Completions(Completions),
+    /// Print the manual page, or write the pages of all commands
+    Man(Man),
+    /// Print the version, the commit and the targets of this build
+    Version(Version),
+}
+
+#[derive(Debug, Subcommand)]
+pub enum LabCommand {
+    /// Update the tables in documents from the rows in evidence/
+    ///
+    /// Exit code: 0 done, or with --check no table is stale; 1 --check found a stale table; 3 bad usage, a
+    /// document that cannot be read, or a table without rows (then nothing is written).
+    Tables(Tables),
+    /// Compare this machine's GPU with the emulator: attention, arithmetic, repeats, compute-sanitizer
+    ///
+    /// Exit code: 0 all passed, 1 something is wrong, 2 something could not be tested (for example without
+    /// the sanitizer), 3 bad usage or no GPU.
+    Selftest(Selftest),
+    /// Measure the unit costs of a GPU for the time model (ex2, shuffle, ldmatrix, mma, cp.async, barrier,
+    /// launch, …)
+    ///
+    /// Writes a description of the machine for the option --machine of other commands. Exit code: 0 all
+    /// measured, 1 some probes failed, 3 bad usage or no GPU.
+    Microbench(Microbench),
+}
+
+#[derive(Debug, Args)]
+pub struct Completions {
+    /// Shell
+    #[arg(value_enum)]
+    pub shell: clap_complete::Shell,
+}
+
+#[derive(Debug, Args)]
+pub struct Man {
+    /// Folder for the pages of all commands, flashcore.1, flashcore-check.1, …; without it the page of the
+    /// program is printed
+    #[arg(long, value_name = "FOLDER")]
+    pub out: Option<PathBuf>,
+}
+
+#[derive(Debug, Args)]
+pub struct Version {
+    #[arg(from_global)]
+    pub json: bool,
 }
 
 #[derive(Debug, Args)]
@@ -92,11 +155,10 @@ pub struct Climb {
     /// Device to measure on: cpu (times are predicted), cuda, cuda:N, or auto (a GPU if there is one)
     #[arg(long, default_value = "auto")]
     pub device: String,
-    /// File of the page
+    /// File of the page, or - for standard output in place of the table
     #[arg(long, value_name = "FILE", default_value = "report.html")]
     pub out: PathBuf,
-    /// Print one JSON object instead of the table
-    #[arg(long)]
+    #[arg(from_global)]
     pub json: bool,
     /// Check each version with every kind of input and schedule; takes some minutes
     #[arg(long)]
@@ -110,13 +172,12 @@ fn launch_file() -> String {
 
 #[derive(Debug, Args)]
 pub struct Check {
-    /// Kernel file: PTX (.ptx) or CUDA C++ (.cu)
+    /// Kernel file: PTX (.ptx) or CUDA C++ (.cu); - reads PTX from standard input
     pub file: PathBuf,
-    /// Launch file: grid, block, and the meaning of each parameter
+    /// Launch file: grid, block, and the meaning of each parameter; - reads it from standard input
     #[arg(long, value_name = "FILE.toml")]
     pub launch: PathBuf,
-    /// Print one JSON object
-    #[arg(long)]
+    #[arg(from_global)]
     pub json: bool,
     /// Use fewer inputs and schedules
     #[arg(long)]
@@ -138,7 +199,7 @@ pub struct Check {
 
 #[derive(Debug, Args)]
 pub struct Explain {
-    /// Kernel file: PTX or CUDA C++; default: the kernel of the reference problem (1,8,512,64,f16) on the GPU
+    /// Kernel file: PTX or CUDA C++, or - for PTX from standard input; default: the kernel of the reference problem (1,8,512,64,f16) on the GPU
     #[arg(requires = "launch")]
     pub file: Option<PathBuf>,
     /// Launch file
@@ -147,15 +208,20 @@ pub struct Explain {
     /// Machine whose time is predicted: H200, H100, A100, L4 or "RTX 4090"
     #[arg(long, default_value = "L4")]
     pub gpu: String,
-    /// Machine whose time is predicted: a description that `microbench` wrote
+    /// Machine whose time is predicted: a description that `lab microbench` wrote
     #[arg(long, value_name = "FILE.json", conflicts_with_all = ["gpu", "problem"])]
     pub machine: Option<PathBuf>,
-    /// Print one JSON object
-    #[arg(long)]
+    #[arg(from_global)]
     pub json: bool,
     /// Time limit for all emulator runs together; beyond it the verdict is incomplete
     #[arg(long, value_name = "SECONDS", default_value = TIMEOUT, value_parser = seconds, conflicts_with = "problem")]
     pub timeout: Duration,
+    /// Kernel to compare with, PTX or CUDA C++, under the same launch file
+    #[arg(long, value_name = "FILE", requires = "file")]
+    pub against: Option<PathBuf>,
+    /// File for the PTX to which line numbers refer; for CUDA C++ this is the PTX that NVRTC makes
+    #[arg(long, value_name = "FILE.ptx", conflicts_with = "problem")]
+    pub keep_ptx: Option<PathBuf>,
     /// Number of lines to list, the most expensive first
     #[arg(long, default_value_t = 15, value_parser = count::<usize>)]
     pub lines: usize,
@@ -175,8 +241,10 @@ pub struct Explain {
 
 #[derive(Debug, Args)]
 pub struct Run {
-    /// Queries: .npy, or .safetensors with a tensor "q". Keys and values come from the same file unless --k
-    /// or --v is given
+    #[arg(from_global)]
+    pub json: bool,
+    /// Queries: .npy, or .safetensors with a tensor "q", or - for either from standard input. Keys and values
+    /// come from the same file unless --k or --v is given
     #[arg(long, value_name = "FILE")]
     pub q: PathBuf,
     /// Keys (tensor "k")
@@ -185,7 +253,8 @@ pub struct Run {
     /// Values (tensor "v")
     #[arg(long, value_name = "FILE")]
     pub v: Option<PathBuf>,
-    /// Output: .npy, or .safetensors with the tensors "out" and "lse"
+    /// Output: .npy, or .safetensors with the tensors "out" and "lse", or - for standard output in the format
+    /// of the queries
     #[arg(long, value_name = "FILE")]
     pub out: PathBuf,
     /// Causal mask aligned to the bottom right: the last query sees all keys
@@ -200,10 +269,10 @@ pub struct Run {
     #[arg(long, value_name = "BEFORE,AFTER")]
     pub window: Option<String>,
     /// Factor on Q·Kᵀ; default: 1/sqrt(head_dim)
-    #[arg(long)]
+    #[arg(long, value_parser = number::<f32>)]
     pub scale: Option<f32>,
     /// Cap on the logits, as in Gemma 2: softcap · tanh(scale · q·k / softcap)
-    #[arg(long, value_name = "CAP")]
+    #[arg(long, value_parser = number::<f32>, value_name = "CAP")]
     pub softcap: Option<f32>,
     /// Order of dimensions: bhsd (PyTorch) or bshd (FlashAttention)
     #[arg(long, default_value = "bhsd")]
@@ -216,15 +285,14 @@ pub struct Bench {
     #[arg(long, default_value = "cpu")]
     pub device: String,
     /// Seconds for each problem and mode; default: 3 on a CPU, 1 on a GPU
-    #[arg(long)]
+    #[arg(long, value_parser = number::<f64>)]
     pub seconds: Option<f64>,
     #[arg(long, value_name = "PROBLEM", conflicts_with = "shape", help = problem_help("A problem (may be given several times)"))]
     pub problem: Vec<String>,
     /// Append rows to FILE (default: evidence/DEVICE.jsonl); refused unless the commit is known and clean
     #[arg(long, value_name = "FILE", num_args = 0..=1)]
     pub evidence: Option<Option<PathBuf>>,
-    /// Print rows as JSON lines instead of a table
-    #[arg(long)]
+    #[arg(from_global)]
     pub json: bool,
     /// CPU: number of threads; default: all cores
     #[arg(long, value_parser = count::<usize>)]
@@ -250,12 +318,14 @@ pub struct Bench {
     #[arg(long)]
     pub mode: Option<String>,
     /// GPU: race the first plan against itself N times, loaded anew each time, and count the undecided races
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(long, value_name = "N", value_parser = positive)]
     pub control: Option<u32>,
 }
 
 #[derive(Debug, Args)]
 pub struct Tables {
+    #[arg(from_global)]
+    pub json: bool,
     /// Documents to update
     #[arg(required = true, value_name = "FILE.md")]
     pub documents: Vec<PathBuf>,
@@ -269,8 +339,7 @@ pub struct Tables {
 
 #[derive(Debug, Args)]
 pub struct Doctor {
-    /// Print one JSON array
-    #[arg(long)]
+    #[arg(from_global)]
     pub json: bool,
 }
 
@@ -282,11 +351,10 @@ pub struct Selftest {
     /// Only kernels of this family: mma, wgmma or small; repeatable
     #[arg(long, value_name = "NAME", value_parser = family)]
     pub family: Vec<kernels::Family>,
-    /// Print one JSON object instead of the table
-    #[arg(long)]
+    #[arg(from_global)]
     pub json: bool,
     /// Number of the GPU, from 0
-    #[arg(long, value_name = "N", default_value_t = 0)]
+    #[arg(long, value_parser = whole::<i32>, value_name = "N", default_value_t = 0)]
     pub device: i32,
     /// Leave out compute-sanitizer
     #[arg(long)]
@@ -320,7 +388,7 @@ pub struct Sandboxed {
 
 #[derive(Debug, Args)]
 pub struct Worker {
-    /// Machine description, as `microbench --out` writes it; the time model uses it
+    /// Machine description, as `lab microbench --out` writes it; the time model uses it
     #[arg(long, value_name = "FILE.json")]
     pub machine: Option<PathBuf>,
     /// Use the emulator in place of a GPU, to test the search
@@ -339,8 +407,7 @@ pub struct Microbench {
     /// File for the machine description
     #[arg(long, value_name = "FILE.json", default_value = "machine.json")]
     pub out: PathBuf,
-    /// Print the description as one JSON object instead of the tables
-    #[arg(long)]
+    #[arg(from_global)]
     pub json: bool,
     /// Run only the probes with this word in their names; other constants keep their values from the table
     #[arg(long, value_name = "WORD")]
@@ -368,8 +435,7 @@ pub struct Topk {
     /// Number of plans to list
     #[arg(short, value_name = "N", default_value_t = 10, value_parser = count::<usize>)]
     pub k: usize,
-    /// Print one JSON array
-    #[arg(long)]
+    #[arg(from_global)]
     pub json: bool,
     #[command(flatten)]
     pub ledger: LedgerFile,
@@ -390,19 +456,6 @@ pub enum ForecastCommand {
     Recalibrate(ForecastRecalibrate),
 }
 
-impl ForecastCommand {
-    /// Whether `--json` was given.
-    pub fn json(&self) -> bool {
-        match self {
-            ForecastCommand::List(args) => args.json,
-            ForecastCommand::Score(args) => args.json,
-            ForecastCommand::Recalibrate(args) => args.json,
-            ForecastCommand::Add(args) => args.json,
-            ForecastCommand::Outcome(args) => args.json,
-        }
-    }
-}
-
 #[derive(Debug, Args)]
 #[command(group = ArgGroup::new("of what").args(["device", "candidate"]).required(true))]
 pub struct ForecastAdd {
@@ -417,19 +470,18 @@ pub struct ForecastAdd {
     #[arg(long, help = problem_help("The problem"))]
     pub problem: Option<String>,
     /// Candidate of the ledger, on its own device and problem; its measurement is the outcome
-    #[arg(long, value_name = "N", conflicts_with_all = ["device", "problem"])]
+    #[arg(long, value_parser = whole::<i64>, value_name = "N", conflicts_with_all = ["device", "problem"])]
     pub candidate: Option<i64>,
     /// Expected time, µs
-    #[arg(long)]
+    #[arg(long, value_parser = number::<f64>)]
     pub us: f64,
     /// Lower end of the expected interval, µs; default: 10 % below --us
-    #[arg(long, value_name = "US")]
+    #[arg(long, value_parser = number::<f64>, value_name = "US")]
     pub low: Option<f64>,
     /// Upper end of the expected interval, µs; default: 10 % above --us
-    #[arg(long, value_name = "US")]
+    #[arg(long, value_parser = number::<f64>, value_name = "US")]
     pub high: Option<f64>,
-    /// Print one JSON object
-    #[arg(long)]
+    #[arg(from_global)]
     pub json: bool,
     #[command(flatten)]
     pub ledger: LedgerFile,
@@ -438,15 +490,15 @@ pub struct ForecastAdd {
 #[derive(Debug, Args)]
 pub struct ForecastOutcome {
     /// Number of the forecast
+    #[arg(value_parser = whole::<i64>)]
     pub forecast: i64,
     /// Measured time, µs
-    #[arg(long)]
+    #[arg(long, value_parser = number::<f64>)]
     pub us: f64,
     /// A note to keep with the outcome
     #[arg(long, default_value = "")]
     pub note: String,
-    /// Print one JSON object
-    #[arg(long)]
+    #[arg(from_global)]
     pub json: bool,
     #[command(flatten)]
     pub ledger: LedgerFile,
@@ -457,8 +509,7 @@ pub struct ForecastList {
     /// Number of forecasts to list
     #[arg(short, value_name = "N", default_value_t = 50, value_parser = count::<usize>)]
     pub n: usize,
-    /// Print one JSON array
-    #[arg(long)]
+    #[arg(from_global)]
     pub json: bool,
     #[command(flatten)]
     pub ledger: LedgerFile,
@@ -466,8 +517,7 @@ pub struct ForecastList {
 
 #[derive(Debug, Args)]
 pub struct ForecastScore {
-    /// Print one JSON array
-    #[arg(long)]
+    #[arg(from_global)]
     pub json: bool,
     #[command(flatten)]
     pub ledger: LedgerFile,
@@ -481,8 +531,7 @@ pub struct ForecastRecalibrate {
     /// Device: cpu or cuda (of this machine), or a name or part of a name, such as h200
     #[arg(long)]
     pub device: String,
-    /// Print one JSON object
-    #[arg(long)]
+    #[arg(from_global)]
     pub json: bool,
     #[command(flatten)]
     pub ledger: LedgerFile,
@@ -501,27 +550,15 @@ pub enum LedgerCommand {
     Runs(LedgerRuns),
 }
 
-impl LedgerCommand {
-    /// Whether `--json` was given.
-    pub fn json(&self) -> bool {
-        match self {
-            LedgerCommand::Check(args) => args.json,
-            LedgerCommand::Runs(args) => args.json,
-            LedgerCommand::Export(args) => args.json,
-        }
-    }
-}
-
 #[derive(Debug, Args)]
 pub struct LedgerExport {
-    /// The file to write, or the folder with --parquet
+    /// The file to write, or - for standard output; the folder with --parquet
     #[arg(value_name = "FILE.jsonl|FOLDER")]
     pub to: PathBuf,
     /// Write one Parquet file per table
     #[arg(long)]
     pub parquet: bool,
-    /// Print one JSON array
-    #[arg(long)]
+    #[arg(from_global)]
     pub json: bool,
     #[command(flatten)]
     pub ledger: LedgerFile,
@@ -529,8 +566,7 @@ pub struct LedgerExport {
 
 #[derive(Debug, Args)]
 pub struct LedgerCheck {
-    /// Print one JSON object
-    #[arg(long)]
+    #[arg(from_global)]
     pub json: bool,
     #[command(flatten)]
     pub ledger: LedgerFile,
@@ -538,8 +574,7 @@ pub struct LedgerCheck {
 
 #[derive(Debug, Args)]
 pub struct LedgerRuns {
-    /// Print one JSON array
-    #[arg(long)]
+    #[arg(from_global)]
     pub json: bool,
     #[command(flatten)]
     pub ledger: LedgerFile,
@@ -547,25 +582,29 @@ pub struct LedgerRuns {
 
 #[derive(Debug, Args)]
 pub struct Report {
+    #[arg(from_global)]
+    pub json: bool,
     #[command(flatten)]
     pub ledger: LedgerFile,
     /// Number of the run; default: the latest
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_parser = whole::<i64>, value_name = "N")]
     pub run: Option<i64>,
-    /// File of the page
+    /// File of the page, or - for standard output
     #[arg(long, value_name = "FILE", default_value = "evolution.html")]
     pub out: PathBuf,
 }
 
 #[derive(Debug, Args)]
 pub struct Serve {
+    #[arg(from_global)]
+    pub json: bool,
     #[command(flatten)]
     pub ledger: LedgerFile,
     /// Port; 0 for a free one
-    #[arg(long, value_name = "N", default_value_t = 8765)]
+    #[arg(long, value_name = "N", default_value_t = 8765, value_parser = port)]
     pub port: u16,
     /// Address to listen at; anyone who can reach it can read the ledger
-    #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1")]
+    #[arg(long, value_parser = address, value_name = "ADDRESS", default_value = "127.0.0.1")]
     pub bind: std::net::IpAddr,
 }
 
@@ -583,7 +622,7 @@ pub struct Evolve {
     #[arg(long, value_name = "PROBLEM")]
     pub held_out: Vec<String>,
     /// Time limit of the search with its races, minutes; default: 2, or none if --candidates is given
-    #[arg(long)]
+    #[arg(long, value_parser = number::<f64>)]
     pub minutes: Option<f64>,
     /// Largest number of candidates, the random samples included
     #[arg(long, value_name = "N", value_parser = count::<usize>)]
@@ -602,7 +641,7 @@ pub struct Evolve {
     #[arg(long, value_name = "NAME")]
     pub family: Vec<String>,
     /// Fraction of the candidates that are random samples, to show what the search gains
-    #[arg(long, value_name = "SHARE", default_value_t = 0.5)]
+    #[arg(long, value_parser = number::<f64>, value_name = "SHARE", default_value_t = 0.5)]
     pub random_share: f64,
     /// Program that proposes kernels: it reads a JSON object on standard input and answers with one (see the
     /// chapter on proposers in the book)
@@ -620,20 +659,20 @@ pub struct Evolve {
     #[arg(long, value_name = "PATH", requires = "proposer_sandbox")]
     pub proposer_read: Vec<PathBuf>,
     /// Time of the best library on the first problem, µs; the advice at the end compares with it
-    #[arg(long = "library-us", value_name = "US")]
+    #[arg(long = "library-us", value_parser = number::<f64>, value_name = "US")]
     pub peer_us: Option<f64>,
     /// Use the whole budget, even if no further gain is expected
     #[arg(long)]
     pub no_early_stop: bool,
     /// Continue a run of the ledger with its original settings: the latest unfinished run, or the run of this
     /// number
-    #[arg(long, value_name = "RUN", num_args = 0..=1, conflicts_with_all = [
+    #[arg(long, value_parser = whole::<i64>, value_name = "RUN", num_args = 0..=1, conflicts_with_all = [
         "device", "problem", "held_out", "minutes", "candidates", "configuration", "seed", "seed_plan", "family", "random_share",
         "proposer", "proposer_sandbox", "peer_us", "no_early_stop", "price",
     ])]
     pub resume: Option<Option<i64>>,
     /// Price of an hour of the device
-    #[arg(long, visible_alias = "price-per-hour", value_name = "PRICE")]
+    #[arg(long, value_parser = number::<f64>, visible_alias = "price-per-hour", value_name = "PRICE")]
     pub price: Option<f64>,
     /// Threads that build and check candidates beside the device; default: all cores but one (with --device
     /// cpu: one)
@@ -645,8 +684,7 @@ pub struct Evolve {
     /// Append the report to FILE as a row with its commit; refused unless the commit is known and clean
     #[arg(long, value_name = "FILE.jsonl")]
     pub evidence: Option<PathBuf>,
-    /// Print one JSON object instead of the tables
-    #[arg(long)]
+    #[arg(from_global)]
     pub json: bool,
     /// Use the emulator in place of a GPU, with times from the time model, to test the search
     #[arg(long, hide = true)]
@@ -680,6 +718,34 @@ fn percent(text: &str) -> Result<f64, String> {
 /// Reads a count, 0 or more.
 fn count<N: std::str::FromStr>(text: &str) -> Result<N, String> {
     text.parse().map_err(|_| "expected a whole number, 0 or more".to_owned())
+}
+
+/// Reads a count, 1 or more.
+fn positive(text: &str) -> Result<u32, String> {
+    text.parse()
+        .ok()
+        .filter(|count| *count > 0)
+        .ok_or_else(|| "expected a whole number, 1 or more".to_owned())
+}
+
+/// Reads a number.
+fn number<N: std::str::FromStr>(text: &str) -> Result<N, String> {
+    text.parse().map_err(|_| "expected a number".to_owned())
+}
+
+/// Reads a whole number.
+fn whole<N: std::str::FromStr>(text: &str) -> Result<N, String> {
+    text.parse().map_err(|_| "expected a whole number".to_owned())
+}
+
+/// Reads an address.
+fn address(text: &str) -> Result<std::net::IpAddr, String> {
+    text.parse().map_err(|_| "expected an IP address, such as 127.0.0.1".to_owned())
+}
+
+/// Reads a port.
+fn port(text: &str) -> Result<u16, String> {
+    text.parse().map_err(|_| "expected a port, 0 to 65535".to_owned())
 }
 
 /// Reads a GPU architecture.

@@ -14,20 +14,20 @@ use serde_json::{Value, json};
 use crate::args::Check;
 use crate::error::CliError;
 use crate::progress::Progress;
+use crate::terminal::{Out, detail, is_verbose};
 use crate::{Status, source, unless_closed};
 
 pub fn check(args: &Check) -> Result<Status, CliError> {
-    if let Some(file) = &args.keep_ptx {
-        source::distinct("--keep-ptx", file, &[("FILE", &args.file), ("--launch", &args.launch)])?;
-        store::writable(file)?;
-    }
+    source::keepable(args.keep_ptx.as_deref(), &[("FILE", &args.file), ("--launch", &args.launch)])?;
     let (bound, text) = source::load(&args.file, &args.launch, args.sm)?;
     if let Some(file) = &args.keep_ptx {
         store::write(file, text.as_bytes())?;
     }
     let settings = if args.quick { Settings::quick() } else { Settings::thorough() };
     let ptxas = predict::resources::Ptxas::find().ok();
+    let version = ptxas.as_ref().map_or("none, registers are estimated", |ptxas| ptxas.version());
     let target = bound.kernel.module.target;
+    detail(format_args!("target {target}; ptxas: {version}"));
     let gpu = [machine::L4, machine::H200].into_iter().find(|gpu| target.runs_on(gpu.sm));
     let mut check = watched(&bound, &settings, args.timeout)?;
     if let Some(percent) = args.require_coverage {
@@ -37,7 +37,7 @@ pub fn check(args: &Check) -> Result<Status, CliError> {
     let study = analyse(bound, &launch, Some(text), check, &[gpu.unwrap_or(machine::L4)], ptxas.as_ref());
     let mut out = crate::terminal::out();
     unless_closed(if args.json {
-        out.json(&object(&study)).map_err(CliError::from)
+        out.json("check", &object(&study)).map_err(CliError::from)
     } else {
         print(&mut out, &study)
     })?;
@@ -53,6 +53,9 @@ pub fn watched(bound: &Bound, settings: &Settings, limit: Duration) -> Result<Ch
     let watch = Watch::start(limit);
     Progress::new(None).during(|| watch.to_string(), || check_watched(bound, settings, &watch))
 }
+
+/// The number of hazards that are shown unless `--verbose` is given.
+const HAZARDS: usize = 8;
 
 /// A line of the kernel's text, counted from 1.
 fn quote<'t>(lines: &[&'t str], line: u64) -> Option<&'t str> {
@@ -83,10 +86,11 @@ fn shape(bound: &Bound) -> Value {
     })
 }
 
-fn print(out: &mut impl Write, study: &Study) -> Result<(), CliError> {
+fn print(out: &mut Out, study: &Study) -> Result<(), CliError> {
     let check = &study.check;
     let runs = if check.runs == 1 { "run" } else { "runs" };
-    writeln!(out, "{} after {} {runs} in the emulator", check.verdict, check.runs)?;
+    out.paint(check.verdict.into(), check.verdict)?;
+    writeln!(out, " after {} {runs} in the emulator", check.runs)?;
     let launch = &study.bound.kernel.launch;
     let judged = match (&study.bound.problem, check.error) {
         (None, _) => "no [problem]: hazards only, output not judged".to_owned(),
@@ -102,7 +106,7 @@ fn print(out: &mut impl Write, study: &Study) -> Result<(), CliError> {
         writeln!(out, "  {}", ptx::quote::words(reason))?;
     }
     let lines: Vec<&str> = study.text.lines().collect();
-    for hazard in check.hazards.iter().take(8) {
+    for hazard in check.hazards.iter().take(if is_verbose() { usize::MAX } else { HAZARDS }) {
         let places = [Some(hazard.line), hazard.other_line];
         for line in places.into_iter().flatten() {
             if let Some(quoted) = quote(&lines, line.into()) {

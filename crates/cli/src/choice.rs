@@ -40,7 +40,7 @@ pub fn explain(args: &Explain, problem: &str) -> Result<Status, CliError> {
         if let (Value::Object(object), Value::Object(source)) = (&mut object, source) {
             object.extend(source);
         }
-        out.json(&object).map_err(CliError::from)
+        out.json("explain-problem", &object).map_err(CliError::from)
     } else {
         let source = source["source"].as_str().unwrap_or_default();
         print(&mut out, &device, &plan, source, &why)

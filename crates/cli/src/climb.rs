@@ -14,10 +14,11 @@ use problem::Problem;
 use crate::device::Device;
 use crate::error::CliError;
 use crate::progress::Progress as Bar;
-use crate::terminal::{one_line, tell};
-use crate::{Status, args, table, unless_closed};
+use crate::terminal::{fault, one_line, tell};
+use crate::{Status, args, source, table, unless_closed};
 
 pub fn climb(args: &args::Climb) -> Result<Status, CliError> {
+    source::not_beside_json("--out", &args.out, args.json)?;
     store::writable(&args.out)?;
     let problem = Problem::mission();
     let mut card = card(args.device.parse()?)?;
@@ -55,8 +56,10 @@ pub fn climb(args: &args::Climb) -> Result<Status, CliError> {
     drop(bar);
     store::write(&args.out, report::page(&climb).as_bytes())?;
     let mut out = crate::terminal::out();
-    unless_closed(if args.json {
-        out.json(&climb.json()).map_err(CliError::from)
+    unless_closed(if store::is_standard(&args.out) {
+        Ok(())
+    } else if args.json {
+        out.json("climb", &climb.json()).map_err(CliError::from)
     } else {
         print(&mut out, &climb)
             .and_then(|()| Ok(writeln!(out, "\nreport: {}", one_line(&args.out.to_string_lossy()))?))
@@ -65,7 +68,7 @@ pub fn climb(args: &args::Climb) -> Result<Status, CliError> {
     if surprises.is_empty() {
         Ok(Status::Passed)
     } else {
-        tell(format_args!("not as expected: {}", surprises.join(", ")));
+        fault(format_args!("not as expected: {}", surprises.join(", ")));
         Ok(Status::Failed)
     }
 }

@@ -12,6 +12,7 @@ use serde_json::{Value, json};
 use crate::Status;
 use crate::args::Doctor;
 use crate::error::CliError;
+use crate::terminal::Tone;
 
 /// Something that the machine has or lacks.
 struct Finding {
@@ -44,11 +45,12 @@ pub fn doctor(args: &Doctor) -> Result<Status, CliError> {
     let mut out = crate::terminal::out();
     if args.json {
         let list: Vec<Value> = findings.iter().map(as_json).collect();
-        out.json(&Value::Array(list))?;
+        out.json("doctor", &Value::Array(list))?;
         return Ok(Status::Passed);
     }
-    for Finding { what, has, enables, .. } in findings {
-        writeln!(out, "{what:<8} {has}\n         {enables}")?;
+    for Finding { what, present, has, enables, .. } in findings {
+        out.paint(if present { Tone::Good } else { Tone::Doubtful }, format_args!("{what:<8}"))?;
+        writeln!(out, " {has}\n         {enables}")?;
     }
     Ok(Status::Passed)
 }

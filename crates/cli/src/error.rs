@@ -12,8 +12,20 @@ pub enum CliError {
     /// A file that cannot be read.
     #[error("cannot read {path}: {source}")]
     Read { path: PathBuf, source: std::io::Error },
+    /// A file or folder that cannot be written.
+    #[error("cannot write {path}: {source}")]
+    Write { path: PathBuf, source: std::io::Error },
+    /// A command whose output is for another program and has no JSON form.
+    #[error(
+        "invalid value '--json' for {0}: expected no --json, since its output is the input of another program"
+    )]
+    NoJson(&'static str),
     /// The value of an argument is not accepted.
-    #[error("invalid value '{}' for {argument}: expected {accepted}", ptx::quote::cut(value))]
+    #[error(
+        "invalid value '{}' for {argument}: expected {accepted}{}",
+        ptx::quote::cut(value),
+        near(value, accepted)
+    )]
     Argument { argument: &'static str, value: String, accepted: String },
     /// An argument is missing that another argument needs.
     #[error("missing {argument}: {why}")]
@@ -81,7 +93,7 @@ pub enum CliError {
         what: String,
     },
     /// A kernel file with an unknown extension.
-    #[error("{0}: expected a .ptx or a .cu file")]
+    #[error("invalid value '{0}' for FILE: expected a .ptx or a .cu file")]
     Extension(PathBuf),
     /// The repository is not at a clean commit, so the rows could not name one.
     #[error(
@@ -113,7 +125,9 @@ pub enum CliError {
     #[error("{path}: {error}")]
     Launch { path: PathBuf, error: Box<check::launchfile::LaunchError> },
     /// An option that only applies to the other kind of device.
-    #[error("{argument} {value} is for {whose}; give --device {device}")]
+    #[error(
+        "invalid value '{value}' for {argument}: expected --device {device}, since {argument} is for {whose}"
+    )]
     OtherDevice {
         argument: &'static str,
         value: String,
@@ -162,5 +176,30 @@ fn dims(shape: &[usize]) -> String {
     match shape {
         [] => "[]".to_owned(),
         shape => format!("[{}]", ptx::quote::list(shape.iter().map(usize::to_string))),
+    }
+}
+
+/// The word of `accepted` that a mistyped value probably meant, as the end of a sentence. Empty if no word is
+/// within one edit of the value for each three characters.
+fn near(value: &str, accepted: &str) -> String {
+    let value = value.to_lowercase();
+    let edits = |word: &&str| strsim::damerau_levenshtein(&word.to_lowercase(), &value);
+    let words = accepted.split(|c: char| !c.is_alphanumeric() && c != '-').filter(|word| word.len() > 2);
+    let nearest =
+        words.min_by_key(edits).filter(|word| (1..=value.chars().count() / 3).contains(&edits(word)));
+    nearest.map_or(String::new(), |word| format!("; did you mean '{word}'?"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::near;
+
+    #[test]
+    fn a_typo_is_recognised() {
+        let devices = "cpu, cuda, cuda:N, h200, rtx4090";
+        assert_eq!(near("cdua", devices), "; did you mean 'cuda'?");
+        assert_eq!(near("H20", devices), "; did you mean 'h200'?");
+        assert_eq!(near("tpu-pod", devices), "");
+        assert_eq!(near("x", devices), "");
     }
 }

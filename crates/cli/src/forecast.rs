@@ -58,7 +58,7 @@ fn add(args: &ForecastAdd) -> Result<Status, CliError> {
     let mut out = crate::terminal::out();
     unless_closed(
         if args.json {
-            out.json(&json!(ledger.forecast_by_hand(number)?))
+            out.json("forecast", &json!(ledger.forecast_by_hand(number)?))
         } else {
             writeln!(out, "{number}")
         }
@@ -124,7 +124,7 @@ fn outcome(args: &args::ForecastOutcome) -> Result<Status, CliError> {
     let told = ledger.forecast_by_hand(args.forecast)?;
     let mut out = crate::terminal::out();
     unless_closed(if args.json {
-        out.json(&json!(told)).map_err(CliError::from)
+        out.json("forecast", &json!(told)).map_err(CliError::from)
     } else {
         table::print(&mut out, &LINE, &[line(&told)]).map_err(CliError::from)
     })?;
@@ -136,7 +136,7 @@ fn list(args: &ForecastList) -> Result<Status, CliError> {
     let forecasts = Ledger::read(&args.ledger.path)?.by_hand(args.n)?;
     let mut out = crate::terminal::out();
     unless_closed(if args.json {
-        out.json(&json!(forecasts)).map_err(CliError::from)
+        out.json("forecast-list", &json!(forecasts)).map_err(CliError::from)
     } else {
         let rows: Vec<Vec<String>> = forecasts.iter().map(line).collect();
         table::print(&mut out, &LINE, &rows).map_err(CliError::from)
@@ -174,7 +174,7 @@ fn score(args: &ForecastScore) -> Result<Status, CliError> {
     let scores = Ledger::read(&args.ledger.path)?.scores()?;
     let mut out = crate::terminal::out();
     unless_closed(if args.json {
-        out.json(&json!(scores)).map_err(CliError::from)
+        out.json("forecast-score", &json!(scores)).map_err(CliError::from)
     } else {
         let rows: Vec<Vec<String>> =
             scores.iter().map(|s| [vec![s.author.clone(), s.device.clone()], figures(s)].concat()).collect();
@@ -209,7 +209,7 @@ fn recalibrate(args: &ForecastRecalibrate) -> Result<Status, CliError> {
     let map = ledger.recalibrate(&args.author, &device)?;
     let mut out = crate::terminal::out();
     unless_closed(match (&map, args.json) {
-        (map, true) => out.json(&json!(map)).map_err(CliError::from),
+        (map, true) => out.json("forecast-recalibrate", &json!({ "map": map })).map_err(CliError::from),
         (Some(map), false) => print(&mut out, map),
         (None, false) => {
             writeln!(out, "too few forecasts came out: a map needs 20 of them").map_err(CliError::from)

@@ -3,11 +3,13 @@
 use std::io::Write;
 
 use bench::provenance::iso8601;
+use host::store::{self, Scratch};
 use ledger::{Format, Ledger, LedgerError, RunEvent, RunLine};
 use serde_json::json;
 
 use crate::args::{LedgerCheck, LedgerCommand, LedgerExport, LedgerRuns};
 use crate::error::CliError;
+use crate::terminal::fault;
 use crate::{Status, source, table, unless_closed};
 
 pub fn ledger(command: &LedgerCommand) -> Result<Status, CliError> {
@@ -22,10 +24,13 @@ fn export(args: &LedgerExport) -> Result<Status, CliError> {
     source::distinct("FILE.jsonl", &args.to, &[("--ledger", &args.ledger.path)])?;
     let ledger = Ledger::read(&args.ledger.path).map_err(beyond)?;
     let format = if args.parquet { Format::Parquet } else { Format::JsonLines };
+    if store::is_standard(&args.to) {
+        return to_standard_output(&ledger, args);
+    }
     let exported = ledger.export(&args.to, format).map_err(beyond)?;
     let mut out = crate::terminal::out();
     unless_closed(if args.json {
-        out.json(&json!(exported)).map_err(CliError::from)
+        out.json("ledger-export", &json!(exported)).map_err(CliError::from)
     } else {
         let rows: Vec<Vec<String>> = exported
             .iter()
@@ -39,6 +44,28 @@ fn export(args: &LedgerExport) -> Result<Status, CliError> {
     })?;
     let whole = exported.iter().all(|e| e.broken.is_none());
     Ok(if whole { Status::Passed } else { Status::Failed })
+}
+
+/// Prints all facts, one JSON object per line.
+fn to_standard_output(ledger: &Ledger, args: &LedgerExport) -> Result<Status, CliError> {
+    if args.parquet {
+        return Err(CliError::Argument {
+            argument: "FILE.jsonl",
+            value: "-".to_owned(),
+            accepted: "a folder, since --parquet writes a file per table".to_owned(),
+        });
+    }
+    source::not_beside_json("FILE.jsonl", &args.to, args.json)?;
+    let scratch = Scratch::new()?;
+    let path = scratch.path("facts.jsonl");
+    let exported = ledger.export(&path, Format::JsonLines).map_err(beyond)?;
+    let mut facts = std::fs::File::open(&path).map_err(|source| CliError::Read { path, source })?;
+    let copied = std::io::copy(&mut facts, &mut std::io::stdout().lock());
+    unless_closed(copied.map(drop).map_err(CliError::from))?;
+    for damaged in exported.iter().filter_map(|e| Some((e.table, e.broken.as_ref()?))) {
+        fault(format_args!("{} ends in damage: {}", damaged.0, damaged.1));
+    }
+    Ok(if exported.iter().all(|e| e.broken.is_none()) { Status::Passed } else { Status::Failed })
 }
 
 /// The usual message for a damaged ledger advises to export it. Here the export itself has failed, so the
@@ -56,7 +83,7 @@ fn check(args: &LedgerCheck) -> Result<Status, CliError> {
     let mut out = crate::terminal::out();
     unless_closed(if args.json {
         let object = json!({ "sound": found.is_sound(), "found": found });
-        out.json(&object).map_err(CliError::from)
+        out.json("ledger-check", &object).map_err(CliError::from)
     } else {
         print_check(&mut out, &found)
     })?;
@@ -92,7 +119,7 @@ fn runs(args: &LedgerRuns) -> Result<Status, CliError> {
     let runs = Ledger::read(&args.ledger.path)?.runs()?;
     let mut out = crate::terminal::out();
     unless_closed(if args.json {
-        out.json(&json!(runs)).map_err(CliError::from)
+        out.json("ledger-runs", &json!(runs)).map_err(CliError::from)
     } else {
         let header = [
             "run",

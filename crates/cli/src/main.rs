@@ -11,6 +11,7 @@ mod error;
 mod evolve;
 mod explain;
 mod forecast;
+mod help;
 mod ledger;
 mod microbench;
 mod plan;
@@ -24,30 +25,32 @@ mod source;
 mod table;
 mod terminal;
 mod topk;
+mod version;
 mod worker;
 
 use std::process::ExitCode;
+use std::time::Instant;
 
-use clap::{CommandFactory, FromArgMatches};
+use clap::FromArgMatches;
 
 use ::report::tables::TableError;
-use args::{Cli, Command};
+use args::{Cli, Command, LabCommand};
 use error::CliError;
 use host::panics::Panic;
-use terminal::{aside, tell};
+use terminal::tell;
 
 /// The exit codes.
 ///
 /// | code | meaning | commands |
 /// |---|---|---|
 /// | 0 | done, and right as far as it was to be judged | all |
-/// | 1 | something is wrong: a kernel failed, is out of its race or not as expected, a failed probe, a ledger that disagrees, a stale table | `check`, `selftest`, `bench`, `climb`, `microbench`, `ledger check`, `tables --check` |
-/// | 2 | no verdict: something could not be judged | `check`, `selftest` |
+/// | 1 | something is wrong: a kernel failed, is out of its race or not as expected, a failed probe, a ledger that disagrees, a stale table | `check`, `bench`, `climb`, `ledger check`, `lab selftest`, `lab microbench`, `lab tables --check` |
+/// | 2 | no verdict: something could not be judged | `check`, `lab selftest` |
 /// | 2 | an internal error of FlashCore | all |
 /// | 3 | bad usage, or a file, ledger or device that cannot be used | all |
 ///
-/// The commands that judge are `check`, `selftest`, `bench`, `climb`, `microbench`, `ledger check` and
-/// `tables --check`.
+/// The commands that judge are `check`, `bench`, `climb`, `ledger check`, `lab selftest`, `lab microbench` and
+/// `lab tables --check`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Status {
     Passed = 0,
@@ -63,107 +66,81 @@ impl From<Status> for ExitCode {
 }
 
 fn main() -> ExitCode {
-    let parsed = numbers(Cli::command()).try_get_matches();
+    let began = Instant::now();
+    let parsed = help::command().try_get_matches();
     let cli = match parsed.and_then(|matches| Cli::from_arg_matches(&matches)) {
         Ok(cli) => cli,
         Err(error) => {
-            refuse(&error);
+            help::refuse(&error);
             return if error.use_stderr() { Status::BadUsage.into() } else { Status::Passed.into() };
         }
     };
-    let outcome = host::panics::contain(|| run_command(&cli.command));
+    terminal::configure(&cli.output);
+    let outcome = host::panics::contain(|| run_command(&cli));
     let (status, message) = conclude(outcome);
     if let Some(message) = message {
-        if status == Status::Incomplete && wants_json(&cli.command) {
+        if status == Status::Incomplete && cli.output.json {
             let object = serde_json::json!({ "verdict": "incomplete", "reasons": [message] });
             // If the reader has closed the pipe, the exit code still carries the verdict.
-            let _ = terminal::out().json(&object);
+            let _ = terminal::out().json("error", &object);
         }
-        tell(message);
+        terminal::fault(message);
     }
+    terminal::detail(format_args!("{:.2} s, exit code {}", began.elapsed().as_secs_f64(), status as u8));
     status.into()
 }
 
-/// Prints a message of clap: the help, or an error that quotes arguments as they were given. Control
-/// characters in the arguments are escaped.
-fn refuse(error: &clap::Error) {
-    let text = error.render().to_string();
-    if terminal::escaped(&text) == text {
-        // An error here means that the reader has closed the pipe.
-        let _ = error.print();
-    } else {
-        aside(text.trim_end().replace('\n', "\n  "));
-    }
-}
-
-/// Makes every option that takes a value accept `-1` as its value. The error message is then about the value,
-/// not about an unknown option `-1`.
-fn numbers(command: clap::Command) -> clap::Command {
-    let values = |arg: clap::Arg| {
-        let takes = arg.get_action().takes_values();
-        arg.allow_negative_numbers(takes)
-    };
-    command.mut_args(values).mut_subcommands(numbers)
-}
-
-fn run_command(command: &Command) -> Result<Status, CliError> {
-    match command {
+fn run_command(cli: &Cli) -> Result<Status, CliError> {
+    match &cli.command {
         Command::Climb(args) => climb::climb(args),
         Command::Check(args) => check::check(args),
         Command::Explain(args) => explain::explain(args),
         Command::Run(args) => run::run(args),
         Command::Bench(args) => bench::bench(args),
-        Command::Tables(args) => tables(args),
         Command::Report(args) => report::report(args),
         Command::Serve(args) => serve::serve(args),
         Command::Doctor(args) => doctor::doctor(args),
-        Command::Selftest(args) => selftest::selftest(args),
-        Command::Microbench(args) => microbench::microbench(args),
         Command::Worker(args) => worker::worker(args),
         Command::Sandboxed(args) => sandboxed::sandboxed(args),
         Command::Evolve(args) => evolve::evolve(args),
         Command::Topk(args) => topk::topk(args),
         Command::Forecast(command) => forecast::forecast(command),
         Command::Ledger(command) => ledger::ledger(command),
+        Command::Lab(LabCommand::Tables(args)) => tables(args),
+        Command::Lab(LabCommand::Selftest(args)) => selftest::selftest(args),
+        Command::Lab(LabCommand::Microbench(args)) => microbench::microbench(args),
+        Command::Completions(_) if cli.output.json => Err(CliError::NoJson("completions")),
+        Command::Man(_) if cli.output.json => Err(CliError::NoJson("man")),
+        Command::Completions(args) => help::completions(args),
+        Command::Man(args) => help::man(args),
+        Command::Version(args) => version::version(args),
     }
 }
 
+/// `flashcore lab tables`.
 fn tables(args: &args::Tables) -> Result<Status, CliError> {
-    if args.check {
-        return match ::report::tables::check(&args.root, &args.documents) {
-            Err(stale @ TableError::Stale(_)) => {
-                tell(stale);
-                Ok(Status::Failed)
-            }
-            checked => Ok(checked.map(|()| Status::Passed)?),
-        };
+    let (stale, rewritten) = if args.check {
+        match ::report::tables::check(&args.root, &args.documents) {
+            Err(stale @ TableError::Stale(_)) => (Some(stale.to_string()), Vec::new()),
+            checked => (checked.map(|()| None)?, Vec::new()),
+        }
+    } else {
+        (None, ::report::tables::update(&args.root, &args.documents)?)
+    };
+    if args.json {
+        let object = serde_json::json!({ "stale": stale, "rewritten": rewritten });
+        unless_closed(terminal::out().json("tables", &object).map_err(CliError::from))?;
     }
-    for path in ::report::tables::update(&args.root, &args.documents)? {
+    for path in rewritten {
         tell(format_args!("{} is rewritten", path.display()));
     }
-    Ok(Status::Passed)
-}
-
-fn wants_json(command: &Command) -> bool {
-    match command {
-        Command::Climb(args) => args.json,
-        Command::Check(args) => args.json,
-        Command::Explain(args) => args.json,
-        Command::Doctor(args) => args.json,
-        Command::Selftest(args) => args.json,
-        Command::Microbench(args) => args.json,
-        Command::Topk(args) => args.json,
-        Command::Evolve(args) => args.json,
-        Command::Bench(args) => args.json,
-        Command::Forecast(command) => command.json(),
-        Command::Ledger(command) => command.json(),
-        Command::Run(_)
-        | Command::Tables(_)
-        | Command::Worker(_)
-        | Command::Sandboxed(_)
-        | Command::Report(_)
-        | Command::Serve(_) => false,
-    }
+    Ok(match stale {
+        Some(stale) => {
+            terminal::fault(stale);
+            Status::Failed
+        }
+        None => Status::Passed,
+    })
 }
 
 /// The exit code and the message of an outcome. A panic is an internal error of FlashCore and no verdict on

@@ -1,4 +1,4 @@
-//! `flashcore microbench`.
+//! `flashcore lab microbench`.
 
 use std::io::Write;
 
@@ -17,8 +17,8 @@ use serde_json::json;
 use crate::args::Microbench;
 use crate::error::CliError;
 use crate::progress::Progress;
-use crate::terminal::{one_line, tell};
-use crate::{Status, table, unless_closed};
+use crate::terminal::{fault, one_line, tell};
+use crate::{Status, source, table, unless_closed};
 
 /// Launches of an empty kernel in one graph. `ROUNDS` is the number of timings of that graph.
 const LAUNCHES: u32 = 200;
@@ -29,6 +29,7 @@ const EMULATED_BYTES: usize = 16 << 20;
 const EMULATED_SMS: u32 = 2;
 
 pub fn microbench(args: &Microbench) -> Result<Status, CliError> {
+    source::not_beside_json("--out", &args.out, args.json)?;
     store::writable(&args.out)?;
     let (device, rows, failed, launch_us, provenance) =
         if args.emulator { on_emulator(args) } else { on_gpu(args, ordinal(&args.device)?)? };
@@ -44,8 +45,10 @@ pub fn microbench(args: &Microbench) -> Result<Status, CliError> {
     let text = serde_json::to_string_pretty(&object).map_err(std::io::Error::from)?;
     store::write(&args.out, format!("{text}\n").as_bytes())?;
     let mut out = crate::terminal::out();
-    unless_closed(if args.json {
-        out.json(&object).map_err(CliError::from)
+    unless_closed(if store::is_standard(&args.out) {
+        Ok(())
+    } else if args.json {
+        out.json("microbench", &object).map_err(CliError::from)
     } else {
         print(&mut out, args, &device, &description, &rows)
     })?;
@@ -125,7 +128,7 @@ fn measure<M: Machine>(
         match probe.measure(machine, target, device.sms) {
             Ok(figure) => rows.push(row(probe, figure, probe.forecast(base, target).ok())),
             Err(error) => {
-                tell(format_args!("{}: {error}", probe.name));
+                fault(format_args!("{}: {error}", probe.name));
                 failed += 1;
             }
         }

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use indicatif::{ProgressBar, ProgressStyle};
 
-use crate::terminal::{aside, one_line};
+use crate::terminal::{aside, is_quiet, one_line};
 
 /// Time between two frames of a progress bar.
 const FRAME: Duration = Duration::from_millis(200);
@@ -38,6 +38,9 @@ enum Shown {
 impl Progress {
     /// Starts a progress display. `None` if the number of steps is not known.
     pub fn new(steps: Option<u64>) -> Progress {
+        if is_quiet() {
+            return Progress::silent();
+        }
         if !std::io::stderr().is_terminal() {
             return Progress(Shown::Lines(Mutex::new(Instant::now())));
         }

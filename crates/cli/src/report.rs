@@ -5,6 +5,7 @@ use std::io::Write;
 use host::store;
 use ledger::{CandidateId, Ledger, RunId};
 use report::evolution::{Exhibit, RunView, page};
+use serde_json::json;
 
 use crate::args::Report;
 use crate::error::CliError;
@@ -12,6 +13,7 @@ use crate::terminal::one_line;
 use crate::{Status, source, unless_closed};
 
 pub fn report(args: &Report) -> Result<Status, CliError> {
+    source::not_beside_json("--out", &args.out, args.json)?;
     source::distinct("--out", &args.out, &[("--ledger", &args.ledger.path)])?;
     store::writable(&args.out)?;
     let ledger = Ledger::read(&args.ledger.path)?;
@@ -25,9 +27,17 @@ pub fn report(args: &Report) -> Result<Status, CliError> {
     };
     let view = RunView::of(&ledger, run)?;
     store::write(&args.out, page(&view, &exhibits(&ledger, &view)?).as_bytes())?;
+    if store::is_standard(&args.out) {
+        return Ok(Status::Passed);
+    }
     let mut out = crate::terminal::out();
     unless_closed(
-        writeln!(out, "report: {}", one_line(&args.out.to_string_lossy())).map_err(CliError::from),
+        if args.json {
+            out.json("report", &json!({ "run": run, "out": args.out }))
+        } else {
+            writeln!(out, "report: {}", one_line(&args.out.to_string_lossy()))
+        }
+        .map_err(CliError::from),
     )?;
     Ok(Status::Passed)
 }

@@ -1,26 +1,31 @@
 //! `flashcore run`: attention on tensors in files.
 
 use std::collections::BTreeMap;
-use std::path::Path;
+use std::io::Read;
+use std::path::{Path, PathBuf};
 
-use check::files::{Tensor, load, save};
+use check::files::{Tensor, encode, load, parse};
 use check::values::{Inputs, Values};
 use cpu::CpuPlan;
 use host::store;
 use problem::{Band, DType, Layout, Problem, Score};
+use serde_json::json;
 
 use crate::args::Run;
 use crate::error::CliError;
-use crate::{Status, source};
+use crate::{Status, source, terminal, unless_closed};
 
 pub fn run(args: &Run) -> Result<Status, CliError> {
     let layout: Layout = args.layout.parse()?;
+    source::not_beside_json("--out", &args.out, args.json)?;
+    let mut stdin = Stdin::default();
+    let to_stdout = store::is_standard(&args.out);
     let extension = args.out.extension().and_then(|extension| extension.to_str());
-    if !matches!(extension, Some("npy" | "safetensors")) {
+    if !to_stdout && !matches!(extension, Some("npy" | "safetensors")) {
         return Err(CliError::Argument {
             argument: "--out",
             value: args.out.display().to_string(),
-            accepted: "a .npy or a .safetensors file".to_owned(),
+            accepted: "a .npy or a .safetensors file, or -".to_owned(),
         });
     }
     let inputs = [("--q", Some(&args.q)), ("--k", args.k.as_ref()), ("--v", args.v.as_ref())];
@@ -30,12 +35,17 @@ pub fn run(args: &Run) -> Result<Status, CliError> {
     store::writable(&args.out)?;
     let in_q = |path: &Option<std::path::PathBuf>| path.as_deref().unwrap_or(&args.q).to_path_buf();
     for (argument, path) in [("--k", &args.k), ("--v", &args.v)] {
-        if path.is_none() && args.q.extension().is_some_and(|e| e == "npy") {
+        if path.is_none() && stdin.named(&args.q)?.extension().is_some_and(|e| e == "npy") {
             let why = "a .npy file holds one tensor, so --q, --k and --v each name a file";
             return Err(CliError::Missing { argument, why });
         }
     }
-    let (q, k, v) = (tensor(&args.q, "q")?, tensor(&in_q(&args.k), "k")?, tensor(&in_q(&args.v), "v")?);
+    let q = tensor(&mut stdin, &args.q, "q")?;
+    let k = tensor(&mut stdin, &in_q(&args.k), "k")?;
+    let v = tensor(&mut stdin, &in_q(&args.v), "v")?;
+    // Standard output gets the format of the queries.
+    let out_path = if to_stdout { stdin.named(&args.q)? } else { args.out.clone() };
+    let extension = out_path.extension().and_then(|extension| extension.to_str());
     let problem = problem_of(args, layout, &q, &k, &v)?;
     if problem.dtype == DType::Bf16 && extension == Some("npy") {
         return Err(CliError::Argument {
@@ -51,16 +61,48 @@ pub fn run(args: &Run) -> Result<Status, CliError> {
         Layout::Bhsd => vec![b, h, s, d],
         Layout::Bshd => vec![b, s, h, d],
     };
+    let told = json!({ "out": args.out, "shape": shape, "dtype": problem.dtype.to_string() });
     let mut tensors = BTreeMap::from([("out".to_owned(), Tensor { values: out, shape })]);
-    if args.out.extension().is_some_and(|e| e == "safetensors") {
+    if extension == Some("safetensors") {
         tensors.insert("lse".to_owned(), Tensor { values: Values::F32(lse), shape: vec![b, h, s] });
     }
-    save(&args.out, &tensors)?;
+    store::write(&args.out, &encode(&out_path, &tensors)?)?;
+    if args.json {
+        unless_closed(terminal::out().json("run", &told).map_err(CliError::from))?;
+    }
     Ok(Status::Passed)
 }
 
-fn tensor(path: &Path, name: &'static str) -> Result<Tensor, CliError> {
-    let tensor = load(path, name)?;
+/// Standard input, which is read once, however many tensors come from it.
+#[derive(Default)]
+struct Stdin(Option<Vec<u8>>);
+
+impl Stdin {
+    fn bytes(&mut self) -> Result<&[u8], CliError> {
+        if self.0.is_none() {
+            let mut bytes = Vec::new();
+            let read = std::io::stdin().lock().read_to_end(&mut bytes);
+            read.map_err(|source| CliError::Read { path: "-".into(), source })?;
+            self.0 = Some(bytes);
+        }
+        Ok(self.0.as_deref().unwrap_or_default())
+    }
+
+    /// The path itself, or for `-` a name whose extension is the format of the bytes on standard input.
+    fn named(&mut self, path: &Path) -> Result<PathBuf, CliError> {
+        if !store::is_standard(path) {
+            return Ok(path.to_path_buf());
+        }
+        let is_npy = self.bytes()?.starts_with(b"\x93NUMPY");
+        Ok(PathBuf::from(if is_npy { "stdin.npy" } else { "stdin.safetensors" }))
+    }
+}
+
+fn tensor(stdin: &mut Stdin, path: &Path, name: &'static str) -> Result<Tensor, CliError> {
+    let tensor = match store::is_standard(path) {
+        true => parse(&stdin.named(path)?, stdin.bytes()?, name)?,
+        false => load(path, name)?,
+    };
     if tensor.shape.len() != 4 {
         return Err(CliError::Rank { tensor: name, shape: tensor.shape });
     }

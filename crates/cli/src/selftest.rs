@@ -1,4 +1,4 @@
-//! `flashcore selftest`.
+//! `flashcore lab selftest`.
 
 use std::ffi::OsString;
 use std::io::Write;
@@ -54,7 +54,7 @@ pub fn selftest(args: &Selftest) -> Result<Status, CliError> {
     unless_closed(if args.json {
         let mut object = report.row(&settings, &provenance);
         object["checks"] = json!(report.checks);
-        out.json(&object).map_err(CliError::from)
+        out.json("selftest", &object).map_err(CliError::from)
     } else {
         summary(&mut out, &report, &provenance)
     })?;
@@ -154,7 +154,7 @@ fn on_gpu(gpu: &mut Gpu, args: &Selftest, settings: &Settings, told: &mut Told) 
 fn child(args: &Selftest) -> Result<Vec<OsString>, CliError> {
     let program = std::env::current_exe()?;
     let device = args.device.to_string();
-    let rest = ["selftest", "--under-sanitizer", "--device", &device];
+    let rest = ["lab", "selftest", "--under-sanitizer", "--device", &device];
     let families = args.family.iter().flat_map(|family| ["--family", family.name()]);
     Ok(std::iter::once(program.into_os_string())
         .chain(rest.into_iter().chain(families).map(OsString::from))

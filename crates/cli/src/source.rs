@@ -3,21 +3,29 @@
 use std::path::{Path, PathBuf};
 
 use check::launchfile::{Bound, LaunchError, LaunchSpec};
-use host::store::read_text;
+use host::store::{self, read_text};
 use host::tools::compile_cuda_file;
 use ptx::{Target, TargetSuffix};
 
 use crate::error::CliError;
 
-/// Reads both files and binds the kernel to its launch. The returned text is the PTX to which line numbers
+/// Reads both files (`-`: PTX or the launch file from standard input) and binds the kernel to its launch. The returned text is the PTX to which line numbers
 /// refer. PTX for an architecture older than `sm` is treated as code for `sm`, as a driver would compile it.
 pub fn load(file: &Path, launch: &Path, sm: Option<Target>) -> Result<(Bound, String), CliError> {
     let refuse = |error| CliError::Launch {
         path: if error == LaunchError::NoEntry { file } else { launch }.to_path_buf(),
         error: Box::new(error),
     };
+    if store::is_standard(file) && store::is_standard(launch) {
+        return Err(CliError::Argument {
+            argument: "--launch",
+            value: "-".to_owned(),
+            accepted: "a file, since the kernel is read from standard input".to_owned(),
+        });
+    }
     let spec: LaunchSpec = read_text(launch)?.parse().map_err(refuse)?;
     let text = match file.extension().and_then(|e| e.to_str()) {
+        _ if store::is_standard(file) => read_text(file)?,
         Some("ptx") => read_text(file)?,
         Some("cu") => {
             let target = sm.unwrap_or(Target::sm(80)).to_string();
@@ -41,6 +49,29 @@ pub fn load(file: &Path, launch: &Path, sm: Option<Target>) -> Result<(Bound, St
         })?;
     }
     Ok((spec.bind(module).map_err(refuse)?, text))
+}
+
+/// Refuses a file for `--keep-ptx` that cannot be written, before the kernel is run.
+pub fn keepable(file: Option<&Path>, inputs: &[(&'static str, &Path)]) -> Result<(), CliError> {
+    let Some(file) = file else { return Ok(()) };
+    if store::is_standard(file) {
+        return Err(CliError::Argument {
+            argument: "--keep-ptx",
+            value: "-".to_owned(),
+            accepted: "a file, since the result is printed to standard output".to_owned(),
+        });
+    }
+    distinct("--keep-ptx", file, inputs)?;
+    Ok(store::writable(file)?)
+}
+
+/// Refuses `-` as an output file beside an output that goes to standard output anyway.
+pub fn not_beside_json(argument: &'static str, output: &Path, json: bool) -> Result<(), CliError> {
+    if !(json && store::is_standard(output)) {
+        return Ok(());
+    }
+    let accepted = "a file, since --json prints to standard output".to_owned();
+    Err(CliError::Argument { argument, value: "-".to_owned(), accepted })
 }
 
 /// Refuses an output file that is also an input file, under whatever name: writing it would destroy the

@@ -3,12 +3,101 @@
 
 use std::borrow::Cow;
 use std::fmt::{Display, Write as _};
-use std::io::{StdoutLock, Write};
+use std::io::{IsTerminal, StdoutLock, Write};
+use std::sync::OnceLock;
 
+use check::gate::Verdict;
+use clap::builder::styling::{AnsiColor, Style};
 use ptx::quote;
-use serde_json::Value;
+use serde_json::{Value, json};
 
+use crate::args::{Colour, Output};
 use crate::progress;
+
+/// The version of every JSON output. It is raised when a key is removed or changes its meaning; new keys do
+/// not raise it.
+pub const SCHEMA: u32 = 1;
+
+/// How much to print, and where in colour.
+#[derive(Debug, Default)]
+struct Settings {
+    quiet: bool,
+    verbose: bool,
+    /// Whether standard output is coloured.
+    out: bool,
+    /// Whether standard error is coloured.
+    err: bool,
+}
+
+static SETTINGS: OnceLock<Settings> = OnceLock::new();
+
+/// Applies the options of the command line. Only the first call has an effect.
+pub fn configure(output: &Output) {
+    let colour = |is_terminal: bool| match output.color {
+        Colour::Always => true,
+        Colour::Never => false,
+        Colour::Auto => {
+            is_terminal && unset("NO_COLOR") && std::env::var_os("TERM").is_none_or(|t| t != "dumb")
+        }
+    };
+    SETTINGS.get_or_init(|| Settings {
+        quiet: output.quiet,
+        verbose: output.verbose && !output.quiet,
+        out: colour(std::io::stdout().is_terminal()),
+        err: colour(std::io::stderr().is_terminal()),
+    });
+}
+
+/// Whether an environment variable is missing or empty (<https://no-color.org>).
+fn unset(variable: &str) -> bool {
+    std::env::var_os(variable).is_none_or(|value| value.is_empty())
+}
+
+fn settings() -> &'static Settings {
+    SETTINGS.get_or_init(Settings::default)
+}
+
+/// Whether `--quiet` was given.
+pub fn is_quiet() -> bool {
+    settings().quiet
+}
+
+/// Whether `--verbose` was given.
+pub fn is_verbose() -> bool {
+    settings().verbose
+}
+
+/// What a colour means.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Tone {
+    Good,
+    Bad,
+    Doubtful,
+    /// A name that introduces a paragraph.
+    Name,
+}
+
+impl Tone {
+    fn style(self) -> Style {
+        let colour = |colour: AnsiColor| colour.on_default().bold();
+        match self {
+            Tone::Good => colour(AnsiColor::Green),
+            Tone::Bad => colour(AnsiColor::Red),
+            Tone::Doubtful => colour(AnsiColor::Yellow),
+            Tone::Name => Style::new().bold(),
+        }
+    }
+}
+
+impl From<Verdict> for Tone {
+    fn from(verdict: Verdict) -> Tone {
+        match verdict {
+            Verdict::Passed => Tone::Good,
+            Verdict::Failed => Tone::Bad,
+            Verdict::Incomplete => Tone::Doubtful,
+        }
+    }
+}
 
 /// Standard output for people. Characters that control a terminal are escaped.
 pub struct Out(StdoutLock<'static>);
@@ -19,9 +108,22 @@ pub fn out() -> Out {
 }
 
 impl Out {
-    /// Prints a value as one line of JSON.
-    pub fn json(&mut self, value: &Value) -> std::io::Result<()> {
-        writeln!(self.0, "{}", escaped_as(&value.to_string(), json_escape))
+    /// Prints an object as one line of JSON, with the name and version of its schema. Another value becomes
+    /// `rows` of such an object.
+    pub fn json(&mut self, name: &str, value: &Value) -> std::io::Result<()> {
+        let mut object = match value {
+            Value::Object(_) => value.clone(),
+            rows => json!({ "rows": rows }),
+        };
+        object["schema"] = json!(format!("flashcore.{name}/{SCHEMA}"));
+        writeln!(self.0, "{}", escaped_as(&object.to_string(), json_escape))
+    }
+
+    /// Prints words in a tone, without a line feed.
+    pub fn paint(&mut self, tone: Tone, words: impl Display) -> std::io::Result<()> {
+        let words = words.to_string();
+        let style = if settings().out { tone.style() } else { Style::new() };
+        write!(self.0, "{style}{}{style:#}", escaped(&words))
     }
 }
 
@@ -36,16 +138,41 @@ impl Write for Out {
     }
 }
 
-/// Prints a message on standard error, beside the result. Words that are longer than a message may quote are
-/// cut. Lines after the first are indented, so that quoted text never stands where a message of the program
-/// begins. A closed standard error is no error.
+/// Prints a note on standard error, beside the result, unless `--quiet` was given. Words that are longer than
+/// a message may quote are cut. Lines after the first are indented, so that quoted text never stands where a
+/// message of the program begins. A closed standard error is no error.
 pub fn tell(message: impl Display) {
-    let message = message.to_string();
-    aside(format_args!("flashcore: {}", quote::words(&message).replace('\n', "\n  ")));
+    if !is_quiet() {
+        message_line(Tone::Name, message);
+    }
 }
 
-/// Prints a line on standard error with terminal control characters escaped, and changes nothing else.
+/// Prints what went wrong on standard error, also with `--quiet`.
+pub fn fault(message: impl Display) {
+    message_line(Tone::Bad, message);
+}
+
+/// Prints a detail on standard error if `--verbose` was given.
+pub fn detail(message: impl Display) {
+    if is_verbose() {
+        message_line(Tone::Name, message);
+    }
+}
+
+fn message_line(tone: Tone, message: impl Display) {
+    let style = if settings().err { tone.style() } else { Style::new() };
+    let message = message.to_string();
+    let message = quote::words(&message).replace('\n', "\n  ");
+    progress::beside(|| {
+        let _ = writeln!(std::io::stderr().lock(), "{style}flashcore:{style:#} {}", escaped(&message));
+    });
+}
+
+/// Prints a line on standard error with terminal control characters escaped, unless `--quiet` was given.
 pub fn aside(line: impl Display) {
+    if is_quiet() {
+        return;
+    }
     let line = line.to_string();
     progress::beside(|| {
         let _ = writeln!(std::io::stderr().lock(), "{}", escaped(&line));

@@ -18,7 +18,7 @@ pub fn topk(args: &Topk) -> Result<Status, CliError> {
     let best = ledger.topk(&problem, &device_name(&args.device)?, args.k)?;
     let mut out = crate::terminal::out();
     unless_closed(if args.json {
-        out.json(&json!(best)).map_err(CliError::from)
+        out.json("topk", &json!(best)).map_err(CliError::from)
     } else {
         print(&mut out, &args.problem, &best)
     })?;

@@ -494,7 +494,7 @@ fn an_empty_file_is_no_ledger_to_read() {
     let found = run(&[topk, &["-k", "0"]].concat());
     assert!(String::from_utf8_lossy(&found.stderr).contains("invalid value '0' for -k"), "{found:?}");
     let found = json(&run(&["ledger", "export", &export, "--json"]));
-    assert!(found.as_array().is_some_and(|tables| tables[0]["table"] == "problem"), "{found}");
+    assert!(found["rows"].as_array().is_some_and(|tables| tables[0]["table"] == "problem"), "{found}");
 }
 
 /// While one process drives a run, no other process can resume it. A process that resumes it later evaluates

@@ -275,7 +275,7 @@ fn progress_leaves_logs_alone() {
     let output = bench.env("FLASHCORE_PYTHON", "no-such-python").output().unwrap();
     assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
     assert!(!text(&output.stderr).contains(['\r', '\x1b']), "{:?}", text(&output.stderr));
-    let output = folder.run(&["microbench", "--emulator", "--only", "bar.sync", "--out", "m.json"]);
+    let output = folder.run(&["lab", "microbench", "--emulator", "--only", "bar.sync", "--out", "m.json"]);
     assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
     assert!(!text(&output.stderr).contains(['\r', '\x1b']), "{:?}", text(&output.stderr));
 }

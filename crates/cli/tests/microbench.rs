@@ -1,4 +1,4 @@
-//! `flashcore microbench` without a GPU.
+//! `flashcore lab microbench` without a GPU.
 
 use std::process::{Command, Output};
 
@@ -16,7 +16,7 @@ fn file(name: &str) -> String {
 #[test]
 fn the_description_is_read_by_explain() {
     let file = file("machine.json");
-    let found = run(&["microbench", "--emulator", "--only", "chain", "--out", &file]);
+    let found = run(&["lab", "microbench", "--emulator", "--only", "chain", "--out", &file]);
     let text = String::from_utf8(found.stdout).unwrap();
     assert_eq!(found.status.code(), Some(0), "{}", String::from_utf8_lossy(&found.stderr));
     assert!(text.contains("latency.shuffle") && text.contains("cp.async chain in L2"), "{text}");
@@ -45,7 +45,7 @@ fn bad_usage_is_told() {
         (vec!["--device", "tpu"], "expected cpu, cuda"),
         (vec!["--emulator", "--out", "/nonexistent/x.json"], "/nonexistent/x.json"),
     ] {
-        let mut all = vec!["microbench"];
+        let mut all = vec!["lab", "microbench"];
         if !args.contains(&"--out") {
             all.extend(["--out", &file]);
         }
@@ -55,7 +55,7 @@ fn bad_usage_is_told() {
         assert!(found.status.code() == Some(3) && text.contains(said), "{all:?}: {text}");
     }
     let has_gpu = driver::devices().is_ok_and(|devices| !devices.is_empty());
-    let found = run(&["microbench", "--out", &file, "--only", "fma chain"]);
+    let found = run(&["lab", "microbench", "--out", &file, "--only", "fma chain"]);
     assert_eq!(found.status.code(), Some(if has_gpu { 0 } else { 3 }));
     let text = String::from_utf8_lossy(&found.stderr).into_owned();
     assert!(has_gpu || text.contains("CUDA driver"), "{text}");

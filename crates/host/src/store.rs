@@ -13,10 +13,16 @@ pub enum StoreError {
     Write { path: PathBuf, source: std::io::Error },
 }
 
+/// Whether a path is `-`, which stands for standard input and standard output.
+pub fn is_standard(path: &Path) -> bool {
+    path == Path::new("-")
+}
+
 /// The maximum length of a text file, in bytes: above any kernel, launch file, plan or machine description.
 const LONGEST: u64 = 64 << 20;
 
-/// Reads a text file that a user wrote. A byte order mark at its beginning is skipped.
+/// Reads a text file that a user wrote, or for `-` standard input. A byte order mark at its beginning is
+/// skipped.
 ///
 /// # Errors
 /// When the file cannot be read, is longer than 64 MiB or is not a text.
@@ -24,8 +30,11 @@ pub fn read_text(path: &Path) -> Result<String, StoreError> {
     let fail = |source| StoreError::Read { path: path.to_path_buf(), source };
     let mut bytes = Vec::new();
     // The read is bounded whatever length the file reports: a device or a pipe may have no end.
-    let opened = std::fs::File::open(path);
-    opened.and_then(|file| file.take(LONGEST + 1).read_to_end(&mut bytes)).map_err(fail)?;
+    let read = match is_standard(path) {
+        true => std::io::stdin().lock().take(LONGEST + 1).read_to_end(&mut bytes),
+        false => std::fs::File::open(path).and_then(|file| file.take(LONGEST + 1).read_to_end(&mut bytes)),
+    };
+    read.map_err(fail)?;
     if bytes.len() as u64 > LONGEST {
         return Err(fail(std::io::Error::other(format!("it is longer than {LONGEST} bytes"))));
     }
@@ -44,13 +53,18 @@ fn unique() -> String {
     format!("{}-{}", std::process::id(), COUNTER.fetch_add(1, Ordering::Relaxed))
 }
 
-/// Writes a file whole or not at all, through a [`Draft`].
+/// Writes a file whole or not at all, through a [`Draft`]. For `-` writes to standard output.
 ///
 /// # Errors
 /// When the file cannot be written; then nothing is left behind.
 pub fn write(path: &Path, contents: &[u8]) -> Result<(), StoreError> {
+    let fail = |source| StoreError::Write { path: path.to_path_buf(), source };
+    if is_standard(path) {
+        let mut out = std::io::stdout().lock();
+        return out.write_all(contents).and_then(|()| out.flush()).map_err(fail);
+    }
     let mut draft = Draft::new(path)?;
-    draft.write_all(contents).map_err(|source| StoreError::Write { path: path.to_path_buf(), source })?;
+    draft.write_all(contents).map_err(fail)?;
     draft.keep()
 }
 
@@ -134,6 +148,9 @@ impl Drop for Draft {
 /// # Errors
 /// As for [`write()`].
 pub fn writable(path: &Path) -> Result<(), StoreError> {
+    if is_standard(path) {
+        return Ok(());
+    }
     let fail = |source| StoreError::Write { path: path.to_path_buf(), source };
     // A device or a pipe is not tried: opening a pipe would wait for its reader.
     let Some(name) = place(path).map_err(fail)? else { return Ok(()) };

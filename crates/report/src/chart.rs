@@ -238,20 +238,29 @@ fn labels<'a>(
     middle: f64,
 ) -> Vec<Label<'a>> {
     const LINE: f64 = 13.0;
+    const DOT: f64 = 6.0;
     let mut dots: Vec<_> = points.iter().map(|p| (p.name, place(p))).collect();
     // From the edges inwards.
     dots.sort_by(|a, b| (b.1.1 - middle).abs().total_cmp(&(a.1.1 - middle).abs()));
     let mut placed: Vec<Label> = Vec::new();
+    let all: Vec<(f64, f64)> = dots.iter().map(|(_, dot)| *dot).collect();
     for (name, dot) in dots {
         let inwards = if dot.1 > middle { -LINE } else { LINE };
         let x = (dot.0 + 14.0).min(right - width(name));
-        let taken = |y: f64| {
-            placed.iter().any(|other| {
-                let beside = x + width(name) < other.at.0 || other.at.0 + width(other.name) < x;
-                !beside && (y - other.at.1).abs() < LINE
+        // A name covers no other point and no other name.
+        let on_a_point = |y: f64| {
+            all.iter().any(|p| {
+                *p != dot && (x - DOT..x + width(name)).contains(&p.0) && (y - p.1).abs() < LINE / 2.0
             })
         };
-        let steps = (0..).map(|step| dot.1 + f64::from(step) * inwards).take(points.len());
+        let taken = |y: f64| {
+            on_a_point(y)
+                || placed.iter().any(|other| {
+                    let beside = x + width(name) < other.at.0 || other.at.0 + width(other.name) < x;
+                    !beside && (y - other.at.1).abs() < LINE
+                })
+        };
+        let steps = (0..).map(|step| dot.1 + f64::from(step) * inwards).take(2 * points.len());
         let y = steps.into_iter().find(|&y| !taken(y)).unwrap_or(dot.1);
         placed.push(Label { name, dot, at: (x, y) });
     }

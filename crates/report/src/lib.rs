@@ -7,13 +7,24 @@ mod panels;
 mod sections;
 pub mod tables;
 
-use maud::{DOCTYPE, Markup, PreEscaped, html};
+use maud::{DOCTYPE, PreEscaped, html};
 
 use climb::Climb;
 
 pub fn page(climb: &Climb) -> String {
     let p = &climb.problem;
     let device = climb.machines.first().map_or("", |m| m.name);
+    let parts = [
+        ("progress", "Progress", sections::progress(climb)),
+        ("times", "Time of each version", sections::times(climb)),
+        ("causes", "Where the time goes", sections::causes(climb)),
+        ("roofs", "Under the roofline", sections::roofs(climb)),
+        ("failed", "What is wrong with the failed versions", sections::failed(climb)),
+        ("forecasts", "Forecast and outcome", sections::forecasts(climb)),
+        ("findings", "Why each is slow", sections::findings(climb)),
+        ("cpu", "Native CPU kernels, measured here", sections::cpu(climb)),
+        ("lines", "The fused kernel, line by line", sections::heat_map(climb)),
+    ];
     let markup = html! {
         (DOCTYPE)
         html lang="en" {
@@ -35,21 +46,16 @@ pub fn page(climb: &Climb) -> String {
                     "; registers come from "
                     (climb.ptxas.as_ref().map_or("an estimate".into(), |v| format!("ptxas {v}"))) "."
                 }
-                (section("Progress", sections::progress(climb)))
-                (section("Time of each version", sections::times(climb)))
-                (section("Where the time goes", sections::causes(climb)))
-                (section("Under the roofline", sections::roofs(climb)))
-                (section("What is wrong with the failed versions", sections::failed(climb)))
-                (section("Forecast and outcome", sections::forecasts(climb)))
-                (section("Why each is slow", sections::findings(climb)))
-                (section("Native CPU kernels, measured here", sections::cpu(climb)))
-                (section("The fused kernel, line by line", sections::heat_map(climb)))
+                (sections::learnt(climb))
+                nav { ol {
+                    @for (id, title, _) in &parts { li { a href=(format!("#{id}")) { (title) } } }
+                } }
+                @for (id, title, content) in &parts {
+                    h2 id=(id) { (title) }
+                    (content)
+                }
             }
         }
     };
     markup.into_string()
-}
-
-fn section(title: &str, content: Markup) -> Markup {
-    html! { h2 { (title) } (content) }
 }

@@ -14,6 +14,55 @@ fn measured(rung: &Climbed) -> String {
     rung.measured_us().map(short).or_else(failure).unwrap_or("–".into())
 }
 
+/// The result of the climb in a few sentences, from its own figures.
+pub(super) fn learnt(climb: &Climb) -> Markup {
+    let passed = || climb.rungs.iter().filter(|r| r.study.check.verdict == Verdict::Passed);
+    let failed: Vec<&str> = climb
+        .rungs
+        .iter()
+        .filter(|r| r.study.check.verdict == Verdict::Failed)
+        .map(|r| r.rung.name.as_str())
+        .collect();
+    let timed = || passed().filter_map(|r| Some((r, r.us()?)));
+    let fastest = timed().min_by(|a, b| a.1.total_cmp(&b.1));
+    let first = climb.rungs.first().and_then(|r| Some((r, r.us()?)));
+    html! {
+        p {
+            (passed().count()) " of " (climb.rungs.len()) " versions of the kernel pass the check. "
+            @if let (Some((fastest, us)), Some((first, from))) = (fastest, first) {
+                "The fastest of them, " b { (fastest.rung.name) } ", takes " (short(us)) " µs"
+                @if climb.card.is_none() { " (predicted)" }
+                ", " b { (format!("{:.0}", from / us)) " times as fast" } " as the first, " (first.rung.name) ". "
+                @if let Some(p) = fastest.study.prediction() { "What bounds it now: " (p.bound.name()) ". " }
+            }
+            @if let [.., last] = failed.as_slice() {
+                "Wrong kernels, however fast: " (failed[..failed.len() - 1].join(", "))
+                @if failed.len() > 1 { " and " } (last) "."
+            }
+        }
+    }
+}
+
+/// The columns of the table of versions, and what each means.
+const COLUMNS: [(&str, &str); 10] = [
+    ("version", "a kernel, in the order in which the original kernels were written; the last is ours"),
+    ("verdict", "of the check in the emulator: passed, failed or incomplete"),
+    (
+        "max_diff",
+        "the largest difference of one run from the oracle rounded to the element type, as the original kernels' log gives it",
+    ),
+    (
+        "error / allowed",
+        "the error of the worst run, and what standard attention in the input precision would be allowed; this decides, with the hazards. NaN: some run gave NaN where the oracle is finite",
+    ),
+    ("predicted µs", "the time of the time model"),
+    ("measured µs", "the time on the GPU of this machine, if there is one"),
+    ("quoted µs", "the time in the log of the original kernels, on an NVIDIA L4"),
+    ("×", "how many times as fast as the first version"),
+    ("bound", "the resource that limits the kernel"),
+    ("first root cause", "what costs most time; all causes are below"),
+];
+
 pub(super) fn progress(climb: &Climb) -> Markup {
     let first = climb.rungs.first().and_then(Climbed::us);
     html! {
@@ -39,8 +88,14 @@ pub(super) fn progress(climb: &Climb) -> Markup {
                 }
             } }
         } }
-        p.soft { "max_diff is what the original kernels' log gives: the largest difference from the oracle rounded to the element type. \
-            What decides is the error against what standard attention in the input precision would be allowed." }
+        details {
+            summary { "What the columns mean" }
+            dl {
+                @for (name, meaning) in COLUMNS {
+                    @if name != "measured µs" || climb.card.is_some() { dt { (name) } dd { (meaning) } }
+                }
+            }
+        }
     }
 }
 

@@ -57,6 +57,10 @@ fn every_rung_gets_its_verdict_and_its_cause() {
     let page = flashcore_report::page(&climb);
     assert!(page.contains("<svg") && !page.contains("http://") && !page.contains("https://"));
     assert!(!page.contains("NaN µs") && page.contains("phase4_race"));
+    assert!(page.contains("versions of the kernel pass the check") && page.contains("times as fast"));
+    assert!(page.contains("<dt>error / allowed</dt>"), "the columns are explained");
+    // Each entry of the contents leads to its heading.
+    assert_eq!(page.matches("<li><a href=\"#").count(), page.matches("<h2 id=").count());
 }
 
 /// The log's measured table against the model of an L4, each time for the timed problem.

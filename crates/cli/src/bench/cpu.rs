@@ -12,7 +12,7 @@ use serde_json::json;
 use super::{Limits, affordable, keep, parse, ratio, title, verdict};
 use crate::args::Bench;
 use crate::error::CliError;
-use crate::terminal::tell;
+use crate::terminal::{self, tell};
 use crate::{Status, table, unless_closed};
 
 /// Default seconds for each problem.
@@ -64,7 +64,7 @@ pub fn bench(args: &Bench) -> Result<Status, CliError> {
             Err(error @ BenchError::Out { .. }) => {
                 wrong += 1;
                 let why = error.to_string();
-                tell(format_args!("{}: {why}", title(problem)));
+                terminal::fault(format_args!("{}: {why}", title(problem)));
                 let row = Row::failed("cpu", OURS, problem, Mode::Warm, &why, &provenance);
                 keep(&json!(row), evidence, args.json)?;
                 continue;
@@ -73,7 +73,7 @@ pub fn bench(args: &Bench) -> Result<Status, CliError> {
         };
         for measurement in &race.measurements {
             if let Some(fault) = &measurement.fault {
-                tell(format_args!("{}: {}: {fault}", title(problem), measurement.name));
+                terminal::fault(format_args!("{}: {}: {fault}", title(problem), measurement.name));
             }
         }
         let identity = Identity { plan: Some(json!(plan)), kernel_hash: None };

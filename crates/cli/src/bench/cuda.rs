@@ -19,7 +19,7 @@ use serde_json::json;
 use super::{Limits, keep, parse, ratio, title, verdict};
 use crate::args::Bench;
 use crate::error::CliError;
-use crate::terminal::tell;
+use crate::terminal::{self, tell};
 use crate::{Status, plan, table, unless_closed};
 
 /// Default seconds for each problem and mode.
@@ -163,7 +163,7 @@ impl Track<'_> {
                 Err(error @ (CliError::Store(_) | CliError::Output(_))) => return Err(error),
                 Err(error) => {
                     faults += 1;
-                    tell(format_args!("{}: {error}", title(problem)));
+                    terminal::fault(format_args!("{}: {error}", title(problem)));
                     let row =
                         Row::failed(suite, OURS, problem, modes[0], &error.to_string(), &self.provenance);
                     self.keep(&json!(row))?;
@@ -216,7 +216,7 @@ impl Track<'_> {
             let rules = Rules::new(mode, self.args.seconds.unwrap_or(SECONDS), self.peaks);
             let race = race(&self.context, &deck, &contestants, &rules)?;
             for fault in race.measurements.iter().filter_map(|m| m.fault.as_ref()) {
-                tell(format_args!("{} {}: {fault}", title(problem), mode.name()));
+                terminal::fault(format_args!("{} {}: {fault}", title(problem), mode.name()));
             }
             for row in race.rows(suite, &identities, &self.provenance) {
                 self.keep(&json!(row))?;

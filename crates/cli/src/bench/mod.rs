@@ -108,7 +108,7 @@ fn keep(row: &serde_json::Value, evidence: Option<&Path>, json: bool) -> Result<
         store::append_line(file, &row.to_string())?;
     }
     if json {
-        unless_closed(crate::terminal::out().json(row).map_err(CliError::from))?;
+        unless_closed(crate::terminal::out().json("bench", row).map_err(CliError::from))?;
     }
     Ok(())
 }

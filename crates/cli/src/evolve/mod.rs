@@ -33,7 +33,7 @@ pub fn evolve(args: &Evolve) -> Result<Status, CliError> {
     let (report, going_on) = (evolution.report(), drive::how_to_go_on(&evolution));
     let mut out = crate::terminal::out();
     unless_closed(if args.json {
-        out.json(&report).map_err(CliError::from)
+        out.json("evolve", &report).map_err(CliError::from)
     } else {
         print::print(&mut out, &report)
     })?;

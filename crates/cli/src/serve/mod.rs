@@ -20,6 +20,7 @@ use axum::middleware::{self, Next};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
 use ledger::Ledger;
+use serde_json::json;
 
 use crate::Status;
 use crate::args::Serve;
@@ -84,7 +85,13 @@ pub fn serve(args: &Serve) -> Result<Status, CliError> {
     };
     let mut out = crate::terminal::out();
     crate::unless_closed(
-        writeln!(out, "http://{address}/").and_then(|()| out.flush()).map_err(CliError::from),
+        if args.json {
+            out.json("serve", &json!({ "url": format!("http://{address}/"), "ledger": args.ledger.path }))
+        } else {
+            writeln!(out, "http://{address}/")
+        }
+        .and_then(|()| out.flush())
+        .map_err(CliError::from),
     )?;
     drop(out);
     tell(format_args!("serving {}; Ctrl-C ends it", args.ledger.path.display()));

@@ -11,7 +11,7 @@ use super::kernel::Bench;
 use super::{Evaluator, Look};
 use crate::{Candidate, Finding, Stage, Task};
 use bench::SpeedVerdict;
-use bench::provenance::built_commit;
+use bench::provenance::built_from;
 use ledger::{Against, Environment, MeasurementFact, Rejection, TimeKind, Trial};
 
 /// Factor on the number of recorded CTAs, compared with a screening.
@@ -115,7 +115,7 @@ impl Evaluator for Model {
                 || "no ptxas: registers are estimated".to_owned(),
                 |ptxas| format!("ptxas {}", ptxas.version()),
             ),
-            commit: built_commit(),
+            commit: built_from().map(str::to_owned),
         }
     }
 }

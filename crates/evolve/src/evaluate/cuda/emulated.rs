@@ -10,7 +10,7 @@ use ptx::Kernel;
 use super::card::{Built, Card};
 use super::watched::Watched;
 use crate::evaluate::subject::Fault;
-use bench::provenance::built_commit;
+use bench::provenance::built_from;
 use bench::{Deck, Entrant, Mode, Race, RaceError, Reading, Rules, Slot, Stage, Timing, Work, race};
 use check::launchfile::{Bound, Role};
 use check::values::{Inputs, Values};
@@ -73,7 +73,7 @@ impl Card for EmulatedCard {
             device: format!("emulator, sm_{}", self.arch.sm),
             driver: "emulator".to_owned(),
             compiler: "none".to_owned(),
-            commit: built_commit(),
+            commit: built_from().map(str::to_owned),
         }
     }
 

@@ -43,9 +43,9 @@ class DTypeError(FlashCoreError, TypeError):
 
 
 class UnsupportedError(FlashCoreError, NotImplementedError):
-    """A feature, device or combination that is not there (yet). ``flashcore.compat`` falls back on it.
+    """A feature, device or combination that is not there (yet). ``flashcore_attn.compat`` falls back on it.
 
-    ``reason`` is the short form that :func:`flashcore.compat.stats` counts.
+    ``reason`` is the short form that :func:`flashcore_attn.compat.stats` counts.
     """
 
     def __init__(self, message: str, reason: str = "") -> None:

@@ -1,8 +1,8 @@
 """FlashCore: fused attention that needs only the NVIDIA driver, and runs without one.
 
->>> import numpy as np, flashcore
+>>> import numpy as np, flashcore_attn
 >>> q = np.random.rand(1, 128, 8, 64).astype(np.float16)  # batch, sequence, heads, head_dim
->>> out = flashcore.flash_attn_func(q, q, q, causal=True)
+>>> out = flashcore_attn.flash_attn_func(q, q, q, causal=True)
 >>> out.shape
 (1, 128, 8, 64)
 
@@ -13,9 +13,9 @@ contiguous. Element types are float16, bfloat16 and, on the CPU, float32; sums a
 :func:`flash_attn_func` also takes sliding windows and caps on the scores; :func:`flash_attn_qkvpacked_func` and
 :func:`flash_attn_kvpacked_func` take packed tensors.
 
-:mod:`flashcore.compat` sends an existing model's attention here, ``python -m flashcore.bench`` measures it against
-every other implementation present, :mod:`flashcore.ray` evolves kernels on a cluster, and :func:`doctor` says what this
-machine can do.
+:mod:`flashcore_attn.compat` sends an existing model's attention here, ``python -m flashcore_attn.bench`` measures it
+against every other implementation present, :mod:`flashcore_attn.ray` evolves kernels on a cluster, and :func:`doctor`
+says what this machine can do.
 """
 
 from __future__ import annotations

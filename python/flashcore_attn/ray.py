@@ -2,11 +2,11 @@
 
 ::
 
-    import flashcore.ray
+    import flashcore_attn.ray
 
-    report = flashcore.ray.evolve(problem="1,8,512,64,f16", device="h200", candidates=500)
+    report = flashcore_attn.ray.evolve(problem="1,8,512,64,f16", device="h200", candidates=500)
 
-or ``python -m flashcore.ray --problem 1,8,512,64,f16 --device h200 --candidates 500``. What a run is, and what its
+or ``python -m flashcore_attn.ray --problem 1,8,512,64,f16 --device h200 --candidates 500``. What a run is, and what its
 report says, is as of the command ``flashcore evolve``; the ledger is the same, so pages, ``topk`` and ``--resume`` work
 on it.
 
@@ -178,7 +178,7 @@ def _check(name: str, value: object, holds: bool, expected: str) -> None:
 def evaluate(task: str, number: int, begun: Any, version: str) -> str:
     """Evaluates a task in a Ray worker process: JSON in, JSON out. Reports to ``begun`` first."""
     if version != _flashcore.__version__:
-        raise UnsupportedError(f"a node has flashcore {_flashcore.__version__}, the driver's has {version}")
+        raise UnsupportedError(f"a node has flashcore-attn {_flashcore.__version__}, the driver's has {version}")
     begun.tell.remote(number)
     return _flashcore.evaluate(task)
 
@@ -205,7 +205,7 @@ class _Cluster:
         try:
             import ray
         except ImportError as error:
-            raise UnsupportedError("flashcore.ray needs Ray; install it with: pip install ray", "ray") from error
+            raise UnsupportedError("flashcore_attn.ray needs Ray; install it with: pip install ray", "ray") from error
         self.ray = ray
         if not ray.is_initialized():
             ray.init(log_to_driver=False)
@@ -352,13 +352,13 @@ class _Drive:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="python -m flashcore.ray",
+        prog="python -m flashcore_attn.ray",
         description="Evolve kernels on a Ray cluster: the cluster that RAY_ADDRESS names, or a local one.",
     )
     parser.add_argument(
         "--problem",
         action="append",
-        help="as flashcore evolve --problem takes it, as in 1,8,512,64,f16; may be repeated",
+        help="as `flashcore evolve --problem` takes it, such as 1,8,512,64,f16; may be repeated",
     )
     parser.add_argument("--device", default="h200", help="cpu, cuda, or a machine that is predicted, as in h200")
     parser.add_argument("--candidates", type=int, help="budget: candidates of both arms")
@@ -382,7 +382,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """``python -m flashcore.ray``."""
+    """``python -m flashcore_attn.ray``."""
     args = _parser().parse_args(arguments)
     minutes = 2.0 if args.candidates is None and args.minutes is None and not args.resume else args.minutes
     try:
@@ -406,10 +406,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
             progress=None if args.json else _show,
         )
     except (ArgumentError, UnsupportedError, OSError) as error:
-        print(f"flashcore.ray: {error}", file=sys.stderr)
+        print(f"flashcore_attn.ray: {error}", file=sys.stderr)
         return 3
     except KeyboardInterrupt:
-        print("flashcore.ray: stopped; --resume goes on", file=sys.stderr)
+        print("flashcore_attn.ray: stopped; --resume goes on", file=sys.stderr)
         return 130
     if args.json:
         print(json.dumps(report))

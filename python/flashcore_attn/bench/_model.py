@@ -100,7 +100,7 @@ def rows(
     peer, began = f"torch {torch.__version__} SDPA", time.monotonic()
     for index, stated in list(enumerate(problems))[start - 1 :]:
         if limit is not None and time.monotonic() - began > limit:
-            print(f"flashcore.bench: time is up; --start {index + 1} goes on from here", file=sys.stderr)
+            print(f"flashcore_attn.bench: time is up; --start {index + 1} goes on from here", file=sys.stderr)
             return
         (_, heads, _, length, _, dim), dtype, _, _ = stated
         layer, load = Layer(stated), Load()
@@ -112,18 +112,19 @@ def rows(
 
 
 def run(args: Any) -> int:
-    """``python -m flashcore.bench model``: 0 if all races count, 1 if FlashCore was wrong or others were busy."""
+    """``python -m flashcore_attn.bench model``: 0 if all races count, 1 if FlashCore was wrong or others were busy."""
     from ._table import summary, table
 
     session = _flashcore.CpuSession(torch.get_num_threads())
     if args.evidence and session.commit() is None:
         print(
-            "flashcore.bench: evidence comes from a clean commit, and this wheel was built from none", file=sys.stderr
+            "flashcore_attn.bench: evidence comes from a clean commit, and this wheel was built from none",
+            file=sys.stderr,
         )
         return 2
     problems = _flashcore.model_problems()
     if not 1 <= args.start <= len(problems):
-        print(f"flashcore.bench: --start {args.start} is none of the {len(problems)} problems", file=sys.stderr)
+        print(f"flashcore_attn.bench: --start {args.start} is none of the {len(problems)} problems", file=sys.stderr)
         return 2
     waiting = os.environ.get("OMP_WAIT_POLICY") or "the runtime's own"
     print(f"{session.device()}; OMP_WAIT_POLICY: {waiting}", file=sys.stderr)
@@ -141,5 +142,5 @@ def run(args: Any) -> int:
         print(table(every))
         print(*summary(every), sep="\n")
     if bad:
-        print(f"flashcore.bench: {bad} rows do not count; none of them is written", file=sys.stderr)
+        print(f"flashcore_attn.bench: {bad} rows do not count; none of them is written", file=sys.stderr)
     return 1 if bad else 0

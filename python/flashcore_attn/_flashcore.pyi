@@ -1,4 +1,4 @@
-"""The Rust half of the package. Addresses are taken on trust: call it through :mod:`flashcore`."""
+"""The Rust half of the package. Addresses are taken on trust: call it through :mod:`flashcore_attn`."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ class Session:
     def race(self, stated: _Stated) -> Race: ...
 
 def model_problems() -> list[_Stated]:
-    """The problems of ``python -m flashcore.bench model``."""
+    """The problems of ``python -m flashcore_attn.bench model``."""
 
 class CpuSession:
     """This processor and what stands beside every figure of a run. Rows are JSON."""

@@ -48,9 +48,9 @@ def _caches() -> str:
 
 
 def _torch() -> str:
-    line = _version("torch", "tensors are taken and returned; flashcore.compat reaches models")
+    line = _version("torch", "tensors are taken and returned; flashcore_attn.compat reaches models")
     try:
-        importlib.import_module("flashcore._torch")
+        importlib.import_module("flashcore_attn._torch")
     except FlashCoreError as error:
         return str(error)
     except ImportError:

@@ -1,4 +1,4 @@
-"""``python -m flashcore.bench``."""
+"""``python -m flashcore_attn.bench``."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ is the verdict on it against the noise of FlashCore raced against itself. A caus
 def arguments(suites: list[str]) -> argparse.ArgumentParser:
     """The parser of the command's arguments."""
     parser = argparse.ArgumentParser(
-        prog="python -m flashcore.bench",
+        prog="python -m flashcore_attn.bench",
         description="Races FlashCore against every other attention that imports, in one process.",
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -67,7 +67,7 @@ def main(argv: list[str] | None = None) -> int:
         peers = _peers(args)
         session = _session(args)
     except (ValueError, ImportError, OSError, FlashCoreError) as error:
-        print(f"flashcore.bench: {error}", file=sys.stderr)
+        print(f"flashcore_attn.bench: {error}", file=sys.stderr)
         return 2
     rows = []
     for row in _rows(args, session, problems, peers):
@@ -92,7 +92,9 @@ def _model(args: argparse.Namespace) -> int:
     try:
         from ._model import run
     except ImportError as error:
-        print(f"flashcore.bench: the race is held in PyTorch, and it cannot be imported ({error})", file=sys.stderr)
+        print(
+            f"flashcore_attn.bench: the race is held in PyTorch, and it cannot be imported ({error})", file=sys.stderr
+        )
         return 2
     return run(args)
 
@@ -116,7 +118,7 @@ def _peers(args: argparse.Namespace) -> list[Any]:
     except ImportError as error:
         raise ImportError(f"the race is held on PyTorch's tensors, and it cannot be imported ({error})") from error
     if not torch.cuda.is_available():
-        raise ValueError("PyTorch sees no GPU; `python -m flashcore.bench model` races on the CPU")
+        raise ValueError("PyTorch sees no GPU; `python -m flashcore_attn.bench model` races on the CPU")
     if not hasattr(torch.cuda.CUDAGraph, "raw_cuda_graph"):
         raise ValueError(f"PyTorch {torch.__version__} is too old: it does not hand out the graphs that it captures")
     from ._peers import chosen
@@ -136,7 +138,7 @@ def _session(args: argparse.Namespace) -> Any:
             )
         args.evidence.open("a").close()  # better now than after the run
     for missing in session.missing():
-        print(f"flashcore.bench: {missing}", file=sys.stderr)
+        print(f"flashcore_attn.bench: {missing}", file=sys.stderr)
     return session
 
 
@@ -150,7 +152,7 @@ def _rows(
     began = time.monotonic()
     for index, (suite, problem) in list(enumerate(problems))[args.start - 1 :]:
         if args.limit is not None and time.monotonic() - began > args.limit:
-            print(f"flashcore.bench: time is up; --start {index + 1} goes on from here", file=sys.stderr)
+            print(f"flashcore_attn.bench: time is up; --start {index + 1} goes on from here", file=sys.stderr)
             return
 
         def say(text: str, at: str = f"{index + 1}/{len(problems)} {problem}") -> None:

@@ -1,4 +1,4 @@
-"""Attention of PyTorch tensors: in place, on PyTorch's current stream, and as the operator ``flashcore::attention``.
+"""Attention of PyTorch tensors: in place, on PyTorch's current stream, and as ``flashcore_attn::attention``.
 
 Eager calls on plain tensors go straight to Rust, which costs a few microseconds less than PyTorch's dispatcher. Under
 ``torch.compile`` and ``torch.jit.trace``, with fake tensors, tensor subclasses, dispatch modes, functorch transforms
@@ -63,7 +63,7 @@ def attend(q: Tensor, k: Tensor, v: Tensor, heads: int, terms: Terms, want_lse: 
 def _dispatched(
     q: Tensor, k: Tensor, v: Tensor, heads: int, terms: Terms, want_lse: bool
 ) -> tuple[Tensor, Tensor | None]:
-    out, lse = torch.ops.flashcore.attention(q, k, v, heads, *terms, want_lse)
+    out, lse = torch.ops.flashcore_attn.attention(q, k, v, heads, *terms, want_lse)
     return out, lse if want_lse else None
 
 
@@ -71,7 +71,7 @@ def _undispatched(q: Tensor, k: Tensor, v: Tensor) -> UnsupportedError:
     """The error for tensor classes with which PyTorch cannot call the operator."""
     named = (("q", q), ("k", k), ("v", v))
     name, kind = next(((name, type(x).__name__) for name, x in named if type(x) not in PLAIN), ("q", "Tensor"))
-    expected = "torch.Tensor, or a class that dispatches flashcore::attention for all of q, k and v"
+    expected = "torch.Tensor, or a class that dispatches flashcore_attn::attention for all of q, k and v"
     return UnsupportedError(invalid_words(f"the type of {name}", kind, expected), f"type {kind}")
 
 
@@ -205,7 +205,7 @@ def _describe(
 
 
 @library.custom_op(
-    "flashcore::attention",
+    "flashcore_attn::attention",
     mutates_args=(),
     # A window is symbolic where it changes from call to call, so that a compiled graph serves all of them.
     schema="(Tensor q, Tensor k, Tensor v, int heads, bool top_left, SymInt before, SymInt after, float? scale, "
@@ -250,7 +250,7 @@ def _fake(
 
 
 def _no_backward(ctx: Any, *grads: Any) -> Any:
-    raise UnsupportedError("flashcore::attention has no backward yet", "requires_grad")
+    raise UnsupportedError("flashcore_attn::attention has no backward yet", "requires_grad")
 
 
 _operator.register_autograd(_no_backward)

@@ -1,9 +1,9 @@
 """Routes an existing model's attention to FlashCore.
 
->>> flashcore.compat.enable()          # torch.nn.functional.scaled_dot_product_attention is FlashCore's from now on
+>>> flashcore_attn.compat.enable()  # torch.nn.functional.scaled_dot_product_attention is FlashCore's from now on
 >>> model(x)
->>> flashcore.compat.stats()           # {'calls': 24, 'flashcore': 22, 'fallback': 2, 'reasons': {'attn_mask': 2}}
->>> flashcore.compat.disable()
+>>> flashcore_attn.compat.stats()   # {'calls': 24, 'flashcore': 22, 'fallback': 2, 'reasons': {'attn_mask': 2}}
+>>> flashcore_attn.compat.disable()
 
 Calls that FlashCore does not support (a mask, dropout, gradients, a device, type or head dim that it lacks) run in
 PyTorch as before, and are counted with their reason. The same holds for tensors of other classes than ``torch.Tensor``
@@ -35,7 +35,7 @@ from ._functional import load, scaled_dot_product_attention
 __all__ = ["disable", "enable", "enabled", "reset_stats", "stats"]
 
 _lock = threading.Lock()
-_torch: Any = None  # `flashcore._torch` from the first `enable` on
+_torch: Any = None  # `flashcore_attn._torch` from the first `enable` on
 _original: Any = None  # PyTorch's function while ours stands in its place
 _depth = 0  # how often `enable` has been called without its `disable`
 _served = 0

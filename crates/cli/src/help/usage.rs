@@ -1,0 +1,52 @@
+//! The words of a usage error.
+
+use std::error::Error;
+
+use clap::error::{ContextKind, ContextValue, ErrorKind};
+
+use crate::terminal;
+
+/// Prints a message of clap: the help, or an error that quotes arguments as they were given. Control
+/// characters in the arguments are escaped.
+pub fn refuse(error: &clap::Error) {
+    if let Some(words) = words(error) {
+        return terminal::fault(words);
+    }
+    let text = error.render().to_string();
+    if terminal::escaped(&text) == text {
+        // An error here means that the reader has closed the pipe.
+        let _ = error.print();
+    } else {
+        terminal::aside(text.trim_end().replace('\n', "\n  "));
+    }
+}
+
+/// An error about a value in the form of every other error of a value. `None` for other errors, which clap
+/// words, and for a value that is missing.
+pub fn words(error: &clap::Error) -> Option<String> {
+    if !matches!(error.kind(), ErrorKind::InvalidValue | ErrorKind::ValueValidation) {
+        return None;
+    }
+    let text = |kind| match error.get(kind) {
+        Some(ContextValue::String(text)) => Some(text.as_str()),
+        _ => None,
+    };
+    let value = text(ContextKind::InvalidValue).filter(|value| !value.is_empty())?;
+    // `--layout <LAYOUT>` or `<FILE>`.
+    let argument = text(ContextKind::InvalidArg)?.split_whitespace().next()?.trim_matches(['<', '>']);
+    let expected = match (error.get(ContextKind::ValidValue), error.source()) {
+        (Some(ContextValue::Strings(values)), _) => match values.as_slice() {
+            [one] => one.clone(),
+            [first @ .., last] => format!("{} or {last}", first.join(", ")),
+            [] => return None,
+        },
+        (_, Some(source)) => {
+            let source = source.to_string();
+            source.strip_prefix("expected ").map_or(format!("another value ({source})"), str::to_owned)
+        }
+        _ => return None,
+    };
+    let hint = text(ContextKind::SuggestedValue).map(|near| format!("; did you mean '{near}'?"));
+    let (value, hint) = (ptx::quote::cut(value), hint.unwrap_or_default());
+    Some(format!("invalid value '{value}' for {argument}: expected {expected}{hint}"))
+}
