@@ -93,7 +93,7 @@ impl<'a> Budget<'a> {
 /// and the limit of [`Options::stopwatch`].
 pub fn run(kernel: &Kernel, buffers: &mut [&mut Buffer], options: &Options) -> Result<Report, EmuError> {
     let entry = check_contract(kernel, buffers)?;
-    let mut program = decode(kernel, kernel.buffers.len())?;
+    let mut program = decode(kernel, kernel.buffers.len(), options.placement)?;
     (program.params, program.maps) = parameters(kernel, entry);
     let sm = options.sm.unwrap_or(kernel.module.target.sm);
     check_shared(program.layout.shared_bytes, sm)?;
@@ -566,7 +566,7 @@ fn after_checks(context: &Context, kernel: &Kernel, options: &Options, findings:
             (threads, Some(place), "writes memory that another CTA reads; the CTAs are not ordered".into())
         });
     }
-    if options.checks.unwritten && options.only.is_none() {
+    if options.checks.unwritten && options.only.is_none() && !findings.lost_global {
         for (index, (spec, region)) in kernel.buffers.iter().zip(&context.global.regions).enumerate() {
             if spec.access == Access::Write {
                 check_written(

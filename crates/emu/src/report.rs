@@ -56,6 +56,18 @@ pub enum Fidelity {
     Sketch,
 }
 
+/// Where the variables of shared memory lie.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Placement {
+    /// Where ptxas 13.0 places them: one after the other, each at its declared alignment, from an address on
+    /// that is a multiple of 1024. Dynamic shared memory lies at a multiple of 16 at least.
+    #[default]
+    Ptxas,
+    /// At addresses that have the declared alignment and no larger one, so that an access which needs more
+    /// is misaligned.
+    Declared,
+}
+
 /// Options of a run.
 #[derive(Clone, Debug)]
 pub struct Options {
@@ -70,6 +82,8 @@ pub struct Options {
     /// Architecture, as in `sm_NN`, whose tensor-core rules and limits apply. `None`: the target of the
     /// module.
     pub sm: Option<u32>,
+    /// Where the variables of shared memory lie.
+    pub placement: Placement,
     /// Linear indices of the CTAs to record.
     pub traced_ctas: Vec<u64>,
     /// Linear indices of the CTAs to run, each once; `None`: all. With a subset of CTAs, unwritten outputs
@@ -94,6 +108,7 @@ impl Default for Options {
             checks: Checks::ALL,
             fidelity: Fidelity::Exact,
             sm: None,
+            placement: Placement::Ptxas,
             traced_ctas: Vec::new(),
             only: None,
             step_limit: 50_000_000,
@@ -121,9 +136,17 @@ pub enum HazardKind {
     UnwrittenOutput,
     BeforeGridWait,
     RegisterPool,
+    /// A shared access that needs more alignment than its variable declares.
+    UnpromisedAlignment,
 }
 
 impl HazardKind {
+    /// Whether the finding fails a check unless the caller says otherwise. The others are right on the GPUs
+    /// of today and hold by no promise.
+    pub const fn fails(self) -> bool {
+        !matches!(self, HazardKind::UnpromisedAlignment)
+    }
+
     /// The name that filetests and JSON use.
     pub const fn name(self) -> &'static str {
         match self {
@@ -140,6 +163,7 @@ impl HazardKind {
             HazardKind::UnwrittenOutput => "unwritten_output",
             HazardKind::BeforeGridWait => "before_grid_wait",
             HazardKind::RegisterPool => "register_pool",
+            HazardKind::UnpromisedAlignment => "unpromised_alignment",
         }
     }
 }
@@ -226,6 +250,10 @@ impl fmt::Display for Hazard {
 /// The findings of a run, one for each (kind, line, other line).
 #[derive(Debug, Default)]
 pub(crate) struct Findings {
+    /// Whether a store to shared or to global memory was not carried out because its address is wrong. What
+    /// it would have written may then be read unwritten, which is no finding of its own.
+    pub lost_shared: bool,
+    pub lost_global: bool,
     list: Vec<Hazard>,
     index: HashMap<(HazardKind, u32, Option<u32>), usize>,
 }
@@ -259,6 +287,8 @@ impl Findings {
     }
 
     pub fn merge(&mut self, other: Findings) {
+        self.lost_shared |= other.lost_shared;
+        self.lost_global |= other.lost_global;
         other.list.into_iter().for_each(|h| self.add(h));
     }
 

@@ -2,7 +2,9 @@
 //! expected results in comments.
 //!
 //! ```text
-//! // launch: grid=2 block=64 shared=1024        (shared: dynamic, 0 unless given; cluster=2, overlapping=1)
+//! // launch: grid=2 block=64 shared=1024        (shared: dynamic, 0 unless given; cluster=2, overlapping=1,
+//!                                             declared=1 for `Placement::Declared`; the entry is `k` if
+//!                                             there is one, else the first)
 //! // buffer: out 256 write                      (name, bytes, read|write|readwrite, and for the latter two
 //! // buffer: in 256 read iota                    zeros|iota|uninitialised: words counting from 0)
 //! // map: m in f16 64,32 128 64,16 128          (name, buffer, element, extents, strides or -, box, swizzle)
@@ -18,7 +20,7 @@
 
 use std::collections::BTreeSet;
 
-use flashcore_emu::{Buffer, EmuError, Options, Report, Schedule, run};
+use flashcore_emu::{Buffer, EmuError, Options, Placement, Report, Schedule, run};
 use ptx::{Access, Arg, BufferSpec, Dim3, Element, Kernel, L2Promotion, Launch, Swizzle, TensorMapSpec};
 
 struct Case {
@@ -31,6 +33,7 @@ struct Case {
     error: Option<String>,
     step_limit: Option<u64>,
     grid_limit: Option<u64>,
+    placement: Placement,
 }
 
 fn number<T: std::str::FromStr>(text: &str) -> T {
@@ -48,7 +51,8 @@ fn word(kind: &str, text: &str) -> u32 {
 
 fn read(text: &str) -> Case {
     let module = ptx::parse(text).unwrap_or_else(|e| panic!("{e}"));
-    let entry = module.entries().next().expect("an entry").name.to_string();
+    let entries: Vec<String> = module.entries().map(|entry| entry.name.to_string()).collect();
+    let entry = entries.iter().find(|name| *name == "k").unwrap_or(&entries[0]).clone();
     let launch = Launch {
         grid: Dim3(1, 1, 1),
         cluster: Dim3(1, 1, 1),
@@ -69,6 +73,7 @@ fn read(text: &str) -> Case {
         error: None,
         step_limit: None,
         grid_limit: None,
+        placement: Placement::Ptxas,
     };
     for (index, line) in text.lines().enumerate() {
         let Some((code, comment)) = line.split_once("//") else { continue };
@@ -165,6 +170,7 @@ impl Case {
             "block" => self.kernel.launch.block = Dim3(next(), next(), next()),
             "shared" => self.kernel.launch.dynamic_shared = next(),
             "overlapping" => self.kernel.launch.overlapping = next() == 1,
+            "declared" if next() == 1 => self.placement = Placement::Declared,
             _ => panic!("`{key}` is no setting of a launch"),
         }
     }
@@ -194,7 +200,7 @@ impl Case {
                 None => Buffer::uninitialised(spec.bytes),
             })
             .collect();
-        let mut options = Options { seed, schedule, ..Options::default() };
+        let mut options = Options { seed, schedule, placement: self.placement, ..Options::default() };
         options.step_limit = self.step_limit.unwrap_or(options.step_limit);
         options.grid_limit = self.grid_limit.unwrap_or(options.grid_limit);
         let report = run(&self.kernel, &mut buffers.iter_mut().collect::<Vec<_>>(), &options)?;

@@ -20,12 +20,13 @@ use ptx::{
 };
 
 pub(crate) use defined::Watch;
-pub(crate) use layout::Layout;
+pub(crate) use layout::{Layout, SharedVariable};
 pub(crate) use matrix::wgmma_bits;
 pub(crate) use operands::{scope_strength, strength};
 pub(crate) use wmma::Fragment;
 
 use crate::EmuError;
+use crate::report::Placement;
 
 /// Stands for a missing instruction index: there is no point of reconvergence.
 pub(crate) const NOWHERE: u32 = u32::MAX;
@@ -195,7 +196,7 @@ pub(crate) struct Program {
 }
 
 /// Decodes the kernel's entry and the functions that it calls.
-pub(crate) fn decode(kernel: &Kernel, buffers: usize) -> Result<Program, EmuError> {
+pub(crate) fn decode(kernel: &Kernel, buffers: usize, placement: Placement) -> Result<Program, EmuError> {
     let module = &kernel.module;
     let functions: Vec<&Function> = module.functions().collect();
     let entry = functions
@@ -205,8 +206,8 @@ pub(crate) fn decode(kernel: &Kernel, buffers: usize) -> Result<Program, EmuErro
             name: kernel.entry.clone(),
             available: module.entries().map(|f| f.name.to_string()).collect(),
         })?;
-    let reached = reachable(&functions, entry);
-    let layout = Layout::new(module, &functions, buffers, kernel.launch.dynamic_shared)?;
+    let reached = module.reached_from(&kernel.entry);
+    let layout = Layout::new(module, &kernel.entry, buffers, (kernel.launch.dynamic_shared, placement))?;
     let mut decoder = Decoder {
         functions: &functions,
         layout: &layout,
@@ -280,27 +281,6 @@ pub(crate) fn decode(kernel: &Kernel, buffers: usize) -> Result<Program, EmuErro
     defined::watch(&mut program);
     defined::touch(&mut program);
     Ok(program)
-}
-
-/// Whether the entry may run each function.
-fn reachable(functions: &[&Function], entry: usize) -> Vec<bool> {
-    let mut reached = vec![false; functions.len()];
-    let mut work = vec![entry];
-    while let Some(index) = work.pop() {
-        if std::mem::replace(&mut reached[index], true) {
-            continue;
-        }
-        let statements = functions[index].body.iter().flat_map(|b| &b.statements);
-        for statement in statements {
-            let Statement::Inst(inst) = statement else { continue };
-            for operand in &inst.operands {
-                if let Operand::Function(name) = operand {
-                    work.extend(functions.iter().position(|f| f.name == *name && f.body.is_some()));
-                }
-            }
-        }
-    }
-    reached
 }
 
 /// State of decoding.
