@@ -84,6 +84,13 @@ pub struct Options {
     pub sm: Option<u32>,
     /// Where the variables of shared memory lie.
     pub placement: Placement,
+    /// Whether `shfl`, `vote`, `match`, `redux` and `elect` order the memory accesses of their lanes, as
+    /// `bar.warp.sync` does. PTX does not say so, and races that depend on it are reported as
+    /// [`HazardKind::WarpOrder`].
+    pub collectives_order: bool,
+    /// The most CTAs that are resident at a time when CTAs communicate; `None`: as many as the host's memory
+    /// holds. A kernel that needs more deadlocks.
+    pub resident: Option<u64>,
     /// Linear indices of the CTAs to record.
     pub traced_ctas: Vec<u64>,
     /// Linear indices of the CTAs to run, each once; `None`: all. With a subset of CTAs, unwritten outputs
@@ -109,6 +116,8 @@ impl Default for Options {
             fidelity: Fidelity::Exact,
             sm: None,
             placement: Placement::Ptxas,
+            collectives_order: false,
+            resident: None,
             traced_ctas: Vec::new(),
             only: None,
             step_limit: 50_000_000,
@@ -138,6 +147,14 @@ pub enum HazardKind {
     RegisterPool,
     /// A shared access that needs more alignment than its variable declares.
     UnpromisedAlignment,
+    /// A race of lanes of a warp that only a shuffle, a vote or another collective orders.
+    WarpOrder,
+    /// A `.nc` load of memory that the launch also writes.
+    NonCoherentRead,
+    /// A `trap`.
+    Trap,
+    /// A failed `assert`.
+    AssertionFailed,
 }
 
 impl HazardKind {
@@ -164,6 +181,10 @@ impl HazardKind {
             HazardKind::BeforeGridWait => "before_grid_wait",
             HazardKind::RegisterPool => "register_pool",
             HazardKind::UnpromisedAlignment => "unpromised_alignment",
+            HazardKind::WarpOrder => "warp_order",
+            HazardKind::NonCoherentRead => "non_coherent_read",
+            HazardKind::Trap => "trap",
+            HazardKind::AssertionFailed => "assertion_failed",
         }
     }
 }
@@ -299,6 +320,15 @@ impl Findings {
     }
 }
 
+/// The text of a `printf`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Printed {
+    /// The thread that printed it.
+    pub thread: ThreadId,
+    /// The text, of at most about a thousand bytes.
+    pub text: String,
+}
+
 /// The result of a run.
 #[derive(Clone, Debug, Default)]
 pub struct Report {
@@ -308,6 +338,10 @@ pub struct Report {
     pub counters: Counters,
     /// The traces of the recorded CTAs, in the order of their indices.
     pub traces: Vec<CtaTrace>,
+    /// What `printf` printed, in the order of the CTAs; at most 1024 texts of a cluster.
+    pub printed: Vec<Printed>,
+    /// Whether CTAs may communicate: the kernel has atomics or strong accesses to global memory.
+    pub communicates: bool,
     /// Warp instructions issued.
     pub steps: u64,
     /// Names of the module's `.global` variables that the launch changed. The next launch would see the

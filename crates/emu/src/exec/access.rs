@@ -265,6 +265,9 @@ impl<'a> Env<'a> {
             let other = region.note_read(offset, bytes, granule, self.cluster as u32, inst.pc);
             self.report_foreign(inst, warp.index, lane, "reads", other, address);
         }
+        if matches!(inst.op, Op::Ld(m) if m.non_coherent) {
+            region.note_incoherent(offset, bytes, context.program.granules[1] as usize, inst.pc);
+        }
         region.load(offset, bytes)
     }
 

@@ -135,8 +135,9 @@ impl Env<'_> {
         let wanted = u64::from(fragment.access.address_alignment());
         if base % wanted != 0 {
             // The machine instructions of a matrix need 16 bytes at most.
-            let kind = match base % 16 {
-                0 => HazardKind::UnpromisedAlignment,
+            let shared = same_space(inst.space, 1 << lane, &mut bases.clone()).0 == Space::Shared;
+            let kind = match (shared, base % 16) {
+                (true, 0) => HazardKind::UnpromisedAlignment,
                 _ => HazardKind::Misaligned,
             };
             self.report(kind, inst, warp.index, lane, None, || {

@@ -33,6 +33,14 @@ impl Buffer {
         buffer
     }
 
+    /// Another buffer with the same contents.
+    pub(crate) fn copy(&self) -> Buffer {
+        let words = self.words.iter().map(|word| AtomicU32::new(word.load(Relaxed))).collect();
+        let mut initialised = Bitmap::new(self.bytes);
+        initialised.union(&self.initialised);
+        Buffer { words, bytes: self.bytes, initialised }
+    }
+
     /// Size in bytes.
     pub fn len(&self) -> usize {
         self.bytes
