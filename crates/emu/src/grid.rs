@@ -111,8 +111,7 @@ pub fn run(kernel: &Kernel, buffers: &mut [&mut Buffer], options: &Options) -> R
         for hazard in report.hazards.iter_mut().filter(|h| in_a_warp(h)) {
             if !again.iter().any(|other| key(other) == key(hazard)) {
                 hazard.kind = HazardKind::WarpOrder;
-                hazard.message +=
-                    " but a shuffle or another collective, which orders no memory; put bar.warp.sync \
+                hazard.message += " but a shuffle or another collective, which orders no memory; put bar.warp.sync \
                      (__syncwarp) between";
             }
         }

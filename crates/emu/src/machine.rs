@@ -39,9 +39,8 @@ impl Machine for Emulator {
     fn launch(&mut self, kernel: &Kernel, buffers: &mut [&mut Buffer]) -> Result<(), EmuError> {
         let report = run(kernel, buffers, &self.options)?;
         let mut failures = report.hazards.iter().filter(|h| h.kind.fails());
-        let found = failures
-            .next()
-            .map(|h| EmuError::Hazards { first: h.to_string(), count: 1 + failures.count() });
+        let found =
+            failures.next().map(|h| EmuError::Hazards { first: h.to_string(), count: 1 + failures.count() });
         self.last = Some(report);
         found.map_or(Ok(()), Err)
     }

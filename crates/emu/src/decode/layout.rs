@@ -142,7 +142,8 @@ impl Layout {
     }
 
     fn add_shared(&mut self, variable: &Variable, start: u32, bytes: u32) {
-        let align = if variable.bytes() == 0 { variable.align.max(DYNAMIC_ALIGN) } else { variable.align.max(1) };
+        let align =
+            if variable.bytes() == 0 { variable.align.max(DYNAMIC_ALIGN) } else { variable.align.max(1) };
         self.shared.push(SharedVariable { name: variable.name.to_string(), start, bytes, align });
         self.symbols.insert(variable.name.clone(), (Space::Shared, SHARED_BASE + u64::from(start)));
         self.shared_align = if self.shared_align == 0 { align } else { self.shared_align.min(align) };

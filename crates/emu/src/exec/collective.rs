@@ -122,8 +122,8 @@ impl Env<'_> {
         }
     }
 
-    /// The lane that `elect.sync` chooses: any of them, and the same for the same lanes (PTX ISA, "elect.sync").
-    /// With [`Schedule::Late`] it is the lowest, as on the GPUs of today.
+    /// The lane that `elect.sync` chooses: any of them, and the same for the same lanes (PTX ISA,
+    /// "elect.sync"). With [`Schedule::Late`] it is the lowest, as on the GPUs of today.
     fn leader(&self, lanes: u32) -> u32 {
         let Options { schedule, seed, .. } = self.context.options;
         if *schedule == Schedule::Late {

@@ -7,10 +7,10 @@ use super::Env;
 use super::registers::for_lanes;
 use super::run::Flow;
 use super::warp::{Split, Warp};
+use crate::EmuError;
 use crate::decode::{Inst, Special, SystemCall};
 use crate::memory::{LOCAL_BASE, resolve};
 use crate::report::{HazardKind, Printed};
-use crate::EmuError;
 
 /// Bytes of a string that a message shows, and of the text of one `printf`.
 const LONGEST: usize = 1024;
@@ -193,7 +193,13 @@ impl Conversion {
     }
 
     fn number(&self, text: &mut String, negative: bool, digits: String) {
-        let sign = if negative { "-" } else if self.sign { "+" } else { "" };
+        let sign = if negative {
+            "-"
+        } else if self.sign {
+            "+"
+        } else {
+            ""
+        };
         if self.zeros && !self.left {
             let width = self.width.saturating_sub(sign.len());
             *text += &format!("{sign}{digits:0>width$}");
@@ -246,7 +252,8 @@ mod tests {
 
     #[test]
     fn floats_as_c_prints_them() {
-        let of = |kind, value, precision| Conversion { precision, ..Conversion::default() }.float(kind, value);
+        let of =
+            |kind, value, precision| Conversion { precision, ..Conversion::default() }.float(kind, value);
         assert_eq!(of('f', 1.5, None), "1.500000");
         assert_eq!(of('e', 12345.678, Some(2)), "1.23e+04");
         assert_eq!(of('e', 0.00012, None), "1.200000e-04");
@@ -266,6 +273,9 @@ mod tests {
         };
         assert_eq!(with(Conversion { width: 5, ..Conversion::default() }, true), "  -42");
         assert_eq!(with(Conversion { width: 5, zeros: true, ..Conversion::default() }, true), "-0042");
-        assert_eq!(with(Conversion { width: 5, left: true, sign: true, ..Conversion::default() }, false), "+42  ");
+        assert_eq!(
+            with(Conversion { width: 5, left: true, sign: true, ..Conversion::default() }, false),
+            "+42  "
+        );
     }
 }

@@ -51,6 +51,11 @@ impl Buffer {
         self.bytes == 0
     }
 
+    /// Whether no byte was ever uploaded or stored.
+    pub fn is_uninitialised(&self) -> bool {
+        self.initialised.missing(0..self.bytes).is_some_and(|(_, count)| count == self.bytes)
+    }
+
     /// Overwrites the start of the buffer. Data beyond its end is ignored.
     pub(crate) fn write(&mut self, data: &[u8]) {
         let data = &data[..data.len().min(self.bytes)];

@@ -32,6 +32,8 @@ pub struct Bound {
     pub roles: Vec<Role>,
     /// The problem that the buffers belong to; `None` when only hazards are judged.
     pub problem: Option<Problem>,
+    /// Whether the launch is cooperative: all CTAs are resident together.
+    pub cooperative: bool,
 }
 
 impl Bound {
@@ -59,7 +61,7 @@ impl Bound {
             }),
         };
         let roles = kernel.buffers.iter().map(role).collect::<Result<_, _>>()?;
-        Ok(Bound { kernel, roles, problem: Some(problem.clone()) })
+        Ok(Bound { kernel, roles, problem: Some(problem.clone()), cooperative: false })
     }
 }
 
@@ -99,7 +101,7 @@ impl LaunchSpec {
         let entry = entry.name.to_string();
         let Contract { buffers, roles, maps: tensor_maps, args } = contract;
         let kernel = Kernel { tensor_maps, module, entry, launch, buffers, args };
-        Ok(Bound { kernel, roles, problem: self.problem.clone() })
+        Ok(Bound { kernel, roles, problem: self.problem.clone(), cooperative: self.cooperative })
     }
 
     fn pick_entry<'m>(&self, module: &'m Module) -> Result<&'m Function, LaunchError> {
