@@ -188,6 +188,17 @@ pub struct Check {
     /// Percentage of the kernel's instructions that must be executed; below it the verdict is incomplete
     #[arg(long, value_name = "PERCENT", value_parser = percent)]
     pub require_coverage: Option<f64>,
+    /// Place shared variables at their declared alignment and no larger one, so that an access which needs
+    /// more fails the check
+    #[arg(long)]
+    pub strict_alignment: bool,
+    /// Whether shuffles, votes and other warp collectives order memory: check (PTX says they do not; a race
+    /// that only they prevent fails the check) or assume
+    #[arg(long, value_name = "HOW", default_value = "check", value_parser = ["check", "assume"])]
+    pub warp_order: String,
+    /// Show what printf prints in the first run
+    #[arg(long)]
+    pub printf: bool,
     /// File for the PTX to which line numbers refer; for CUDA C++ this is the PTX that NVRTC makes
     #[arg(long, value_name = "FILE.ptx")]
     pub keep_ptx: Option<PathBuf>,

@@ -6,8 +6,10 @@ use std::time::Duration;
 use check::gate::{CheckReport, GateError, Settings, Verdict, Watch, check_watched};
 use check::launchfile::Bound;
 use check::study::{Study, analyse};
+use emu::Placement;
 use host::store;
 use predict::machine;
+use predict::resources::{Resources, Source};
 use problem::Problem;
 use serde_json::{Value, json};
 
@@ -23,7 +25,11 @@ pub fn check(args: &Check) -> Result<Status, CliError> {
     if let Some(file) = &args.keep_ptx {
         store::write(file, text.as_bytes())?;
     }
-    let settings = if args.quick { Settings::quick() } else { Settings::thorough() };
+    let mut settings = if args.quick { Settings::quick() } else { Settings::thorough() };
+    settings.collectives_order = args.warp_order == "assume";
+    if args.strict_alignment {
+        settings.placement = Placement::Declared;
+    }
     let ptxas = predict::resources::Ptxas::find().ok();
     let version = ptxas.as_ref().map_or("none, registers are estimated", |ptxas| ptxas.version());
     let target = bound.kernel.module.target;
@@ -34,12 +40,16 @@ pub fn check(args: &Check) -> Result<Status, CliError> {
         check.require_coverage(percent);
     }
     let launch = bound.kernel.launch;
-    let study = analyse(bound, &launch, Some(text), check, &[gpu.unwrap_or(machine::L4)], ptxas.as_ref());
+    let gpu = gpu.unwrap_or(machine::L4);
+    let mut study = analyse(bound, &launch, Some(text), check, std::slice::from_ref(&gpu), ptxas.as_ref());
+    if let Some(resources @ Resources { source: Source::Ptxas(_), .. }) = &study.resources {
+        study.check.require_room(&launch, resources, &gpu);
+    }
     let mut out = crate::terminal::out();
     unless_closed(if args.json {
-        out.json("check", &object(&study)).map_err(CliError::from)
+        out.json("check", &object(&study, args.printf)).map_err(CliError::from)
     } else {
-        print(&mut out, &study)
+        print(&mut out, &study, args.printf)
     })?;
     Ok(match study.check.verdict {
         Verdict::Passed => Status::Passed,
@@ -64,13 +74,21 @@ fn quote<'t>(lines: &[&'t str], line: u64) -> Option<&'t str> {
 }
 
 /// The check as JSON, with the PTX lines that its hazards name: of CUDA C++ the caller does not have the PTX.
-fn object(study: &Study) -> Value {
+fn object(study: &Study, printf: bool) -> Value {
     let lines: Vec<&str> = study.text.lines().collect();
     let mut object = study.check.json(&json!(study.findings));
-    for hazard in object["hazards"].as_array_mut().into_iter().flatten() {
-        for (line, text) in [("line", "text"), ("other_line", "other_text")] {
-            hazard[text] = json!(hazard[line].as_u64().and_then(|line| quote(&lines, line)));
+    for list in ["hazards", "notes"] {
+        for hazard in object[list].as_array_mut().into_iter().flatten() {
+            for (line, text) in [("line", "text"), ("other_line", "other_text")] {
+                hazard[text] = json!(hazard[line].as_u64().and_then(|line| quote(&lines, line)));
+            }
         }
+    }
+    if printf {
+        let printed = study.check.printed.iter();
+        object["printed"] = printed
+            .map(|printed| json!({ "thread": printed.thread.to_string(), "text": printed.text }))
+            .collect();
     }
     object["shapes"] = json!([shape(&study.bound)]);
     object
@@ -86,7 +104,7 @@ fn shape(bound: &Bound) -> Value {
     })
 }
 
-fn print(out: &mut Out, study: &Study) -> Result<(), CliError> {
+fn print(out: &mut Out, study: &Study, printf: bool) -> Result<(), CliError> {
     let check = &study.check;
     let runs = if check.runs == 1 { "run" } else { "runs" };
     out.paint(check.verdict.into(), check.verdict)?;
@@ -113,6 +131,15 @@ fn print(out: &mut Out, study: &Study) -> Result<(), CliError> {
                 writeln!(out, "  {line:>6} | {}", ptx::quote::cut(quoted))?;
             }
         }
+    }
+    for note in &check.notes {
+        writeln!(out, "note: {}", ptx::quote::words(&note.to_string()))?;
+    }
+    for warning in &check.warnings {
+        writeln!(out, "warning: {}", ptx::quote::words(warning))?;
+    }
+    for printed in check.printed.iter().filter(|_| printf) {
+        writeln!(out, "printf of {}: {}", printed.thread, ptx::quote::words(printed.text.trim_end()))?;
     }
     if let Some(error) = check.error {
         let close = if error.allclose_1e3 { "yes" } else { "no" };

@@ -266,6 +266,35 @@ fn a_check_says_what_ran() {
     assert!(check(&["--require-coverage", "101"]).1.contains("expected a number from 0 to 100"));
 }
 
+/// Notes do not fail a check, and options decide what is one.
+#[test]
+fn a_check_takes_notes_and_prints() {
+    let folder = Folder::new("notes");
+    let filetest = |path: &str| {
+        std::fs::read_to_string(format!("{}/../../filetests/{path}", env!("CARGO_MANIFEST_DIR"))).unwrap()
+    };
+    let argument = "[[arg]]\nrole = \"buffer\"\ndtype = \"u32\"\nelements = 32\n";
+    let launch = folder.write("one.toml", &format!("{NO_ARGUMENTS}{argument}"));
+    let check = |path: &str, more: &[&str]| {
+        let file = folder.write("kernel.ptx", &filetest(path));
+        let output = folder.run(&[&["check", &file, "--launch", &launch], more].concat());
+        (output.status.code(), text(&output.stdout) + &text(&output.stderr))
+    };
+    let vector = "hazard/vector_in_a_word_array.ptx";
+    let (code, said) = check(vector, &[]);
+    assert!(code == Some(0) && said.contains("note: unpromised_alignment at line"), "{said}");
+    let (code, said) = check(vector, &["--strict-alignment"]);
+    assert!(code == Some(1) && said.contains("misaligned at line"), "{said}");
+    let shuffle = "hazard/shuffle_orders_no_memory.ptx";
+    assert_eq!(check(shuffle, &[]).0, Some(1));
+    assert_eq!(check(shuffle, &["--warp-order", "assume"]).0, Some(0));
+    let (code, said) = check("run/printed.ptx", &["--printf"]);
+    assert!(code == Some(0) && said.contains("printf of CTA 0 warp 0 lane 0: n=-07 0x1p 3.50|x"), "{said}");
+    assert!(!check("run/printed.ptx", &[]).1.contains("printf of"));
+    let (code, said) = check("hazard/unknown_function_called.ptx", &[]);
+    assert!(code == Some(2) && said.contains("a call of `elsewhere`"), "{said}");
+}
+
 /// Only a terminal gets a progress bar. Elsewhere nothing moves the cursor back.
 #[test]
 fn progress_leaves_logs_alone() {

@@ -79,7 +79,7 @@ pub enum EmuError {
         /// What is wrong.
         error: ptx::TensorMapError,
     },
-    /// The kernel uses an instruction or operand that the emulator does not implement. Nothing was run.
+    /// The kernel executed an instruction that the emulator does not implement. There is no verdict.
     #[error("line {line}: the emulator does not implement {what}")]
     Unsupported {
         /// Line of the PTX text; 0 when unknown.

@@ -4,17 +4,17 @@
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
-use ptx::{Access, Arg, Function, Kernel, TensorMapSpec};
+use ptx::{Access, Arg, Function, Kernel, Op, Statement, TensorMapSpec};
 use rayon::prelude::*;
 
 use crate::EmuError;
 use crate::counters::{Counter, Counters};
-use crate::decode::{Program, decode};
+use crate::decode::{Inst, Program, decode};
 use crate::exec::{Cluster, Context, GlobalOrder, Outcome, Progress, registers_at_entry};
 use crate::memory::{Bitmap, Buffer, GlobalMemory, Region, RegionAccess};
 use crate::numerics::tensor::TensorRules;
 use crate::order::{Actors, DenseShadow};
-use crate::report::{Fidelity, Findings, HazardKind, Options, Place, Report, ThreadId};
+use crate::report::{Fidelity, Findings, Hazard, HazardKind, Options, Place, Printed, Report, ThreadId};
 use crate::stopwatch::Stopwatch;
 use crate::trace::CtaTrace;
 
@@ -88,12 +88,53 @@ impl<'a> Budget<'a> {
 /// [`Access::Write`] count as uninitialised, whatever they hold.
 ///
 /// # Errors
-/// The buffers or arguments do not match the contract, the kernel has an instruction that is not implemented
-/// (nothing is run then), or the kernel does not end within [`Options::step_limit`], [`Options::grid_limit`]
+/// The buffers or arguments do not match the contract, the kernel executes an instruction that is not
+/// implemented, or the kernel does not end within [`Options::step_limit`], [`Options::grid_limit`]
 /// and the limit of [`Options::stopwatch`].
 pub fn run(kernel: &Kernel, buffers: &mut [&mut Buffer], options: &Options) -> Result<Report, EmuError> {
+    let whole = options.only.is_none() && options.fidelity == Fidelity::Exact;
+    if !(whole && options.checks.races && !options.collectives_order && has_collectives(kernel)) {
+        return run_once(kernel, buffers, options);
+    }
+    let mut copies: Vec<Buffer> = buffers.iter().map(|buffer| buffer.copy()).collect();
+    let mut report = run_once(kernel, buffers, options)?;
+    let in_a_warp = |h: &Hazard| {
+        h.kind == HazardKind::Race
+            && matches!(h.threads[..], [a, b] if (a.cta, a.warp) == (b.cta, b.warp) && a.lane != b.lane)
+    };
+    if report.hazards.iter().any(in_a_warp) {
+        // The run is repeated as if collectives ordered memory. It takes the same course.
+        let ordered = Options { collectives_order: true, traced_ctas: Vec::new(), ..options.clone() };
+        let mut handles: Vec<&mut Buffer> = copies.iter_mut().collect();
+        let again = run_once(kernel, &mut handles, &ordered)?.hazards;
+        let key = |h: &Hazard| (h.kind, h.line, h.other_line);
+        for hazard in report.hazards.iter_mut().filter(|h| in_a_warp(h)) {
+            if !again.iter().any(|other| key(other) == key(hazard)) {
+                hazard.kind = HazardKind::WarpOrder;
+                hazard.message += " but a shuffle or another collective, which orders no memory; put bar.warp.sync \
+                     (__syncwarp) between";
+            }
+        }
+    }
+    Ok(report)
+}
+
+/// Whether the entry or a callee has a warp-wide instruction that orders no memory.
+fn has_collectives(kernel: &Kernel) -> bool {
+    let reached = kernel.module.reached_from(&kernel.entry);
+    let functions = kernel.module.functions().zip(reached).filter(|(_, reached)| *reached);
+    let mut statements = functions.flat_map(|(f, _)| f.body.iter().flat_map(|b| &b.statements));
+    statements.any(|statement| {
+        matches!(statement, Statement::Inst(inst) if matches!(
+            inst.op,
+            Op::Shfl(_) | Op::Vote(_) | Op::Match(..) | Op::Redux { .. } | Op::Elect
+        ))
+    })
+}
+
+fn run_once(kernel: &Kernel, buffers: &mut [&mut Buffer], options: &Options) -> Result<Report, EmuError> {
     let entry = check_contract(kernel, buffers)?;
-    let mut program = decode(kernel, kernel.buffers.len())?;
+    let mut program = decode(kernel, kernel.buffers.len(), options.placement)?;
     (program.params, program.maps) = parameters(kernel, entry);
     let sm = options.sm.unwrap_or(kernel.module.target.sm);
     check_shared(program.layout.shared_bytes, sm)?;
@@ -182,6 +223,7 @@ struct Total {
     findings: Findings,
     counters: Counters,
     traces: Vec<CtaTrace>,
+    printed: Vec<Printed>,
     steps: u64,
 }
 
@@ -190,6 +232,7 @@ impl Total {
         self.findings.merge(outcome.findings);
         self.counters.add(&outcome.counters);
         self.traces.extend(outcome.traces);
+        self.printed.extend(outcome.printed);
         self.steps += outcome.steps;
     }
 
@@ -197,6 +240,7 @@ impl Total {
         self.findings.merge(other.findings);
         self.counters.add(&other.counters);
         self.traces.extend(other.traces);
+        self.printed.extend(other.printed);
         self.steps += other.steps;
         self
     }
@@ -219,10 +263,13 @@ impl Total {
         self.counters.shared_bytes = program.layout.shared_bytes;
         self.counters.warps = (kernel.launch.block.count() as u32).div_ceil(32);
         self.traces.sort_by_key(|t| t.cta);
+        self.printed.sort_by_key(|printed| printed.thread.cta);
         Report {
             hazards: self.findings.into_sorted(),
             counters: self.counters,
             traces: self.traces,
+            printed: self.printed,
+            communicates: program.communicates,
             steps: self.steps,
             changed: Vec::new(),
         }
@@ -334,7 +381,6 @@ fn check_maps(kernel: &Kernel) -> Result<(), EmuError> {
 
 /// Limits from PTX ISA, "Cluster Dimension Directives", and CUDA C++ Programming Guide, "Thread Block
 /// Clusters" (16 CTAs where the launch allows non-portable sizes).
-/// allows non-portable sizes).
 fn check_cluster(kernel: &Kernel, entry: &Function) -> Result<(), EmuError> {
     let (cluster, grid, sm) = (kernel.launch.cluster, kernel.launch.grid, kernel.module.target.sm);
     let wrong =
@@ -466,6 +512,11 @@ fn map_buffers<'a>(
         let bytes = variable.contents.len();
         regions.push(Region::new(variable.name.clone(), bytes, RegionAccess::Variable, words, None));
     }
+    let incoherent = |inst: &Inst| matches!(inst.op, Op::Ld(m) if m.non_coherent);
+    if program.code.iter().any(incoherent) {
+        let writable = regions.iter_mut().filter(|region| region.writable());
+        writable.for_each(|region| region.watch_incoherent(program.granules[1] as usize));
+    }
     GlobalMemory { regions }
 }
 
@@ -535,7 +586,8 @@ fn run_together(context: &Context, clusters: &Clusters, total: &mut Total) -> Re
     Ok(())
 }
 
-/// The number of clusters whose state fits in about a gigabyte, at most `RESIDENT`.
+/// The number of clusters whose state fits in about a gigabyte, at most `RESIDENT` and
+/// [`Options::resident`].
 fn resident_clusters(context: &Context) -> usize {
     let warps = context.actors.threads();
     let [w32, w64, _] = context.program.sizes;
@@ -544,7 +596,9 @@ fn resident_clusters(context: &Context) -> usize {
     let frames: usize = context.program.functions.iter().map(|f| f.frame as usize).sum();
     let local = context.actors.ctas * context.actors.warps * frames / 4 * 144;
     let bytes = warps * (128 * w32 + 256 * w64) + shadow_bytes(context) as usize + local;
-    ((1 << 30) / bytes.max(1)).clamp(1, RESIDENT)
+    let room = ((1 << 30) / bytes.max(1)).clamp(1, RESIDENT);
+    let held = context.options.resident.map_or(RESIDENT as u64, |ctas| ctas / context.ranks());
+    room.min(usize::try_from(held).unwrap_or(RESIDENT)).max(1)
 }
 
 /// Checks that need the end of all CTAs: races between CTAs that ran one after the other, and outputs that
@@ -566,7 +620,19 @@ fn after_checks(context: &Context, kernel: &Kernel, options: &Options, findings:
             (threads, Some(place), "writes memory that another CTA reads; the CTAs are not ordered".into())
         });
     }
-    if options.checks.unwritten && options.only.is_none() {
+    for region in context.global.regions.iter().filter(|_| options.checks.races) {
+        let granule = context.program.granules[1] as usize;
+        for (at, pc) in region.incoherent_reads(granule) {
+            findings.report(HazardKind::NonCoherentRead, line(pc), None, || {
+                let offset = (at * granule) as i64;
+                let place = Place { space: ptx::Space::Global, name: region.name.clone(), offset };
+                let message = "reads memory by ld.global.nc that this launch also writes: the load may return \
+                               an old value, whatever orders it";
+                (Vec::new(), Some(place), message.into())
+            });
+        }
+    }
+    if options.checks.unwritten && options.only.is_none() && !findings.lost_global {
         for (index, (spec, region)) in kernel.buffers.iter().zip(&context.global.regions).enumerate() {
             if spec.access == Access::Write {
                 check_written(

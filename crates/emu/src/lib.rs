@@ -28,5 +28,7 @@ pub use error::EmuError;
 pub use grid::run;
 pub use machine::Emulator;
 pub use memory::Buffer;
-pub use report::{Checks, Fidelity, Hazard, HazardKind, Options, Place, Report, Schedule, ThreadId};
+pub use report::{
+    Checks, Fidelity, Hazard, HazardKind, Options, Place, Placement, Printed, Report, Schedule, ThreadId,
+};
 pub use stopwatch::Stopwatch;

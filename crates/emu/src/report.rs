@@ -56,6 +56,18 @@ pub enum Fidelity {
     Sketch,
 }
 
+/// Where the variables of shared memory lie.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Placement {
+    /// Where ptxas 13.0 places them: one after the other, each at its declared alignment, from an address on
+    /// that is a multiple of 1024. Dynamic shared memory lies at a multiple of 16 at least.
+    #[default]
+    Ptxas,
+    /// At addresses that have the declared alignment and no larger one, so that an access which needs more
+    /// is misaligned.
+    Declared,
+}
+
 /// Options of a run.
 #[derive(Clone, Debug)]
 pub struct Options {
@@ -70,6 +82,15 @@ pub struct Options {
     /// Architecture, as in `sm_NN`, whose tensor-core rules and limits apply. `None`: the target of the
     /// module.
     pub sm: Option<u32>,
+    /// Where the variables of shared memory lie.
+    pub placement: Placement,
+    /// Whether `shfl`, `vote`, `match`, `redux` and `elect` order the memory accesses of their lanes, as
+    /// `bar.warp.sync` does. PTX does not say so, and races that depend on it are reported as
+    /// [`HazardKind::WarpOrder`].
+    pub collectives_order: bool,
+    /// The most CTAs that are resident at a time when CTAs communicate; `None`: as many as the host's memory
+    /// holds. A kernel that needs more deadlocks.
+    pub resident: Option<u64>,
     /// Linear indices of the CTAs to record.
     pub traced_ctas: Vec<u64>,
     /// Linear indices of the CTAs to run, each once; `None`: all. With a subset of CTAs, unwritten outputs
@@ -94,6 +115,9 @@ impl Default for Options {
             checks: Checks::ALL,
             fidelity: Fidelity::Exact,
             sm: None,
+            placement: Placement::Ptxas,
+            collectives_order: false,
+            resident: None,
             traced_ctas: Vec::new(),
             only: None,
             step_limit: 50_000_000,
@@ -121,9 +145,25 @@ pub enum HazardKind {
     UnwrittenOutput,
     BeforeGridWait,
     RegisterPool,
+    /// A shared access that needs more alignment than its variable declares.
+    UnpromisedAlignment,
+    /// A race of lanes of a warp that only a shuffle, a vote or another collective orders.
+    WarpOrder,
+    /// A `.nc` load of memory that the launch also writes.
+    NonCoherentRead,
+    /// A `trap`.
+    Trap,
+    /// A failed `assert`.
+    AssertionFailed,
 }
 
 impl HazardKind {
+    /// Whether the finding fails a check unless the caller says otherwise. The others are right on the GPUs
+    /// of today and hold by no promise.
+    pub const fn fails(self) -> bool {
+        !matches!(self, HazardKind::UnpromisedAlignment)
+    }
+
     /// The name that filetests and JSON use.
     pub const fn name(self) -> &'static str {
         match self {
@@ -140,6 +180,11 @@ impl HazardKind {
             HazardKind::UnwrittenOutput => "unwritten_output",
             HazardKind::BeforeGridWait => "before_grid_wait",
             HazardKind::RegisterPool => "register_pool",
+            HazardKind::UnpromisedAlignment => "unpromised_alignment",
+            HazardKind::WarpOrder => "warp_order",
+            HazardKind::NonCoherentRead => "non_coherent_read",
+            HazardKind::Trap => "trap",
+            HazardKind::AssertionFailed => "assertion_failed",
         }
     }
 }
@@ -226,6 +271,10 @@ impl fmt::Display for Hazard {
 /// The findings of a run, one for each (kind, line, other line).
 #[derive(Debug, Default)]
 pub(crate) struct Findings {
+    /// Whether a store to shared or to global memory was not carried out because its address is wrong. What
+    /// it would have written may then be read unwritten, which is no finding of its own.
+    pub lost_shared: bool,
+    pub lost_global: bool,
     list: Vec<Hazard>,
     index: HashMap<(HazardKind, u32, Option<u32>), usize>,
 }
@@ -259,6 +308,8 @@ impl Findings {
     }
 
     pub fn merge(&mut self, other: Findings) {
+        self.lost_shared |= other.lost_shared;
+        self.lost_global |= other.lost_global;
         other.list.into_iter().for_each(|h| self.add(h));
     }
 
@@ -267,6 +318,15 @@ impl Findings {
         self.list.sort_by_key(|h| (h.line, h.kind, h.other_line));
         self.list
     }
+}
+
+/// The text of a `printf`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Printed {
+    /// The thread that printed it.
+    pub thread: ThreadId,
+    /// The text, of at most about a thousand bytes.
+    pub text: String,
 }
 
 /// The result of a run.
@@ -278,6 +338,10 @@ pub struct Report {
     pub counters: Counters,
     /// The traces of the recorded CTAs, in the order of their indices.
     pub traces: Vec<CtaTrace>,
+    /// What `printf` printed, in the order of the CTAs; at most 1024 texts of a cluster.
+    pub printed: Vec<Printed>,
+    /// Whether CTAs may communicate: the kernel has atomics or strong accesses to global memory.
+    pub communicates: bool,
     /// Warp instructions issued.
     pub steps: u64,
     /// Names of the module's `.global` variables that the launch changed. The next launch would see the

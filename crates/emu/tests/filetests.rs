@@ -2,13 +2,17 @@
 //! expected results in comments.
 //!
 //! ```text
-//! // launch: grid=2 block=64 shared=1024        (shared: dynamic, 0 unless given; cluster=2, overlapping=1)
+//! // launch: grid=2 block=64 shared=1024        (shared: dynamic, 0 unless given; cluster=2, overlapping=1,
+//!                                             declared=1 for `Placement::Declared`, collectives_order=1,
+//!                                             resident=4; the entry is `k` if there is one, else the
+//!                                             first)
 //! // buffer: out 256 write                      (name, bytes, read|write|readwrite, and for the latter two
 //! // buffer: in 256 read iota                    zeros|iota|uninitialised: words counting from 0)
 //! // map: m in f16 64,32 128 64,16 128          (name, buffer, element, extents, strides or -, box, swizzle)
 //! // arg: out                                   (a buffer, `buffer+bytes`, `map` and its name, or
 //! //                                             u32/i32/f32 and a value)
 //! // expect: out u32 0 1 2                      (first words after the run; f32 too)
+//! // printed: n = 3                             (what the kernel prints, all of it)
 //! st.shared.u32 [%r1], %r2;  // hazard: race    (on the line of either access)
 //! // hazard: unwritten_output                   (on a line of its own: for the whole kernel)
 //! ```
@@ -18,7 +22,7 @@
 
 use std::collections::BTreeSet;
 
-use flashcore_emu::{Buffer, EmuError, Options, Report, Schedule, run};
+use flashcore_emu::{Buffer, EmuError, Options, Placement, Report, Schedule, run};
 use ptx::{Access, Arg, BufferSpec, Dim3, Element, Kernel, L2Promotion, Launch, Swizzle, TensorMapSpec};
 
 struct Case {
@@ -31,6 +35,10 @@ struct Case {
     error: Option<String>,
     step_limit: Option<u64>,
     grid_limit: Option<u64>,
+    placement: Placement,
+    collectives_order: bool,
+    resident: Option<u64>,
+    printed: Vec<String>,
 }
 
 fn number<T: std::str::FromStr>(text: &str) -> T {
@@ -48,7 +56,8 @@ fn word(kind: &str, text: &str) -> u32 {
 
 fn read(text: &str) -> Case {
     let module = ptx::parse(text).unwrap_or_else(|e| panic!("{e}"));
-    let entry = module.entries().next().expect("an entry").name.to_string();
+    let entries: Vec<String> = module.entries().map(|entry| entry.name.to_string()).collect();
+    let entry = entries.iter().find(|name| *name == "k").unwrap_or(&entries[0]).clone();
     let launch = Launch {
         grid: Dim3(1, 1, 1),
         cluster: Dim3(1, 1, 1),
@@ -69,6 +78,10 @@ fn read(text: &str) -> Case {
         error: None,
         step_limit: None,
         grid_limit: None,
+        placement: Placement::Ptxas,
+        collectives_order: false,
+        resident: None,
+        printed: Vec::new(),
     };
     for (index, line) in text.lines().enumerate() {
         let Some((code, comment)) = line.split_once("//") else { continue };
@@ -107,6 +120,7 @@ impl Case {
             ("hazard", kinds) => {
                 self.hazards.extend(kinds.iter().map(|k| (k.to_string(), line)));
             }
+            ("printed", words) => self.printed.push(words.join(" ")),
             ("error", words) => self.error = Some(words.join(" ")),
             ("steps", [limit]) => self.step_limit = Some(number(limit)),
             ("grid_steps", [limit]) => self.grid_limit = Some(number(limit)),
@@ -165,6 +179,9 @@ impl Case {
             "block" => self.kernel.launch.block = Dim3(next(), next(), next()),
             "shared" => self.kernel.launch.dynamic_shared = next(),
             "overlapping" => self.kernel.launch.overlapping = next() == 1,
+            "collectives_order" => self.collectives_order = next() == 1,
+            "resident" => self.resident = Some(next().into()),
+            "declared" if next() == 1 => self.placement = Placement::Declared,
             _ => panic!("`{key}` is no setting of a launch"),
         }
     }
@@ -194,7 +211,10 @@ impl Case {
                 None => Buffer::uninitialised(spec.bytes),
             })
             .collect();
-        let mut options = Options { seed, schedule, ..Options::default() };
+        let (placement, collectives_order) = (self.placement, self.collectives_order);
+        let resident = self.resident;
+        let mut options =
+            Options { seed, schedule, placement, collectives_order, resident, ..Options::default() };
         options.step_limit = self.step_limit.unwrap_or(options.step_limit);
         options.grid_limit = self.grid_limit.unwrap_or(options.grid_limit);
         let report = run(&self.kernel, &mut buffers.iter_mut().collect::<Vec<_>>(), &options)?;
@@ -236,6 +256,10 @@ impl Case {
                 announced.iter().for_each(|key| {
                     missing.remove(key);
                 });
+            }
+            let printed: Vec<&str> = report.printed.iter().map(|printed| &*printed.text).collect();
+            if printed != self.printed {
+                return Err(format!("{schedule:?} {seed}: printed {printed:?}"));
             }
             for (index, words) in &self.expected {
                 let bytes = buffers[*index].to_bytes();

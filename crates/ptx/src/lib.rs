@@ -21,6 +21,7 @@ mod operand;
 mod parse;
 mod print;
 pub mod quote;
+mod reach;
 mod tensor_map;
 mod types;
 mod verify;

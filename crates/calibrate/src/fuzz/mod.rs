@@ -90,6 +90,7 @@ pub fn execute(case: &Case) -> Outcome {
         traced_ctas: 2,
         step_limit: BUDGET / 4,
         grid_limit: BUDGET,
+        ..Settings::quick()
     };
     let study = match study(bound, Some(case.ptx.clone()), &settings, &[machine::L4, machine::H200], None) {
         Ok(study) => study,

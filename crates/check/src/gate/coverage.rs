@@ -1,7 +1,7 @@
 //! Instruction coverage of a check: the verdict says nothing about instructions that did not run.
 
 use emu::Counters;
-use ptx::{Function, Instruction, Kernel, Op, Operand, Statement};
+use ptx::{Function, Instruction, Kernel, Op, Statement};
 use serde_json::{Value, json};
 
 /// The instructions that are reachable from a kernel's entry, each with its line and whether any run executed
@@ -19,9 +19,8 @@ pub struct Coverage {
 impl Coverage {
     /// Lists the reachable instructions, none of them executed yet.
     pub(super) fn of(kernel: &Kernel) -> Coverage {
-        let functions: Vec<&Function> = kernel.module.functions().collect();
-        let reached = reachable(&functions, &kernel.entry);
-        let all = functions.iter().zip(reached).flat_map(|(function, reached)| {
+        let reached = kernel.module.reached_from(&kernel.entry);
+        let all = kernel.module.functions().zip(reached).flat_map(|(function, reached)| {
             instructions(function).map(move |instruction| (reached, instruction.line))
         });
         let all = all.enumerate().filter(|(_, (reached, _))| *reached);
@@ -101,24 +100,6 @@ fn instructions(function: &Function) -> impl Iterator<Item = &Instruction> {
         Statement::Inst(instruction) => Some(instruction),
         Statement::Label(_) | Statement::Pragma(_) => None,
     })
-}
-
-/// Marks the functions that the entry can call, and the entry itself.
-fn reachable(functions: &[&Function], entry: &str) -> Vec<bool> {
-    let mut reached = vec![false; functions.len()];
-    let named = |name: &str| functions.iter().position(|f| *f.name == *name && f.body.is_some());
-    let mut open: Vec<usize> = named(entry).into_iter().collect();
-    while let Some(index) = open.pop() {
-        if std::mem::replace(&mut reached[index], true) {
-            continue;
-        }
-        let operands = instructions(functions[index]).flat_map(|instruction| &instruction.operands);
-        open.extend(operands.filter_map(|operand| match operand {
-            Operand::Function(name) => named(name),
-            _ => None,
-        }));
-    }
-    reached
 }
 
 #[cfg(test)]

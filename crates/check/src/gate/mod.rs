@@ -16,6 +16,7 @@ pub mod judge;
 pub mod mutate;
 mod quantised;
 mod report;
+mod residency;
 mod run;
 pub mod torture;
 mod trial;

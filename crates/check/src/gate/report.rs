@@ -2,7 +2,9 @@
 
 use std::fmt;
 
-use emu::{Counters, Hazard};
+use emu::{Counters, Hazard, Printed};
+use predict::Gpu;
+use predict::resources::{Resources, occupancy};
 use serde::{Deserialize, Serialize};
 
 use super::Coverage;
@@ -75,6 +77,14 @@ pub struct CheckReport {
     pub reasons: Vec<String>,
     /// Every hazard, once for each (kind, line, other line).
     pub hazards: Vec<Hazard>,
+    /// Findings that do not fail the check: see [`emu::HazardKind::fails`].
+    pub notes: Vec<Hazard>,
+    /// What the runs left open, in words. It does not change the verdict.
+    pub warnings: Vec<String>,
+    /// What `printf` printed in the first run.
+    pub printed: Vec<Printed>,
+    /// Whether CTAs may communicate.
+    pub(super) communicates: bool,
     /// The worst error over all runs; `None` when there was nothing to judge.
     pub error: Option<ErrorFigures>,
     /// The relative error that quantising the inputs causes. It is reported apart and does not change the
@@ -99,6 +109,10 @@ impl CheckReport {
             verdict: Verdict::Passed,
             reasons: Vec::new(),
             hazards: Vec::new(),
+            notes: Vec::new(),
+            warnings: Vec::new(),
+            printed: Vec::new(),
+            communicates: false,
             error: None,
             quantisation: None,
             runs: 0,
@@ -142,10 +156,30 @@ impl CheckReport {
         for hazard in hazards {
             let known =
                 |h: &Hazard| (h.kind, h.line, h.other_line) == (hazard.kind, hazard.line, hazard.other_line);
-            if !self.hazards.iter().any(known) {
+            if self.hazards.iter().chain(&self.notes).any(known) {
+                continue;
+            }
+            if hazard.kind.fails() {
                 self.fail(hazard.to_string());
                 self.hazards.push(hazard);
+            } else {
+                self.notes.push(hazard);
             }
+        }
+    }
+
+    pub(super) fn warn(&mut self, warning: String) {
+        if !self.warnings.contains(&warning) {
+            self.warnings.push(warning);
+        }
+    }
+
+    /// Makes the verdict incomplete when a GPU cannot hold one CTA of the launch. `resources` are those of
+    /// the assembled kernel.
+    pub fn require_room(&mut self, launch: &ptx::Launch, resources: &Resources, gpu: &Gpu) {
+        let shared = resources.shared.saturating_add(launch.dynamic_shared);
+        if let Err(error) = occupancy(gpu, launch.block.count(), resources.registers, shared) {
+            self.leave_incomplete(format!("{} cannot run the launch: {error}", gpu.name));
         }
     }
 
@@ -154,6 +188,8 @@ impl CheckReport {
         self.verdict = self.verdict.max(other.verdict);
         self.reasons.extend(other.reasons.into_iter().map(|reason| format!("{name}: {reason}")));
         self.hazards.extend(other.hazards);
+        self.notes.extend(other.notes);
+        other.warnings.into_iter().for_each(|warning| self.warn(format!("{name}: {warning}")));
         self.error = match (self.error, other.error) {
             (Some(a), Some(b)) => Some(a.worst(b)),
             (a, b) => a.or(b),
@@ -174,6 +210,8 @@ impl CheckReport {
             "verdict": self.verdict,
             "reasons": self.reasons,
             "hazards": self.hazards.iter().map(HazardRow::from).collect::<Vec<_>>(),
+            "notes": self.notes.iter().map(HazardRow::from).collect::<Vec<_>>(),
+            "warnings": self.warnings,
             "judged": self.error.is_some(),
             "error": self.error,
             "quantisation": self.quantisation,

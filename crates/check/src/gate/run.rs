@@ -2,15 +2,16 @@
 
 use std::ops::Range;
 
-use emu::{Buffer, EmuError, Options, Schedule};
+use emu::{Buffer, Counters, EmuError, HazardKind, Options, Placement, Schedule};
 use kernels::Operand;
 use oracle::OracleError;
 use problem::{Problem, Tensor};
+use ptx::{BarKind, Kernel, Launch, Op, Space, Statement};
 
 use super::feed::{Feed, row_ranges};
 use super::inputs::Style;
-use super::{CheckReport, Coverage, Verdict, Watch};
-use crate::launchfile::{Bound, Role};
+use super::{CheckReport, Coverage, Verdict, Watch, residency};
+use crate::launchfile::{Bound, Init, Role};
 
 /// Default limit of warp instructions per CTA: ten seconds or more.
 const STEP_LIMIT: u64 = 50_000_000;
@@ -18,6 +19,10 @@ const STEP_LIMIT: u64 = 50_000_000;
 /// Default limit of warp instructions per grid: some minutes on two cores. The slowest rung on the mission
 /// problem takes a fiftieth. A kernel that needs more should be checked on a smaller problem.
 const GRID_LIMIT: u64 = 1 << 31;
+
+/// The most CTAs of a cluster on every GPU with clusters (CUDA C++ Programming Guide, "Thread Block
+/// Clusters").
+const PORTABLE_CLUSTER: u64 = 8;
 
 /// The runs and limits of a check.
 #[derive(Clone, Debug, PartialEq)]
@@ -30,6 +35,13 @@ pub struct Settings {
     pub step_limit: u64,
     /// Warp instructions that all CTAs of a run may issue together.
     pub grid_limit: u64,
+    /// Whether a kernel with mbarriers or counted barriers also runs with each warp and each warpgroup
+    /// lagging behind the others.
+    pub lagging: bool,
+    /// Where the variables of shared memory lie.
+    pub placement: Placement,
+    /// Whether shuffles and other warp collectives count as ordering memory.
+    pub collectives_order: bool,
 }
 
 impl Settings {
@@ -44,6 +56,9 @@ impl Settings {
             traced_ctas: 4,
             step_limit: STEP_LIMIT,
             grid_limit: GRID_LIMIT,
+            lagging: true,
+            placement: Placement::Ptxas,
+            collectives_order: false,
         }
     }
 
@@ -56,15 +71,42 @@ impl Settings {
             (Style::Falling, 3, Schedule::Late),
             (Style::PoisonedPadding, 4, Schedule::Early),
         ];
-        Settings { runs, traced_ctas: 4, step_limit: STEP_LIMIT, grid_limit: GRID_LIMIT }
+        Settings { runs, lagging: false, ..Settings::thorough() }
     }
 }
 
 impl Settings {
     /// The settings with the first run only.
     pub fn first_run(&self) -> Settings {
-        Settings { runs: self.runs.iter().take(1).copied().collect(), ..self.clone() }
+        Settings { runs: self.runs.iter().take(1).copied().collect(), lagging: false, ..self.clone() }
     }
+
+    /// The runs of a kernel. A phase of an mbarrier that its parity cannot tell from another one shows only
+    /// when the one warp lags that takes them for each other.
+    fn runs_of(&self, bound: &Bound) -> Vec<(Style, u64, Schedule)> {
+        let mut runs = self.runs.clone();
+        if self.lagging && waits_by_count(&bound.kernel) {
+            let Launch { block, cluster, .. } = bound.kernel.launch;
+            let warps = block.count().div_ceil(32) * cluster.count();
+            let seeds = (0..warps).map(|w| 2 * w).chain((0..warps.div_ceil(4)).map(|g| 2 * g + 1));
+            runs.extend(seeds.map(|seed| (Style::Normal, seed, Schedule::Lagging)));
+        }
+        runs
+    }
+}
+
+/// Whether a kernel has mbarriers, or barriers for a given number of threads.
+fn waits_by_count(kernel: &Kernel) -> bool {
+    let mut statements = kernel.module.functions().flat_map(|f| f.body.iter().flat_map(|b| &b.statements));
+    statements.any(|statement| match statement {
+        Statement::Inst(inst) => match inst.op {
+            Op::Mbarrier(_) => true,
+            Op::Bar { kind: BarKind::Arrive, .. } => true,
+            Op::Bar { kind: BarKind::Sync, .. } => inst.operands.len() > 1,
+            _ => false,
+        },
+        Statement::Label(_) | Statement::Pragma(_) => false,
+    })
 }
 
 /// Why there is no verdict.
@@ -98,7 +140,8 @@ pub fn check_watched(bound: &Bound, settings: &Settings, watch: &Watch) -> Resul
         (Some(_), _) | (None, 0) => true,
         (None, _) => *style == Style::Normal,
     };
-    let runs: Vec<_> = settings.runs.iter().enumerate().filter(counts).collect();
+    let runs = settings.runs_of(bound);
+    let runs: Vec<_> = runs.iter().enumerate().filter(counts).collect();
     for (number, &(index, &(style, seed, schedule))) in runs.iter().enumerate() {
         watch.begin(number + 1, runs.len());
         let traced_ctas = match index {
@@ -111,11 +154,21 @@ pub fn check_watched(bound: &Bound, settings: &Settings, watch: &Watch) -> Resul
             traced_ctas,
             step_limit: settings.step_limit,
             grid_limit: settings.grid_limit,
+            placement: settings.placement,
+            collectives_order: settings.collectives_order,
             stopwatch: Some(watch.stopwatch()),
             must_write: must_write(bound),
             ..Options::default()
         };
         run_once(bound, (style, seed), &options, watch, &mut check)?;
+        if number + 1 == runs.len() && check.communicates && check.verdict == Verdict::Passed {
+            let options = Options { traced_ctas: Vec::new(), ..options };
+            if let Some(feed) = Feed::draw(bound, style, seed)
+                && let Err(error) = residency::check(bound, &feed, &options, &mut check)
+            {
+                unfinished(error, watch, &mut check)?;
+            }
+        }
         if check.verdict != Verdict::Passed {
             break; // further runs would only repeat the finding
         }
@@ -157,32 +210,38 @@ fn run_once(
     let mut handles: Vec<&mut Buffer> = buffers.iter_mut().collect();
     let report = match emu::run(&bound.kernel, &mut handles, options) {
         Ok(report) => report,
-        Err(
-            error @ (EmuError::Unsupported { .. }
-            | EmuError::StepLimit { .. }
-            | EmuError::GridLimit { .. }
-            | EmuError::GridSize { .. }
-            | EmuError::MemoryLimit { .. }),
-        ) => {
-            check.leave_incomplete(error.to_string());
-            return Ok(());
-        }
-        Err(error @ EmuError::TimeLimit { .. }) => {
-            let (run, runs) = watch.runs();
-            check.leave_incomplete(format!("run {run} of {runs} did not end: {error}"));
-            return Ok(());
-        }
-        Err(error) => return Err(GateError::Launch(error)),
+        Err(error) => return unfinished(error, watch, check),
     };
     check.runs += 1;
     check.steps += report.steps;
     let coverage = check.coverage.get_or_insert_with(|| Coverage::of(&bound.kernel));
     coverage.add(&bound.kernel, &report.counters);
+    check.communicates |= report.communicates;
+    let cluster = bound.kernel.launch.cluster.count();
+    if cluster > PORTABLE_CLUSTER {
+        check.warn(format!(
+            "a cluster of {cluster} CTAs needs the attribute for non-portable cluster sizes, and a GPU may have no \
+             room for it"
+        ));
+    }
+    let stores = stores(&bound.kernel, &report.counters);
     if check.runs == 1 {
         check.counters = report.counters;
         check.traces = report.traces;
+        check.printed = report.printed;
     }
+    // What an access beside its place leaves behind is no wrong answer of its own.
+    let lost = |h: &emu::Hazard| matches!(h.kind, HazardKind::Misaligned | HazardKind::OutOfBounds);
+    let whole = !report.hazards.iter().any(lost);
     check.add_hazards(report.hazards);
+    if !stores {
+        check.warn("a run executed no store to global memory, so the kernel has no result".into());
+    }
+    for ((spec, role), buffer) in bound.kernel.buffers.iter().zip(&bound.roles).zip(&buffers) {
+        if matches!(role, Role::Fill { init: Init::Uninitialised, .. }) && buffer.is_uninitialised() {
+            check.warn(format!("a run wrote nothing to the uninitialised buffer {}", spec.name));
+        }
+    }
     let after: Vec<Vec<u8>> = buffers.iter().map(Buffer::to_bytes).collect();
     feed.check_inputs_kept(bound, &before, &after, check);
     if bound.problem.is_some() {
@@ -191,13 +250,55 @@ fn run_once(
             check.fail(format!("the kernel keeps something in {name} from one launch to the next"));
         }
     }
-    if let Some(references) = feed.references(bound)? {
+    if whole && let Some(references) = feed.references(bound)? {
         feed.check_outputs(bound, &references, &after, check);
     }
     if check.quantisation.is_none() {
         check.quantisation = feed.quantisation(bound)?;
     }
     Ok(())
+}
+
+/// Notes that a run did not end.
+///
+/// # Errors
+/// When the kernel cannot be launched at all.
+fn unfinished(error: EmuError, watch: &Watch, check: &mut CheckReport) -> Result<(), GateError> {
+    match error {
+        EmuError::Unsupported { .. }
+        | EmuError::StepLimit { .. }
+        | EmuError::GridLimit { .. }
+        | EmuError::GridSize { .. }
+        | EmuError::MemoryLimit { .. } => check.leave_incomplete(error.to_string()),
+        EmuError::TimeLimit { .. } => {
+            let (run, runs) = watch.runs();
+            check.leave_incomplete(format!("run {run} of {runs} did not end: {error}"));
+        }
+        error => return Err(GateError::Launch(error)),
+    }
+    Ok(())
+}
+
+/// Whether some lane executed an instruction that may write global memory.
+fn stores(kernel: &Kernel, counters: &Counters) -> bool {
+    let statements = kernel.module.functions().flat_map(|f| f.body.iter().flat_map(|b| &b.statements));
+    let ops = statements.filter_map(|statement| match statement {
+        Statement::Inst(inst) => Some(inst.op),
+        Statement::Label(_) | Statement::Pragma(_) => None,
+    });
+    ops.zip(&counters.instructions).any(|(op, counter)| {
+        let writes = match op {
+            Op::St(m) => matches!(m.space, Space::Global | Space::Generic),
+            Op::Atom(a) | Op::Red(a) => matches!(a.space, Space::Global | Space::Generic),
+            Op::WmmaStore(_)
+            | Op::CpAsyncBulk(_)
+            | Op::CpReduceAsyncBulk(_)
+            | Op::CpAsyncBulkTensor(_)
+            | Op::CpReduceAsyncBulkTensor(_) => true,
+            _ => false,
+        };
+        writes && counter.lanes > 0
+    })
 }
 
 /// The bytes of `out` and `lse` that the kernel must write.

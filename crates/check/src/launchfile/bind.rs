@@ -29,13 +29,15 @@ pub struct Bound {
     pub roles: Vec<Role>,
     /// The problem that the buffers belong to; `None` when only hazards are judged.
     pub problem: Option<Problem>,
+    /// Whether the launch is cooperative: all CTAs are resident together.
+    pub cooperative: bool,
 }
 
 impl Bound {
     /// A generated kernel. The module gets the line numbers of its printed form, so that findings name lines.
     pub fn of_step(step: Step, problem: &Problem) -> Bound {
         let roles = step.operands.into_iter().map(Role::from).collect();
-        Bound { kernel: step.kernel, roles, problem: Some(problem.clone()) }
+        Bound { kernel: step.kernel, roles, problem: Some(problem.clone()), cooperative: false }
     }
 }
 
@@ -75,7 +77,7 @@ impl LaunchSpec {
         let entry = entry.name.to_string();
         let Contract { buffers, roles, maps: tensor_maps, args } = contract;
         let kernel = Kernel { tensor_maps, module, entry, launch, buffers, args };
-        Ok(Bound { kernel, roles, problem: self.problem.clone() })
+        Ok(Bound { kernel, roles, problem: self.problem.clone(), cooperative: self.cooperative })
     }
 
     fn pick_entry<'m>(&self, module: &'m Module) -> Result<&'m Function, LaunchError> {

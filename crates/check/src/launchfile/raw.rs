@@ -37,6 +37,7 @@ pub(super) struct RawLaunch {
     pub cluster: Option<Vec<i64>>,
     pub block: Option<Vec<i64>>,
     pub dynamic_shared: Option<i64>,
+    pub cooperative: Option<bool>,
 }
 
 /// An entry of `[[arg]]`.

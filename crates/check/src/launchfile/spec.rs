@@ -26,6 +26,8 @@ pub struct LaunchSpec {
     pub block: Option<Dim3>,
     /// Dynamic shared memory in bytes.
     pub dynamic_shared: u32,
+    /// Whether the launch is cooperative.
+    pub cooperative: bool,
     /// One argument per parameter, in order.
     pub args: Vec<ArgSpec>,
 }
@@ -170,7 +172,7 @@ impl FromStr for LaunchSpec {
             problem.check()?;
             check_work(problem)?;
         }
-        let RawLaunch { entry, grid, cluster, block, dynamic_shared } = file.launch;
+        let RawLaunch { entry, grid, cluster, block, dynamic_shared, cooperative } = file.launch;
         let spec = LaunchSpec {
             problem,
             entry,
@@ -178,6 +180,7 @@ impl FromStr for LaunchSpec {
             cluster: extents("launch.cluster", &cluster.unwrap_or_else(|| vec![1]), [16, 16, 16])?,
             block: block.map(|b| extents("launch.block", &b, [1024, 1024, 64])).transpose()?,
             dynamic_shared: shared_bytes(dynamic_shared.unwrap_or(0))?,
+            cooperative: cooperative.unwrap_or(false),
             args,
         };
         spec.check_judged()?;

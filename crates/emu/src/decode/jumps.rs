@@ -34,6 +34,12 @@ impl Decoder<'_> {
     pub(super) fn decode_call(&mut self, out: &mut Inst, o: &Operands) -> Result<()> {
         match (o.get(0)?, o.get(1)?, o.get(2)?) {
             (Operand::List(results), Operand::Function(name), Operand::List(arguments)) => {
+                if !self.is_defined(name) {
+                    let special = self.system_call(name, results, arguments)?;
+                    let guard = out.guard;
+                    *out = Inst { guard, ..Inst::special(out.line, special) };
+                    return Ok(());
+                }
                 out.target = self.call(name, results, arguments)?;
                 Ok(())
             }

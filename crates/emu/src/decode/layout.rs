@@ -4,6 +4,7 @@ use ptx::{Function, Initializer, Module, Name, ParamSpace, Space, Variable};
 
 use crate::EmuError;
 use crate::memory::{CONST_BASE, GlobalMemory, SHARED_BASE};
+use crate::report::Placement;
 
 /// A module-scope `.global` variable.
 #[derive(Clone, Debug)]
@@ -19,6 +20,8 @@ pub(crate) struct SharedVariable {
     /// Bytes from the start of shared memory.
     pub start: u32,
     pub bytes: u32,
+    /// The alignment that the declaration promises.
+    pub align: u32,
 }
 
 /// Offsets of the local variables and call parameters of a function from its frame pointer.
@@ -46,11 +49,12 @@ pub(crate) struct Layout {
     /// Addresses in the variable's own space. Local variables are in `frames`.
     symbols: HashMap<Name, (Space, u64)>,
     pub shared: Vec<SharedVariable>,
-    /// Static and dynamic shared memory of a CTA in bytes, packed as closely as alignment allows.
+    /// Static and dynamic shared memory of a CTA in bytes, as ptxas packs it.
     pub shared_bytes: u32,
-    /// The start of the first variable and the end of the last one, with the gaps of [`exactly_aligned`].
-    pub shared_start: u32,
+    /// The end of the last shared variable: `shared_bytes`, and with [`Placement::Declared`] the gaps.
     pub shared_extent: u32,
+    /// The least alignment that a shared variable promises; 0 when there is none.
+    pub shared_align: u32,
     pub constants: Vec<u8>,
     pub variables: Vec<VariableRegion>,
     pub frames: Vec<Frame>,
@@ -59,22 +63,22 @@ pub(crate) struct Layout {
 impl Layout {
     pub fn new(
         module: &Module,
-        functions: &[&Function],
+        entry: &str,
         buffers: usize,
-        dynamic_shared: u32,
+        (dynamic_shared, placement): (u32, Placement),
     ) -> Result<Layout, EmuError> {
         let mut layout = Layout::default();
+        let functions: Vec<&Function> = module.functions().collect();
         let inner = functions.iter().flat_map(|f| f.body.iter().flat_map(|b| &b.variables));
         for variable in module.variables().chain(inner) {
             check_size(variable)?;
             layout.place(variable, buffers)?;
         }
-        layout.place_dynamic(module, dynamic_shared);
-        layout.shared_start = layout.shared.iter().map(|v| v.start).min().unwrap_or(0);
+        layout.place_shared(&module.shared_variables(entry), dynamic_shared, placement);
         for function in functions {
             layout.frame(function)?;
         }
-        layout.initialise(module)?;
+        layout.initialise(module, entry)?;
         Ok(layout)
     }
 
@@ -85,15 +89,7 @@ impl Layout {
 
     fn place(&mut self, variable: &Variable, buffers: usize) -> Result<(), EmuError> {
         let (align, bytes) = (variable.align.max(1), variable.bytes() as u32);
-        let dynamic = variable.bytes() == 0;
         match variable.space {
-            Space::Shared | Space::SharedCluster if !dynamic => {
-                let start = exactly_aligned(self.shared_extent, align);
-                self.shared.push(SharedVariable { name: variable.name.to_string(), start, bytes });
-                self.symbols.insert(variable.name.clone(), (Space::Shared, SHARED_BASE + u64::from(start)));
-                self.shared_extent = start.saturating_add(bytes);
-                self.shared_bytes = align_up(self.shared_bytes, align).saturating_add(bytes);
-            }
             Space::Const => {
                 let start = self.constants.len().next_multiple_of(align as usize);
                 check_total("constant memory", (start + bytes as usize) as u64, CONST_LIMIT)?;
@@ -115,24 +111,42 @@ impl Layout {
         Ok(())
     }
 
-    /// Places all `extern .shared` arrays at the end of static shared memory.
-    fn place_dynamic(&mut self, module: &Module, dynamic: u32) {
-        let is_dynamic = |v: &&Variable| v.space == Space::Shared && v.bytes() == 0;
-        let align = module.variables().filter(is_dynamic).map(|v| v.align).max().unwrap_or(16).max(16);
-        if module.variables().filter(is_dynamic).count() == 0 && dynamic == 0 {
+    /// Places shared variables in this order, from offset 0 on. Dynamic shared memory follows. All its arrays
+    /// begin at the same address.
+    fn place_shared(&mut self, variables: &[&Variable], dynamic: u32, placement: Placement) {
+        let (arrays, fixed): (Vec<&Variable>, Vec<&Variable>) =
+            variables.iter().partition(|v| v.bytes() == 0);
+        for variable in fixed {
+            let start = self.next_shared(variable.align, variable.bytes() as u32, placement);
+            self.add_shared(variable, start, variable.bytes() as u32);
+        }
+        if arrays.is_empty() && dynamic == 0 {
             return;
         }
-        // Without static shared memory, code for sm_90 relies on the base address: a multiple of 1024, after
-        // the area that the system reserves.
-        let alone = self.shared_extent == 0 && module.target.sm >= 90;
-        let start = if alone { 0 } else { exactly_aligned(self.shared_extent, align) };
-        for variable in module.variables().filter(is_dynamic) {
-            let address = SHARED_BASE + u64::from(start);
-            self.symbols.insert(variable.name.clone(), (Space::Shared, address));
-            self.shared.push(SharedVariable { name: variable.name.to_string(), start, bytes: dynamic });
+        let align = arrays.iter().map(|v| v.align).fold(DYNAMIC_ALIGN, u32::max);
+        let start = self.next_shared(align, dynamic, placement);
+        for variable in arrays {
+            self.add_shared(variable, start, dynamic);
         }
-        self.shared_extent = start.saturating_add(dynamic);
-        self.shared_bytes = align_up(self.shared_bytes, align).saturating_add(dynamic);
+    }
+
+    /// Takes memory for a variable and returns its offset.
+    fn next_shared(&mut self, align: u32, bytes: u32, placement: Placement) -> u32 {
+        self.shared_bytes = align_up(self.shared_bytes, align).saturating_add(bytes);
+        let start = match placement {
+            Placement::Ptxas => align_up(self.shared_extent, align),
+            Placement::Declared => exactly_aligned(self.shared_extent, align),
+        };
+        self.shared_extent = start.saturating_add(bytes);
+        start
+    }
+
+    fn add_shared(&mut self, variable: &Variable, start: u32, bytes: u32) {
+        let align =
+            if variable.bytes() == 0 { variable.align.max(DYNAMIC_ALIGN) } else { variable.align.max(1) };
+        self.shared.push(SharedVariable { name: variable.name.to_string(), start, bytes, align });
+        self.symbols.insert(variable.name.clone(), (Space::Shared, SHARED_BASE + u64::from(start)));
+        self.shared_align = if self.shared_align == 0 { align } else { self.shared_align.min(align) };
     }
 
     fn frame(&mut self, function: &Function) -> Result<(), EmuError> {
@@ -167,12 +181,15 @@ impl Layout {
         self.symbol(&param_key(entry, name)).map(|(_, address)| address)
     }
 
-    fn initialise(&mut self, module: &Module) -> Result<(), EmuError> {
+    fn initialise(&mut self, module: &Module, entry: &str) -> Result<(), EmuError> {
+        let used = module.names_used(entry);
         let mut global = 0;
         for variable in module.variables() {
             let contents = match &variable.init {
                 None => Vec::new(),
                 Some(Initializer::Bytes(bytes)) => bytes.clone(),
+                // No function that runs names the variable, so its contents do not matter.
+                Some(Initializer::Addresses(_)) if !used.contains(&*variable.name) => Vec::new(),
                 Some(Initializer::Addresses(list)) => self.addresses(list)?,
             };
             let target = match (variable.space, self.symbol(&variable.name)) {
@@ -192,14 +209,19 @@ impl Layout {
     fn addresses(&self, list: &[(Name, i64)]) -> Result<Vec<u8>, EmuError> {
         let mut bytes = Vec::new();
         for (name, offset) in list {
-            let (space, address) = self.symbol(name).ok_or_else(|| EmuError::Malformed {
+            let (space, address) = self.symbol(name).ok_or_else(|| EmuError::Unsupported {
                 line: 0,
-                what: format!("an initial value names `{name}`, which is not a variable"),
+                what: format!("the address of `{name}` as an initial value"),
             })?;
             let generic = crate::memory::window(space) + address;
             bytes.extend(generic.wrapping_add_signed(*offset).to_le_bytes());
         }
         Ok(bytes)
+    }
+
+    /// The shared variable at an offset from the start of shared memory.
+    pub fn shared_variable(&self, offset: u32) -> Option<&SharedVariable> {
+        self.shared.iter().find(|v| (v.start..v.start.saturating_add(v.bytes)).contains(&offset))
     }
 
     /// The name of the variable at an offset from the start of shared memory, or nearest to it, and the
@@ -219,10 +241,7 @@ impl Layout {
     }
 }
 
-/// The next offset in shared memory that has this alignment and no larger one, so that a kernel cannot rely
-/// on more alignment than its arrays declare. ptxas places arrays of 16 bytes and more at multiples of 16
-/// when it assembles a whole program. It does not when it assembles relocatable code, as the driver's linker
-/// requests.
+/// The next offset in shared memory that has this alignment and no larger one.
 fn exactly_aligned(at: u32, align: u32) -> u32 {
     let start = align_up(at, align);
     let more = (SHARED_BASE + u64::from(start)).is_multiple_of(2 * u64::from(align.max(1)));
@@ -233,6 +252,9 @@ fn exactly_aligned(at: u32, align: u32) -> u32 {
 fn align_up(at: u32, align: u32) -> u32 {
     at.checked_next_multiple_of(align.max(1)).unwrap_or(u32::MAX)
 }
+
+/// Alignment of dynamic shared memory, whatever its declaration says (ptxas 13.0).
+const DYNAMIC_ALIGN: u32 = 16;
 
 const CONST_LIMIT: u64 = 64 << 10;
 const LOCAL_LIMIT: u64 = 512 << 10;

@@ -20,12 +20,13 @@ use ptx::{
 };
 
 pub(crate) use defined::Watch;
-pub(crate) use layout::Layout;
+pub(crate) use layout::{Layout, SharedVariable};
 pub(crate) use matrix::wgmma_bits;
 pub(crate) use operands::{scope_strength, strength};
 pub(crate) use wmma::Fragment;
 
 use crate::EmuError;
+use crate::report::Placement;
 
 /// Stands for a missing instruction index: there is no point of reconvergence.
 pub(crate) const NOWHERE: u32 = u32::MAX;
@@ -105,6 +106,28 @@ pub(crate) struct Inst {
     pub touches: Option<u32>,
     /// Index in [`Program::watches`], when the instruction reads or writes a register that may be undefined.
     pub watched: Option<u32>,
+    /// What the instruction does instead of `op`.
+    pub special: Option<Box<Special>>,
+}
+
+/// What a decoded instruction does that is not an operation of PTX. Its `op` is [`Op::Pmevent`], which does
+/// nothing.
+#[derive(Clone, Debug)]
+pub(crate) enum Special {
+    /// An instruction that the emulator does not implement.
+    Unsupported(String),
+    /// `__assertfail(message, file, line, function, size of a character)`.
+    Assert(SystemCall),
+    /// `vprintf(format, values)`.
+    Print(SystemCall),
+}
+
+/// A call of a function of the CUDA runtime. All offsets count from the caller's frame.
+#[derive(Clone, Debug)]
+pub(crate) struct SystemCall {
+    /// Offset and bytes of each argument.
+    pub arguments: Vec<(u32, u32)>,
+    pub result: Option<u32>,
 }
 
 /// `target` of a `mov` from a clock.
@@ -195,7 +218,7 @@ pub(crate) struct Program {
 }
 
 /// Decodes the kernel's entry and the functions that it calls.
-pub(crate) fn decode(kernel: &Kernel, buffers: usize) -> Result<Program, EmuError> {
+pub(crate) fn decode(kernel: &Kernel, buffers: usize, placement: Placement) -> Result<Program, EmuError> {
     let module = &kernel.module;
     let functions: Vec<&Function> = module.functions().collect();
     let entry = functions
@@ -205,8 +228,8 @@ pub(crate) fn decode(kernel: &Kernel, buffers: usize) -> Result<Program, EmuErro
             name: kernel.entry.clone(),
             available: module.entries().map(|f| f.name.to_string()).collect(),
         })?;
-    let reached = reachable(&functions, entry);
-    let layout = Layout::new(module, &functions, buffers, kernel.launch.dynamic_shared)?;
+    let reached = module.reached_from(&kernel.entry);
+    let layout = Layout::new(module, &kernel.entry, buffers, (kernel.launch.dynamic_shared, placement))?;
     let mut decoder = Decoder {
         functions: &functions,
         layout: &layout,
@@ -280,27 +303,6 @@ pub(crate) fn decode(kernel: &Kernel, buffers: usize) -> Result<Program, EmuErro
     defined::watch(&mut program);
     defined::touch(&mut program);
     Ok(program)
-}
-
-/// Whether the entry may run each function.
-fn reachable(functions: &[&Function], entry: usize) -> Vec<bool> {
-    let mut reached = vec![false; functions.len()];
-    let mut work = vec![entry];
-    while let Some(index) = work.pop() {
-        if std::mem::replace(&mut reached[index], true) {
-            continue;
-        }
-        let statements = functions[index].body.iter().flat_map(|b| &b.statements);
-        for statement in statements {
-            let Statement::Inst(inst) = statement else { continue };
-            for operand in &inst.operands {
-                if let Operand::Function(name) = operand {
-                    work.extend(functions.iter().position(|f| f.name == *name && f.body.is_some()));
-                }
-            }
-        }
-    }
-    reached
 }
 
 /// State of decoding.
@@ -428,8 +430,17 @@ impl Decoder<'_> {
             for statement in &body.statements {
                 let Statement::Inst(inst) = statement else { continue };
                 self.line = inst.line;
-                let mut decoded =
-                    if reached { self.instruction(inst)? } else { Inst::new(Op::Trap, inst.line) };
+                let mut decoded = match reached {
+                    false => Inst::new(Op::Trap, inst.line),
+                    true => match self.instruction(inst) {
+                        // The run ends only if the instruction is executed.
+                        Err(EmuError::Unsupported { line, what }) => {
+                            let guard = self.guard(inst)?;
+                            Inst { guard, ..Inst::special(line, Special::Unsupported(what)) }
+                        }
+                        decoded => decoded?,
+                    },
+                };
                 decoded.number = self.number;
                 decoded.pc = self.code.len() as u32;
                 self.number += 1;
@@ -475,6 +486,38 @@ impl Decoder<'_> {
         }
         self.calls.push(call);
         Ok(self.calls.len() as u32 - 1)
+    }
+
+    /// A call of a function that the module does not define: one of the CUDA runtime, or an unsupported one.
+    pub(super) fn system_call(
+        &self,
+        callee: &str,
+        results: &[Operand],
+        arguments: &[Operand],
+    ) -> Result<Special, EmuError> {
+        let frame = &self.layout.frames[self.current];
+        let body = self.functions[self.current].body.iter().flat_map(|b| &b.variables);
+        let bytes: HashMap<&str, u32> = body.map(|v| (&*v.name, v.bytes() as u32)).collect();
+        let place = |operand: &Operand| match operand {
+            Operand::Symbol(name, offset) => {
+                let at = frame.offset_of(name)?.checked_add_signed(i32::try_from(*offset).ok()?)?;
+                Some((at, *bytes.get(&**name)?))
+            }
+            _ => None,
+        };
+        let call = || {
+            let arguments = arguments.iter().map(place).collect::<Option<Vec<_>>>()?;
+            Some(SystemCall { arguments, result: results.first().and_then(place).map(|(at, _)| at) })
+        };
+        match (callee, call()) {
+            ("__assertfail", Some(call)) => Ok(Special::Assert(call)),
+            ("vprintf", Some(call)) => Ok(Special::Print(call)),
+            _ => self.unsupported(format!("a call of `{callee}`, which has no body")),
+        }
+    }
+
+    fn is_defined(&self, callee: &str) -> bool {
+        self.functions.iter().any(|f| *f.name == *callee && f.body.is_some())
     }
 
     /// How an argument or result of the caller reaches a parameter of the callee.
@@ -530,7 +573,12 @@ impl Inst {
             signal: (Slot::NONE, 0),
             touches: None,
             watched: None,
+            special: None,
         }
+    }
+
+    fn special(line: u32, special: Special) -> Inst {
+        Inst { special: Some(Box::new(special)), ..Inst::new(Op::Pmevent, line) }
     }
 }
 

@@ -19,12 +19,14 @@ fn wide(ty: Type) -> Type {
 }
 
 impl Decoder<'_> {
+    pub(super) fn guard(&self, inst: &Instruction) -> Result<Option<(u16, bool)>> {
+        let slot = inst.guard.map(|guard| Ok((self.register(guard.reg, Class::Pred)?.index, guard.negated)));
+        slot.transpose()
+    }
+
     pub(super) fn instruction(&mut self, inst: &Instruction) -> Result<Inst> {
         let mut out = Inst::new(inst.op, inst.line);
-        if let Some(guard) = inst.guard {
-            let slot = self.register(guard.reg, Class::Pred)?;
-            out.guard = Some((slot.index, guard.negated));
-        }
+        out.guard = self.guard(inst)?;
         let o = Operands { list: &inst.operands, line: inst.line };
         self.computation(&mut out, &o)?;
         if is_arithmetic(&out.op) && crate::exec::evaluate(&out.op, [0; 4]).is_none() {

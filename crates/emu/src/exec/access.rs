@@ -1,13 +1,13 @@
 //! Loads and stores, lane by lane.
 
-use ptx::{MemSem, Memory, Space, Type};
+use ptx::{MemSem, Memory, Op, Space, Type};
 
 use super::Env;
 use super::fence::{Observation, Publication};
 use super::registers::{Registers, for_lanes};
 use super::run::Flow;
 use super::warp::{Split, Warp};
-use crate::decode::{Class, Inst, Slot, strength};
+use crate::decode::{Class, Inst, SharedVariable, Slot, strength};
 use crate::memory::{
     CONST_BASE, Chunk, ForeignAccess, LOCAL_BASE, RANK_SHIFT, Region, SHARED_BASE, load_bytes, resolve,
     store_bytes,
@@ -212,7 +212,7 @@ impl<'a> Env<'a> {
         match verdict {
             Verdict::Fine => {}
             Verdict::Uninitialised => {
-                if self.context.options.checks.uninitialised {
+                if self.context.options.checks.uninitialised && !self.findings.lost_shared {
                     self.report(HazardKind::UninitialisedRead, inst, warp, lane, Some(place), || {
                         "reads shared memory that no thread has written".into()
                     });
@@ -252,7 +252,10 @@ impl<'a> Env<'a> {
         let bytes = bytes as usize;
         let context = self.context;
         let place = (Space::Global, address);
-        if context.options.checks.uninitialised && region.written.is_some_and(|w| !w.all(offset, bytes)) {
+        if context.options.checks.uninitialised
+            && !self.findings.lost_global
+            && region.written.is_some_and(|w| !w.all(offset, bytes))
+        {
             self.report(HazardKind::UninitialisedRead, inst, warp.index, lane, Some(place), || {
                 "reads global memory that was never written".into()
             });
@@ -261,6 +264,9 @@ impl<'a> Env<'a> {
             let granule = context.program.granules[1] as usize;
             let other = region.note_read(offset, bytes, granule, self.cluster as u32, inst.pc);
             self.report_foreign(inst, warp.index, lane, "reads", other, address);
+        }
+        if matches!(inst.op, Op::Ld(m) if m.non_coherent) {
+            region.note_incoherent(offset, bytes, context.program.granules[1] as usize, inst.pc);
         }
         region.load(offset, bytes)
     }
@@ -379,20 +385,22 @@ impl<'a> Env<'a> {
         address: u64,
     ) -> Option<usize> {
         let layout = &self.context.program.layout;
-        let start = layout.shared_start as usize;
         let rank = (address >> RANK_SHIFT) as usize;
         let own = rank == self.rank(warp);
         if !own && (rank >= self.ctas.len() || site.inst.space == Space::Shared) {
             self.outside_of_window(warp, site, lane, address);
             return None;
         }
-        let extent = (SHARED_BASE + start as u64, layout.shared_extent as usize - start);
+        let extent = (SHARED_BASE, layout.shared_extent as usize);
         let inside = address & ((1 << RANK_SHIFT) - 1);
         let offset = self.checked_offset(warp, site, lane, inside, extent)?;
         if !own {
             self.visit(warp, site.inst, lane, rank, address);
         }
-        Some(rank * self.span + start + offset)
+        if site.bytes > layout.shared_align {
+            self.check_promise(warp, site, lane, offset as u32);
+        }
+        Some(rank * self.span + offset)
     }
 
     /// Checks an access and returns its offset from the start of local, constant or parameter memory.
@@ -457,6 +465,7 @@ impl<'a> Env<'a> {
 
     #[cold]
     fn outside_of_window(&mut self, warp: &Warp, site: &Site, lane: usize, address: u64) {
+        self.lose(site);
         let (rank, ctas, own) = (address >> RANK_SHIFT, self.ctas.len(), self.rank(warp));
         self.report(HazardKind::OutOfBounds, site.inst, warp.index, lane, Some((Space::Shared, address)), || {
             if rank < ctas as u64 {
@@ -467,8 +476,17 @@ impl<'a> Env<'a> {
         });
     }
 
+    /// Notes that an access was not carried out.
+    fn lose(&mut self, site: &Site) {
+        if !matches!(site.inst.op, Op::Ld(_) | Op::Ldmatrix(_) | Op::WmmaLoad(_)) {
+            self.findings.lost_shared |= site.space == Space::Shared;
+            self.findings.lost_global |= site.space == Space::Global;
+        }
+    }
+
     #[cold]
     fn out_of_bounds(&mut self, warp: &Warp, site: &Site, lane: usize, address: u64, size: usize) {
+        self.lose(site);
         let place = Some((site.space, address));
         let bytes = site.bytes;
         self.report(HazardKind::OutOfBounds, site.inst, warp.index, lane, place, || {
@@ -480,12 +498,45 @@ impl<'a> Env<'a> {
         });
     }
 
+    /// Reports an access that is wider than the alignment of its variable. The address is aligned, but only
+    /// because of the place that ptxas chose.
+    fn check_promise(&mut self, warp: &Warp, site: &Site, lane: usize, offset: u32) {
+        let Some(variable) = self.context.program.layout.shared_variable(offset) else { return };
+        let bytes = site.bytes;
+        if bytes <= variable.align {
+            return;
+        }
+        let place = Some((Space::Shared, SHARED_BASE + u64::from(offset)));
+        self.report(HazardKind::UnpromisedAlignment, site.inst, warp.index, lane, place, || {
+            let SharedVariable { name, align, .. } = variable;
+            format!(
+                "accesses {bytes} bytes at once in `{name}`, whose declaration promises a multiple of {align}: it \
+                 depends on where ptxas places the variable; declare it with __align__({bytes})"
+            )
+        });
+    }
+
     #[cold]
     fn misaligned(&mut self, warp: &Warp, site: &Site, lane: usize, address: u64) {
+        self.lose(site);
         let place = Some((site.space, address));
         let bytes = site.bytes;
+        let offset = (address & ((1 << RANK_SHIFT) - 1)).wrapping_sub(SHARED_BASE);
+        let layout = &self.context.program.layout;
+        let variable = (site.space == Space::Shared)
+            .then(|| layout.shared_variable(offset as u32))
+            .flatten()
+            .filter(|variable| variable.align < bytes);
         self.report(HazardKind::Misaligned, site.inst, warp.index, lane, place, || {
-            format!("accesses {bytes} bytes at address {address:#x}, which is not a multiple of {bytes}")
+            let what =
+                format!("accesses {bytes} bytes at address {address:#x}, which is not a multiple of {bytes}");
+            match variable {
+                None => what,
+                Some(SharedVariable { name, align, .. }) => format!(
+                    "{what}; the declaration of `{name}` promises a multiple of {align}: declare it with \
+                     __align__({bytes})"
+                ),
+            }
         });
     }
 }

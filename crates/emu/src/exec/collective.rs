@@ -9,8 +9,8 @@ use super::barrier::named;
 use super::registers::for_lanes;
 use super::run::Flow;
 use super::warp::{Split, State, Warp};
-use crate::decode::{Inst, Slot};
-use crate::report::HazardKind;
+use crate::decode::{Inst, NOWHERE, Slot};
+use crate::report::{HazardKind, Options, Schedule};
 
 /// The participating lanes at one instruction.
 #[derive(Clone, Copy)]
@@ -63,7 +63,7 @@ impl Env<'_> {
             for (i, part) in met.into_iter().zip(parts) {
                 self.count(warp, warp.splits[i].pc as usize, part.inst, part.lanes);
                 let split = &mut warp.splits[i];
-                split.polls = 0;
+                (split.polls, split.ran_on) = (0, NOWHERE);
                 match flow {
                     Flow::Hold(state) => split.state = state,
                     _ => (split.state, split.pc) = (State::Run, split.pc + 1),
@@ -96,12 +96,13 @@ impl Env<'_> {
     /// Executes the collective for lanes that execute it together.
     fn exchange(&mut self, warp: &mut Warp, parts: &[Part]) {
         let lanes = parts.iter().fold(0, |all, part| all | part.lanes);
-        match parts[0].inst.op {
-            Op::BarWarpSync => {
-                warp.view.meet(lanes, warp.live);
-                let carried = warp.sequential(lanes);
-                warp.inherit(lanes, &carried);
-            }
+        let op = parts[0].inst.op;
+        if op == Op::BarWarpSync || self.context.options.collectives_order {
+            warp.view.meet(lanes, warp.live);
+            let carried = warp.sequential(lanes);
+            warp.inherit(lanes, &carried);
+        }
+        match op {
             Op::Shfl(mode) => self.shuffle(warp, mode, parts, lanes),
             Op::Vote(mode) => vote(warp, mode, parts, lanes),
             Op::Match(mode, _) => match_lanes(warp, mode, parts, lanes),
@@ -113,12 +114,25 @@ impl Env<'_> {
             }
             Op::Redux { op, ty, .. } => reduce(warp, op, ty, parts, lanes),
             Op::Elect => {
-                let leader = lanes.trailing_zeros();
+                let leader = self.leader(lanes);
                 set32(warp, parts, &[leader; 32]);
                 set_pred(warp, parts, 1, 1 << leader);
             }
             _ => {}
         }
+    }
+
+    /// The lane that `elect.sync` chooses: any of them, and the same for the same lanes (PTX ISA,
+    /// "elect.sync"). With [`Schedule::Late`] it is the lowest, as on the GPUs of today.
+    fn leader(&self, lanes: u32) -> u32 {
+        let Options { schedule, seed, .. } = self.context.options;
+        if *schedule == Schedule::Late {
+            return lanes.trailing_zeros();
+        }
+        let hash = (u64::from(lanes) ^ seed.rotate_left(32)).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32;
+        let nth = hash as u32 % lanes.count_ones().max(1);
+        let rest = (0..nth).fold(lanes, |rest, _| rest & rest.wrapping_sub(1));
+        rest.trailing_zeros()
     }
 
     /// Returns `None` when all lanes of the member mask have arrived, and otherwise what the split does

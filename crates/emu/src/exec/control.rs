@@ -5,7 +5,7 @@ use ptx::Op;
 use super::Env;
 use super::run::Flow;
 use super::warp::{Frame, SavedRegisters, Split, State, Warp};
-use crate::decode::{Class, Inst, Slot, Transfer};
+use crate::decode::{Class, Inst, NOWHERE, Slot, Transfer};
 use crate::report::HazardKind;
 
 /// Limit of nested calls.
@@ -163,6 +163,7 @@ impl Env<'_> {
     }
 
     pub(super) fn exit(&mut self, warp: &mut Warp, split: &mut Split, lanes: u32) -> Flow {
+        self.check_left(warp, split, lanes);
         split.mask &= !lanes;
         self.live[warp.index] &= !lanes;
         self.leave_bulk(warp, lanes);
@@ -178,7 +179,7 @@ impl Env<'_> {
 
     pub(super) fn trap(&mut self, warp: &mut Warp, split: &mut Split, inst: &Inst, mask: u32) -> Flow {
         let lane = mask.trailing_zeros() as usize;
-        self.report(HazardKind::OutOfBounds, inst, warp.index, lane, None, || "the kernel traps".into());
+        self.report(HazardKind::Trap, inst, warp.index, lane, None, || "the kernel traps".into());
         self.exit(warp, split, mask)
     }
 
@@ -193,6 +194,46 @@ impl Env<'_> {
             split.state = State::Run;
         }
         true
+    }
+
+    /// Called when lanes exit. Lanes of their warp that wait for them at a warp-wide instruction continue. That
+    /// is right after an early return. It is a finding when the lanes went past that instruction and ran on:
+    /// all threads of a warp must execute an `.aligned` barrier, and all threads of a member mask the
+    /// instruction that names it (PTX ISA, "bar, barrier" and "shfl.sync").
+    fn check_left(&mut self, warp: &Warp, split: &Split, lanes: u32) {
+        if split.ran_on == NOWHERE || self.returns_at_once(split.ran_on) {
+            return;
+        }
+        let code = &self.context.program.code;
+        for other in &warp.splits {
+            let State::Lanes(members) = other.state else { continue };
+            let inst = &code[other.pc as usize];
+            let missing = members & lanes;
+            if missing == 0 || matches!(inst.op, Op::Bar { aligned: false, .. }) {
+                continue;
+            }
+            let threads = [other.mask, missing].map(|m| self.thread(warp.index, m.trailing_zeros() as usize));
+            let (mask, line) = (other.mask, self.line(split.ran_on));
+            self.findings.report(HazardKind::BarrierDivergence, inst.line, Some(line), || {
+                let message = format!(
+                    "lanes {mask:#010x} of the warp wait for lanes {missing:#010x}, which went past to line \
+                     {line} and ran on to their end"
+                );
+                (threads.to_vec(), None, message)
+            });
+        }
+    }
+
+    /// Whether lanes at this instruction of the entry only return.
+    fn returns_at_once(&self, mut pc: u32) -> bool {
+        for _ in 0..8 {
+            match self.context.program.code.get(pc as usize) {
+                Some(Inst { op: Op::Ret { .. } | Op::Exit, guard: None, .. }) => return true,
+                Some(Inst { op: Op::Bra { .. }, guard: None, target, .. }) => pc = *target,
+                _ => return false,
+            }
+        }
+        false
     }
 
     fn report_divergence(&mut self, warp: &Warp, at: usize) {

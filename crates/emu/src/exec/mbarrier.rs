@@ -5,6 +5,7 @@
 use std::collections::HashMap;
 
 use ptx::{Mbarrier, MbarrierOp, MemSem, Scope, Space};
+use rand::Rng;
 
 use super::Env;
 use super::access::{Site, addresses, plain};
@@ -14,11 +15,14 @@ use super::warp::{Split, Warp};
 use crate::decode::Inst;
 use crate::memory::{RANK_SHIFT, SHARED_BASE, resolve};
 use crate::order::{Access, Actors, Agent, Clock, Epoch, Strength, Touch};
-use crate::report::HazardKind;
+use crate::report::{HazardKind, Schedule};
 use crate::trace::{Detail, MbarrierPlace};
 
 /// Arrivals and bytes that a phase can count: 2^20 − 1 (PTX ISA, "Size and contents of mbarrier object").
 const LIMIT: u32 = (1 << 20) - 1;
+
+/// Numbers of vain waits after which copies land, of which one is drawn.
+const VAIN_WAITS: [u32; 4] = [1, 8, 2, 64];
 
 /// Bytes of an object.
 const BYTES: usize = 8;
@@ -115,6 +119,8 @@ pub(crate) struct Mbarriers {
     made: usize,
     /// By actor, the phase that copies now complete in.
     phases: HashMap<usize, Epoch>,
+    /// By address, how many more waits are in vain before the copies land.
+    vain_waits: HashMap<u64, u32>,
 }
 
 impl Mbarriers {
@@ -474,12 +480,31 @@ impl Env<'_> {
         while left != 0 {
             let lane = left.trailing_zeros() as usize;
             left &= !together(places, left, lane);
-            self.land_on(places[lane]);
+            if !self.still_flies(places[lane]) {
+                self.land_on(places[lane]);
+            }
         }
         match self.poll(warp, split, u64::from(inst.pc)) {
             _ if matches!(m.op, MbarrierOp::TryWait | MbarrierOp::TryWaitParity) => Flow::Yield,
             flow => flow,
         }
+    }
+
+    /// Whether the copies to an mbarrier stay in flight after this vain wait. A wait may fail any number of
+    /// times (PTX ISA, "mbarrier.try_wait"), so that no kernel may count on its attempts.
+    fn still_flies(&mut self, address: u64) -> bool {
+        if !matches!(self.context.options.schedule, Schedule::Random | Schedule::Lagging) {
+            return false;
+        }
+        let rng = &mut self.rng;
+        let waits =
+            self.mbarriers.vain_waits.entry(address).or_insert_with(|| VAIN_WAITS[rng.random_range(0..4)]);
+        *waits -= 1;
+        let stays = *waits > 0;
+        if !stays {
+            self.mbarriers.vain_waits.remove(&address);
+        }
+        stays
     }
 
     /// The arrivals of `cp.async.mbarrier.arrive`.

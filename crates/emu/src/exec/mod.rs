@@ -23,6 +23,7 @@ mod register_pool;
 mod registers;
 mod run;
 mod scalar;
+mod system;
 mod tensor_map;
 mod undefined;
 mod wait_for;
@@ -43,7 +44,7 @@ use crate::decode::{Inst, Program};
 use crate::memory::{GlobalMemory, RANK_SHIFT, SHARED_BASE};
 use crate::numerics::tensor::TensorRules;
 use crate::order::{Actors, Agent, Clock, DenseShadow, PagedShadow, Strength};
-use crate::report::{Findings, HazardKind, Options, Place, Schedule, ThreadId};
+use crate::report::{Findings, HazardKind, Options, Place, Printed, Schedule, ThreadId};
 use crate::trace::{CtaTrace, Recorder};
 use crate::{EmuError, exec::warp::State};
 
@@ -116,6 +117,7 @@ pub(crate) struct Outcome {
     pub findings: Findings,
     pub counters: Counters,
     pub traces: Vec<CtaTrace>,
+    pub printed: Vec<Printed>,
     pub steps: u64,
     /// Steps, and other work in the same measure.
     pub effort: u64,
@@ -168,6 +170,10 @@ pub(crate) struct Env<'a> {
     findings: Findings,
     recorder: Option<Recorder>,
     rng: SmallRng,
+    /// What the threads printed.
+    printed: Vec<Printed>,
+    /// Why the run cannot continue.
+    stopped: Option<EmuError>,
     /// The warps that a barrier releases.
     wakes: Vec<Wake>,
     /// For each warp, the lanes that have not exited.
@@ -223,6 +229,8 @@ impl<'a> Cluster<'a> {
             recorder: traced.then(|| Recorder::of_cluster(&ctas, actors.warps, Recorder::DEFAULT_LIMIT)),
             ctas,
             rng: SmallRng::seed_from_u64(context.options.seed ^ cluster.wrapping_mul(0x9e37_79b9_7f4a_7c15)),
+            printed: Vec::new(),
+            stopped: None,
             wakes: Vec::new(),
             live: present.clone(),
             steps: 0,
@@ -388,10 +396,10 @@ impl<'a> Cluster<'a> {
             self.end_interval(cta);
         }
         let effort = self.effort();
-        let Env { context, findings, counters, recorder, steps, order, .. } = self.env;
+        let Env { context, findings, counters, recorder, printed, steps, order, .. } = self.env;
         let mut traces = recorder.map(Recorder::finish_all).unwrap_or_default();
         traces.retain(|trace| context.options.traced_ctas.contains(&trace.cta));
-        (Outcome { findings, counters, traces, steps, effort }, order)
+        (Outcome { findings, counters, traces, printed, steps, effort }, order)
     }
 }
 

@@ -46,6 +46,9 @@ impl Env<'_> {
             let split = warp.splits.remove(at);
             self.run_split(warp, split, &mut quantum);
         }
+        if let Some(error) = self.stopped.take() {
+            return Err(error);
+        }
         if self.steps + self.tolls() > self.context.options.step_limit {
             let line = warp.splits.first().map_or(0, |s| self.line(s.pc));
             return Err(EmuError::StepLimit { cta: self.ctas[self.rank(warp)], steps: self.steps, line });
@@ -196,9 +199,13 @@ impl Env<'_> {
                 warp.registers.set32(inst.d[0], mask, &active);
             }
             Op::Nanosleep => return Flow::Yield,
+            Op::Pmevent => {
+                if let Some(special) = &inst.special {
+                    return self.execute_special(warp, split, inst, special, mask);
+                }
+            }
             Op::Prefetch(..)
             | Op::Discard(_)
-            | Op::Pmevent
             | Op::Brkpt
             | Op::CpAsyncBulkPrefetch { .. }
             | Op::CpAsyncBulkPrefetchTensor { .. }

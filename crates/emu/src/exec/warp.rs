@@ -63,6 +63,9 @@ pub(crate) struct Split {
     pub found: u64,
     /// Set when a wait for other lanes cannot end: proceed with the lanes that arrived.
     pub forced: bool,
+    /// The point of reconvergence that the lanes left without the other lanes of their group, for which they
+    /// would have waited for ever; [`NOWHERE`] when they did not.
+    pub ran_on: u32,
 }
 
 /// Lanes that diverged and reconverge at `pc`, at a call depth of `depth` frames.
@@ -172,6 +175,7 @@ impl Warp {
                 polls: 0,
                 found: 0,
                 forced: false,
+                ran_on: NOWHERE,
             }],
             groups: Vec::new(),
             view: WarpView::new(home, index, actors, present),
@@ -291,6 +295,7 @@ impl Warp {
             }
             self.pop_group(split);
             split.state = State::Run;
+            split.ran_on = split.pc;
             released = true;
         }
         self.splits = splits;
@@ -337,6 +342,7 @@ impl Warp {
         }
         let split = &mut self.splits[at];
         split.mask |= other.mask;
+        split.ran_on = NOWHERE;
         split.groups.truncate(common);
         split.meet = split.groups.last().map_or(NOWHERE, |&g| self.groups[g as usize].pc);
         self.wake_complete_groups();

@@ -242,7 +242,7 @@ impl Env<'_> {
         let offset = address.wrapping_sub(SHARED_BASE);
         // For an address below the start of shared memory, the offset is close to 2^64.
         let end = offset.saturating_add(16);
-        if offset < u64::from(layout.shared_start) || end > u64::from(layout.shared_extent) {
+        if end > u64::from(layout.shared_extent) {
             let place = Some((Space::Shared, address));
             self.report(HazardKind::OutOfBounds, inst, warp.index, 0, place, || {
                 format!("a descriptor leads to address {address:#x}, outside of shared memory")

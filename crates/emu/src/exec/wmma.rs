@@ -134,8 +134,14 @@ impl Env<'_> {
         }
         let wanted = u64::from(fragment.access.address_alignment());
         if base % wanted != 0 {
-            self.report(HazardKind::Misaligned, inst, warp.index, lane, None, || {
-                format!("a matrix at address {base:#x}, which is not a multiple of {wanted}")
+            // The machine instructions of a matrix need 16 bytes at most.
+            let shared = same_space(inst.space, 1 << lane, &mut bases.clone()).0 == Space::Shared;
+            let kind = match (shared, base % 16) {
+                (true, 0) => HazardKind::UnpromisedAlignment,
+                _ => HazardKind::Misaligned,
+            };
+            self.report(kind, inst, warp.index, lane, None, || {
+                format!("a matrix at address {base:#x}: PTX asks for a multiple of {wanted}")
             });
         }
         let wanted = u64::from(fragment.access.stride_alignment());

@@ -30,6 +30,11 @@ impl Bitmap {
         self.words[offset / 64].load(Relaxed) & bits == bits
     }
 
+    /// Whether some bit of an aligned access of up to 64 bytes is set.
+    pub fn any(&self, offset: usize, bytes: usize) -> bool {
+        self.words[offset / 64].load(Relaxed) & mask(offset, bytes) != 0
+    }
+
     /// Sets the bits of a range.
     pub fn set_range(&mut self, range: std::ops::Range<usize>) {
         let end = range.end.min(self.bytes);

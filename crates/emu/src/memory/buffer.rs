@@ -33,6 +33,14 @@ impl Buffer {
         buffer
     }
 
+    /// Another buffer with the same contents.
+    pub(crate) fn copy(&self) -> Buffer {
+        let words = self.words.iter().map(|word| AtomicU32::new(word.load(Relaxed))).collect();
+        let mut initialised = Bitmap::new(self.bytes);
+        initialised.union(&self.initialised);
+        Buffer { words, bytes: self.bytes, initialised }
+    }
+
     /// Size in bytes.
     pub fn len(&self) -> usize {
         self.bytes
@@ -41,6 +49,11 @@ impl Buffer {
     /// Whether the buffer has no bytes.
     pub fn is_empty(&self) -> bool {
         self.bytes == 0
+    }
+
+    /// Whether no byte was ever uploaded or stored.
+    pub fn is_uninitialised(&self) -> bool {
+        self.initialised.missing(0..self.bytes).is_some_and(|(_, count)| count == self.bytes)
     }
 
     /// Overwrites the start of the buffer. Data beyond its end is ignored.

@@ -26,6 +26,9 @@ pub(crate) struct Region<'a> {
     words: &'a [AtomicU32],
     /// The bytes that have been written; `None` when all were written before the launch.
     pub written: Option<&'a Bitmap>,
+    /// The bytes that the launch stored, and for each granule one more than the instruction of a `.nc` load
+    /// that read it; only for a kernel with such loads.
+    incoherent: Option<(Bitmap, Box<[AtomicU32]>)>,
     /// The last CTA that touched each granule, when clusters run independently.
     writers: OnceLock<Box<[AtomicU64]>>,
     readers: OnceLock<Box<[AtomicU64]>>,
@@ -50,7 +53,38 @@ impl<'a> Region<'a> {
         words: &'a [AtomicU32],
         written: Option<&'a Bitmap>,
     ) -> Region<'a> {
-        Region { name, bytes, access, words, written, writers: OnceLock::new(), readers: OnceLock::new() }
+        let (writers, readers) = (OnceLock::new(), OnceLock::new());
+        Region { name, bytes, access, words, written, incoherent: None, writers, readers }
+    }
+
+    /// Watches for `.nc` loads of memory that the launch writes.
+    pub fn watch_incoherent(&mut self, granule: usize) {
+        let cells = (0..self.bytes.div_ceil(granule)).map(|_| AtomicU32::new(0)).collect();
+        self.incoherent = Some((Bitmap::new(self.bytes), cells));
+    }
+
+    /// Records a `.nc` load.
+    pub fn note_incoherent(&self, offset: usize, bytes: usize, granule: usize, pc: u32) {
+        if let Some((_, cells)) = &self.incoherent {
+            for cell in &cells[offset / granule..(offset + bytes).div_ceil(granule)] {
+                cell.store(pc + 1, Relaxed);
+            }
+        }
+    }
+
+    /// After the run: the granules that a `.nc` load read and the launch stored to, each once for every
+    /// instruction, with the instruction.
+    pub fn incoherent_reads(&self, granule: usize) -> Vec<(usize, u32)> {
+        let Some((stored, cells)) = &self.incoherent else { return Vec::new() };
+        let mut found: Vec<(usize, u32)> = Vec::new();
+        for (g, cell) in cells.iter().enumerate() {
+            let Some(pc) = cell.load(Relaxed).checked_sub(1) else { continue };
+            let bytes = granule.min(self.bytes - g * granule);
+            if stored.any(g * granule, bytes) && found.iter().all(|(_, known)| *known != pc) {
+                found.push((g, pc));
+            }
+        }
+        found
     }
 
     /// Whether the kernel may store to it.
@@ -93,6 +127,9 @@ impl<'a> Region<'a> {
         }
         if let Some(written) = self.written {
             written.set(offset, bytes);
+        }
+        if let Some((stored, _)) = &self.incoherent {
+            stored.set(offset, bytes);
         }
     }
 

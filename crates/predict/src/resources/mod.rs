@@ -12,7 +12,7 @@ pub use liveness::estimate;
 pub use occupancy::{Limiter, Occupancy, OccupancyError, occupancy};
 pub use ptxas::{Ptxas, PtxasError};
 
-use ptx::{Module, Space};
+use ptx::Module;
 use serde::Serialize;
 
 /// The origin of the figures.
@@ -42,10 +42,12 @@ pub struct Resources {
     pub source: Source,
 }
 
-/// Static shared memory of a kernel: its own variables and those of the module, aligned as declared.
+/// Static shared memory of a launch of `entry`: the variables that the entry and its callees use, aligned as
+/// declared.
 pub fn static_shared(module: &Module, entry: &str) -> u32 {
-    let own = module.function(entry).and_then(|f| f.body.as_ref()).map(|b| b.variables.as_slice());
-    let shared = module.variables().chain(own.unwrap_or_default()).filter(|v| v.space == Space::Shared);
-    let total = shared.fold(0u64, |at, v| at.next_multiple_of(u64::from(v.align.max(1))) + v.bytes());
+    let total = module
+        .shared_variables(entry)
+        .into_iter()
+        .fold(0u64, |at, v| at.next_multiple_of(u64::from(v.align.max(1))).saturating_add(v.bytes()));
     u32::try_from(total).unwrap_or(u32::MAX)
 }
