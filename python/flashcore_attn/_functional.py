@@ -15,7 +15,8 @@ from ._errors import ArgumentError, UnsupportedError, invalid, invalid_words
 
 __all__ = ["explain", "flash_attn_func", "scaled_dot_product_attention"]
 
-# The modules `_torch` and `_numpy` after their first use. Importing FlashCore imports neither PyTorch nor NumPy.
+# The modules `_torch` and `_numpy` after their first use. Importing FlashCore imports neither PyTorch nor
+# NumPy.
 _torch: Any = None
 _numpy: Any = None
 

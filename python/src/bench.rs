@@ -1,5 +1,5 @@
-//! Races of FlashCore against other libraries by the rules of the crate `bench`, with CUDA graphs that Python has
-//! captured.
+//! Races of FlashCore against other libraries by the rules of the crate `bench`, with CUDA graphs that Python
+//! has captured.
 #![allow(unsafe_code, reason = "graphs and memory that Python hands over")]
 
 use std::sync::Arc;

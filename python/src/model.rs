@@ -1,5 +1,6 @@
 //! Races of attention on the CPU as a model calls it: between other PyTorch operations, in PyTorch's process.
-//! Python makes the calls. The crate `bench` decides their order, checks the outputs and computes the statistics.
+//! Python makes the calls. The crate `bench` decides their order, checks the outputs and computes the
+//! statistics.
 
 use std::path::Path;
 

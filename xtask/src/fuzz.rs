@@ -19,8 +19,8 @@ pub struct Fuzz {
     replay: Option<PathBuf>,
 }
 
-/// Runs the harness of `calibrate` in the profile of the tests: optimised, with every arithmetic check. Faults go
-/// to `target/fuzz`.
+/// Runs the harness of `calibrate` in the profile of the tests: optimised, with every arithmetic check.
+/// Faults go to `target/fuzz`.
 ///
 /// # Errors
 /// When there was a fault.

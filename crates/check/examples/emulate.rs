@@ -1,6 +1,6 @@
 //! Measures the emulator's speed on the persistent kernel for Hopper, with all checks: one CTA with a tile of
-//! 128 rows and 1024 keys of head dimension 128. `cargo run --release -p flashcore-check --example emulate`; it
-//! uses one core.
+//! 128 rows and 1024 keys of head dimension 128. `cargo run --release -p flashcore-check --example emulate`;
+//! it uses one core.
 
 use std::process::ExitCode;
 use std::time::Instant;

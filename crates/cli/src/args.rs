@@ -210,7 +210,8 @@ pub struct Check {
 
 #[derive(Debug, Args)]
 pub struct Explain {
-    /// Kernel file: PTX or CUDA C++, or - for PTX from standard input; default: the kernel of the reference problem (1,8,512,64,f16) on the GPU
+    /// Kernel file: PTX or CUDA C++, or - for PTX from standard input; default: the kernel of the reference
+    /// problem (1,8,512,64,f16) on the GPU
     #[arg(requires = "launch")]
     pub file: Option<PathBuf>,
     /// Launch file

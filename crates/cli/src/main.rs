@@ -49,8 +49,8 @@ use terminal::tell;
 /// | 2 | an internal error of FlashCore | all |
 /// | 3 | bad usage, or a file, ledger or device that cannot be used | all |
 ///
-/// The commands that judge are `check`, `bench`, `climb`, `ledger check`, `lab selftest`, `lab microbench` and
-/// `lab tables --check`.
+/// The commands that judge are `check`, `bench`, `climb`, `ledger check`, `lab selftest`, `lab microbench`
+/// and `lab tables --check`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Status {
     Passed = 0,

@@ -9,8 +9,9 @@ use ptx::{Target, TargetSuffix};
 
 use crate::error::CliError;
 
-/// Reads both files (`-`: PTX or the launch file from standard input) and binds the kernel to its launch. The returned text is the PTX to which line numbers
-/// refer. PTX for an architecture older than `sm` is treated as code for `sm`, as a driver would compile it.
+/// Reads both files (`-`: PTX or the launch file from standard input) and binds the kernel to its launch. The
+/// returned text is the PTX to which line numbers refer. PTX for an architecture older than `sm` is treated
+/// as code for `sm`, as a driver would compile it.
 pub fn load(file: &Path, launch: &Path, sm: Option<Target>) -> Result<(Bound, String), CliError> {
     let refuse = |error| CliError::Launch {
         path: if error == LaunchError::NoEntry { file } else { launch }.to_path_buf(),

@@ -107,8 +107,8 @@ impl<'a> Contract<'a> {
         k.param_pointer(tensor.name())
     }
 
-    /// A tensor map of a tensor, in the parameter `<tensor>_map`. `map` makes it from the index of the tensor's
-    /// buffer.
+    /// A tensor map of a tensor, in the parameter `<tensor>_map`. `map` makes it from the index of the
+    /// tensor's buffer.
     pub fn tensor_map(
         &mut self,
         k: &mut Builder,

@@ -45,8 +45,8 @@ impl Plan {
     }
 }
 
-/// Emits the kernel of a plan with its launch contract, for the [canonical](Problem::canonical) form of
-/// the problem, so keys that no row sees cost nothing. Buffers of tensors and of the LSE have exactly the size
+/// Emits the kernel of a plan with its launch contract, for the [canonical](Problem::canonical) form of the
+/// problem, so keys that no row sees cost nothing. Buffers of tensors and of the LSE have exactly the size
 /// that the problem's strides span.
 ///
 /// # Errors

@@ -1,4 +1,5 @@
-//! `flashcore bench`: times kernels by the rules of the crate `bench`, on the CPU beside PyTorch's, or on a GPU.
+//! `flashcore bench`: times kernels by the rules of the crate `bench`, on the CPU beside PyTorch's, or on a
+//! GPU.
 
 mod cpu;
 mod cuda;

@@ -196,9 +196,9 @@ impl Env<'_> {
         true
     }
 
-    /// Called when lanes exit. Lanes of their warp that wait for them at a warp-wide instruction continue. That
-    /// is right after an early return. It is a finding when the lanes went past that instruction and ran on:
-    /// all threads of a warp must execute an `.aligned` barrier, and all threads of a member mask the
+    /// Called when lanes exit. Lanes of their warp that wait for them at a warp-wide instruction continue.
+    /// That is right after an early return. It is a finding when the lanes went past that instruction and ran
+    /// on: all threads of a warp must execute an `.aligned` barrier, and all threads of a member mask the
     /// instruction that names it (PTX ISA, "bar, barrier" and "shfl.sync").
     fn check_left(&mut self, warp: &Warp, split: &Split, lanes: u32) {
         if split.ran_on == NOWHERE || self.returns_at_once(split.ran_on) {
