@@ -198,8 +198,8 @@ def test_a_card_is_used_by_a_process_of_its_own_for_each_task(cluster, monkeypat
 
 def test_a_wheel_without_the_search_says_how_to_build_one(monkeypatch, tmp_path):
     monkeypatch.setattr(_flashcore, "HAS_SEARCH", False)
-    with pytest.raises(flashcore.UnsupportedError, match="cargo xtask wheel --evolve"):
-        flashcore.ray.evolve(candidates=1, ledger=tmp_path / "flashcore.ledger")
+    with pytest.raises(flashcore_attn.UnsupportedError, match="cargo xtask wheel --evolve"):
+        flashcore_attn.ray.evolve(candidates=1, ledger=tmp_path / "flashcore.ledger")
 
 
 def test_a_node_of_another_version_is_told():

@@ -43,7 +43,7 @@ enum Task {
     Book,
     /// Build the Python wheel in release mode into target/wheels, and check its size and what it runs on
     Wheel {
-        /// Add the search, for `flashcore.ray`
+        /// Add the search, for `flashcore_attn.ray`
         #[arg(long)]
         evolve: bool,
     },

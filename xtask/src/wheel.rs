@@ -28,7 +28,7 @@ const CARRIED: [&str; 5] = ["pytest==9.2.0", "iniconfig", "pluggy", "packaging",
 
 /// Features of the ordinary wheel: attention and its benchmarks.
 pub const ATTENTION: &str = "";
-/// Features of a wheel that also has the search, for `flashcore.ray`.
+/// Features of a wheel that also has the search, for `flashcore_attn.ray`.
 pub const SEARCH: &str = "flashcore-python/evolve";
 /// The name under which Python imports the package. The distribution is `flashcore-attn`: `flashcore` on the
 /// package index belongs to another project.
