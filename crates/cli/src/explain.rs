@@ -130,7 +130,7 @@ fn print_prediction(out: &mut Out, p: &Prediction) -> Result<(), CliError> {
         writeln!(out, "  {:<20} {:>4.0} %  {bar}{mark}", unit.name(), 100.0 * share)?;
     }
     if !units.iter().any(|(unit, _)| unit == bound) {
-        writeln!(out, "  no unit is the bound: {}", bound.name())?;
+        writeln!(out, "  no unit is busy enough to be the bound: {}", bound.name())?;
     }
     writeln!(out, "\nwarps, % of their time:")?;
     for (cause, share) in p.split.iter().filter(|(_, share)| *share >= SMALL) {
