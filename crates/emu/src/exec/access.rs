@@ -112,7 +112,7 @@ impl<'a> Env<'a> {
         }
         split.polls += 1;
         if split.polls.is_multiple_of(64) {
-            warp.release_parked();
+            warp.release_parked(false);
         }
         if split.polls.is_multiple_of(4) { Flow::Yield } else { Flow::Next }
     }

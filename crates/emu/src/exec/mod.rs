@@ -377,7 +377,7 @@ impl<'a> Cluster<'a> {
     fn unblock(&mut self) -> bool {
         for warp in &mut self.warps {
             warp.join_waiting();
-            if warp.can_run() || warp.release_parked() {
+            if warp.can_run() || warp.release_parked(true) {
                 return true;
             }
         }

@@ -285,8 +285,9 @@ impl Warp {
         self.groups[group as usize].pending & !here == 0
     }
 
-    /// Continues every parked split without the lanes that it waits for. Returns whether there was one.
-    pub fn release_parked(&mut self) -> bool {
+    /// Continues every parked split without the lanes that it waits for. `stuck` says that nothing else in the
+    /// cluster could run. Returns whether there was one.
+    pub fn release_parked(&mut self, stuck: bool) -> bool {
         let mut released = false;
         let mut splits = std::mem::take(&mut self.splits);
         for split in splits.iter_mut().filter(|s| s.state == State::Parked) {
@@ -295,7 +296,7 @@ impl Warp {
             }
             self.pop_group(split);
             split.state = State::Run;
-            split.ran_on = split.pc;
+            split.ran_on = if stuck { split.pc } else { split.ran_on };
             released = true;
         }
         self.splits = splits;
