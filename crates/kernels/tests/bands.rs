@@ -90,6 +90,9 @@ fn wgmma_is_right() {
         WgmmaPlan { rescale: speculative, block_n: 16, ..plain.clone() },
         WgmmaPlan { ends: Ends::Own, tiles: Tiles::Overlapped, rescale: speculative, ..two.clone() },
         WgmmaPlan { ends: Ends::Own, turns: Turns::PingPong, block_n: 48, stages: 1, ..two.clone() },
+        // Warpgroups skip up to eight blocks at each end of a tile, more than there are stages.
+        WgmmaPlan { ends: Ends::Own, turns: Turns::PingPong, block_n: 16, consumers: 3, ..plain.clone() },
+        WgmmaPlan { ends: Ends::Own, block_n: 16, consumers: 3, stages: 3, ..plain.clone() },
         WgmmaPlan { tiles: Tiles::Overlapped, handout: Handout::Dynamic, block_n: 16, ..two.clone() },
         WgmmaPlan { cluster: 2, ends: Ends::Own, rescale: Rescaling::Always, ..two.clone() },
         WgmmaPlan {

@@ -14,7 +14,7 @@
 //!
 //! Variants are layered on the loop, each in its own file: `halved.rs` replaces the first block,
 //! `speculative.rs` the softmax of a full block, and `overlapped.rs` the end of a tile. `skips.rs` passes
-//! over blocks before the first one.
+//! over blocks before the first one and after the last one.
 
 use ptx::{Builder, Half, Pred, R32};
 use tile::{AccTile, Accumulate, OperandTile, PingPong, Products, TileStream};
@@ -88,6 +88,9 @@ impl MainLoop {
             Tiles::InTurn => {
                 self.last_output(k);
                 self.values.release(k);
+                if let Some(skips) = &self.skips {
+                    skips.after_last_values(k);
+                }
             }
             Tiles::Overlapped => self.last_output_overlapped(k, more),
         }

@@ -6,14 +6,16 @@ use tile::{PingPong, TileStream};
 
 use super::MainLoop;
 
-/// The first blocks of a tile, if none of the warpgroup's own rows sees them. The warpgroup skips them and
-/// leaves the tensor cores to the other warpgroups.
+/// The first and the last blocks of a tile, if none of the warpgroup's own rows sees them. The warpgroup
+/// skips them and leaves the tensor cores to the other warpgroups.
 #[derive(Clone, Copy, Debug)]
 pub struct Skips {
     /// Blocks to skip in the next tile.
     blocks: R32,
     /// Value tiles still to be skipped.
     owed_values: R32,
+    /// Blocks to skip after the last visited block of the tile; `None` if the band has no lower bound.
+    last_blocks: Option<R32>,
     keys: TileStream,
     values: TileStream,
     ping_pong: Option<PingPong>,
@@ -22,7 +24,20 @@ pub struct Skips {
 impl Skips {
     /// Nothing to skip. The rings and the ping-pong barriers are those of the warpgroup's main loop.
     pub fn none(k: &mut Builder, keys: TileStream, values: TileStream, ping_pong: Option<PingPong>) -> Skips {
-        Skips { blocks: k.mov(0), owed_values: k.mov(0), keys, values, ping_pong }
+        Skips { blocks: k.mov(0), owed_values: k.mov(0), last_blocks: None, keys, values, ping_pong }
+    }
+
+    /// The same at both ends of a tile.
+    #[must_use]
+    pub fn at_both_ends(self, k: &mut Builder) -> Skips {
+        Skips { last_blocks: Some(k.mov(0)), ..self }
+    }
+
+    /// Sets the number of blocks to skip after the last visited block of the tile.
+    pub fn set_last(&self, k: &mut Builder, blocks: R32) {
+        if let Some(last_blocks) = self.last_blocks {
+            k.mov_to(last_blocks, blocks);
+        }
     }
 
     /// Sets the number of blocks to skip in the next tile.
@@ -58,6 +73,19 @@ impl Skips {
                 self.skip_values(k);
             });
             k.mov_to(self.owed_values, 1);
+        });
+    }
+
+    /// Skips the blocks after the last visited one, whose values have been released. The warpgroup is a turn
+    /// ahead of the others here, so it waits for the values before it releases them. It waits after its turn:
+    /// with one stage, these values are requested when the other warpgroups have had the turn.
+    pub(super) fn after_last_values(&self, k: &mut Builder) {
+        let Some(last_blocks) = self.last_blocks else { return };
+        self.each(k, last_blocks, |k| {
+            self.skip_keys(k);
+            self.turn(k);
+            self.values.wait(k);
+            self.values.release(k);
         });
     }
 

@@ -350,6 +350,7 @@ impl<'a> Forward<'a> {
             let walk = self.walk(k, tile, &own);
             if plan.tiles == Tiles::InTurn {
                 self.skip(k, &main_loop, tile, walk.end);
+                self.skip_last(k, &main_loop, tile, &walk);
             }
             self.halve(k, &main_loop, &own);
             let mask =
@@ -428,7 +429,10 @@ impl<'a> Forward<'a> {
                 _ => None,
             },
             halved: (plan.diagonal == Diagonal::Halved).then(|| k.mov(0)),
-            skips: (plan.ends == Ends::Own).then(|| Skips::none(k, keys, values, ping_pong)),
+            skips: (plan.ends == Ends::Own).then(|| {
+                let skips = Skips::none(k, keys, values, ping_pong);
+                if self.skips_last() { skips.at_both_ends(k) } else { skips }
+            }),
             s: AccTile::unset(k, 16, plan.block_n),
             p: OperandTile::unset(k, 16, plan.block_n),
             shared_probs: self.probs.map(|(tile, first)| {

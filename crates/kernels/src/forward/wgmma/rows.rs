@@ -1,8 +1,8 @@
 //! The query rows of a CTA and of a warpgroup, and the KV blocks that these rows see.
 
-use attend::{Bound, MainLoop, Masked, RowRange, Walk};
+use attend::{Bound, MainLoop, Masked, RowRange, Tiles, Walk};
 use ptx::{Builder, CmpOp, R32, Src};
-use tile::{Consumer, TileCursor, WARPGROUP_ROWS, WorkTile};
+use tile::{Consumer, Tail, TileCursor, WARPGROUP_ROWS, WorkTile};
 
 use super::emit::Forward;
 use super::plan::Ends;
@@ -72,11 +72,29 @@ impl Forward<'_> {
     pub(super) fn walk(&self, k: &mut Builder, tile: &WorkTile, own: &RowRange) -> Walk {
         let (from, end) = match (tile.part, self.params.band.before) {
             (None, None) => (0.into(), self.own_end(k, tile, own)),
-            (None, Some(_)) => (self.tile_bound(k, tile).from(), self.own_end(k, tile, own)),
+            (None, Some(_)) => {
+                let end = self.own_end(k, tile, own);
+                (self.own_from(k, tile, own, end), end)
+            }
             (Some(_), _) => self.span(k, tile),
         };
         let (full_from, masked) = self.masked(k, own);
         Walk { from, full_from, end, masked }
+    }
+
+    /// Whether a warpgroup skips the blocks below the lower bound of its own rows.
+    pub(super) fn skips_last(&self) -> bool {
+        let plan = self.plan;
+        let whole_tiles = plan.tiles == Tiles::InTurn && plan.tail == Tail::Whole;
+        self.params.band.before.is_some() && plan.ends == Ends::Own && whole_tiles
+    }
+
+    /// The lowest KV block of a tile that a warpgroup visits.
+    fn own_from(&self, k: &mut Builder, tile: &WorkTile, own: &RowRange, own_end: R32) -> Src<R32> {
+        let lower = if self.skips_last() { self.bound_of(k, own).lower } else { None };
+        let Some(lower) = lower else { return self.tile_bound(k, tile).from() };
+        let last = k.sub(own_end, 1);
+        k.min_s(lower.from, last).into()
     }
 
     /// One past the last KV block of a tile that a warpgroup visits. A warpgroup without queries visits one
@@ -102,6 +120,14 @@ impl Forward<'_> {
         let end = self.end(k, tile);
         let blocks = k.sub(end, own_end);
         skips.set(k, blocks);
+    }
+
+    /// Sets the blocks to skip at the end of a tile: those below the warpgroup's own lower bound.
+    pub(super) fn skip_last(&self, k: &mut Builder, main_loop: &MainLoop, tile: &WorkTile, walk: &Walk) {
+        let Some(skips) = main_loop.skips.filter(|_| self.skips_last()) else { return };
+        let (own_from, from) = (k.mov(walk.from.clone()), self.tile_bound(k, tile).from());
+        let blocks = k.sub(own_from, from);
+        skips.set_last(k, blocks);
     }
 
     /// Records whether the warpgroup's last row sees at most the first half of the first block visited.
