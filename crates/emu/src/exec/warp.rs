@@ -285,8 +285,8 @@ impl Warp {
         self.groups[group as usize].pending & !here == 0
     }
 
-    /// Continues every parked split without the lanes that it waits for. `stuck` says that nothing else in the
-    /// cluster could run. Returns whether there was one.
+    /// Continues every parked split without the lanes that it waits for. `stuck` says that nothing else in
+    /// the cluster could run. Returns whether there was one.
     pub fn release_parked(&mut self, stuck: bool) -> bool {
         let mut released = false;
         let mut splits = std::mem::take(&mut self.splits);
