@@ -105,8 +105,8 @@ fn every_dropped_synchronisation_is_refused() {
     for queries in [QueryHome::Registers, QueryHome::Shared] {
         for stages in [1, 2, 3] {
             let problems = with_tails(queries, stages);
-            refuse(&problems, Fault::DropBarrier, &["race at", "async_not_waited at"], 1);
-            refuse(&problems, Fault::DropWarpBarrier, &["race at"], 1);
+            refuse(&problems, Fault::DropBarrier, &["race at", "warp_order at", "async_not_waited at"], 1);
+            refuse(&problems, Fault::DropWarpBarrier, &["race at", "warp_order at"], 1);
             refuse(&problems, Fault::DropAsyncWait, &["async_not_waited at"], 1);
         }
     }

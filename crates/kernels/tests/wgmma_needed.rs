@@ -132,9 +132,18 @@ fn without(kernel: &Kernel, site: &Site) -> Kernel {
     Kernel { module: module.assume_verified(), ..kernel.clone() }
 }
 
-/// Schedules and seeds for each problem. The lagging warps are those of the first or of the second consumer.
-const SCHEDULES: [(Schedule, u64); 4] =
-    [(Schedule::Late, 0), (Schedule::Lagging, 3), (Schedule::Lagging, 5), (Schedule::Random, 1)];
+/// Schedules and seeds for each problem. The lagging warps are those of the first, the second or the third
+/// consumer.
+const SCHEDULES: [(Schedule, u64); 8] = [
+    (Schedule::Late, 0),
+    (Schedule::Lagging, 3),
+    (Schedule::Lagging, 5),
+    (Schedule::Lagging, 7),
+    (Schedule::Lagging, 11),
+    (Schedule::Random, 1),
+    (Schedule::Random, 2),
+    (Schedule::Random, 3),
+];
 
 /// The sites whose removal the emulator did not reject in any run.
 fn survivors(plan: &WgmmaPlan) -> Vec<String> {

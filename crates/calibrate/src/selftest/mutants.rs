@@ -140,6 +140,7 @@ fn fitting(fault: Fault) -> &'static [&'static str] {
         Fault::DropClusterBarrier => &["barrier_divergence at", "race at", "deadlock at"],
         _ => &[
             "race at",
+            "warp_order at",
             "async_not_waited at",
             "deadlock at",
             "missing_proxy_fence at",

@@ -174,11 +174,11 @@ impl CheckReport {
         }
     }
 
-    /// Makes the verdict incomplete when a GPU cannot hold one CTA of the launch. `resources` are those of
-    /// the assembled kernel.
+    /// Makes the verdict incomplete when an SM has too few registers for one CTA of the launch. `resources`
+    /// are those of the assembled kernel. The emulator checks shared memory, whose size depends on the
+    /// architecture.
     pub fn require_room(&mut self, launch: &ptx::Launch, resources: &Resources, gpu: &Gpu) {
-        let shared = resources.shared.saturating_add(launch.dynamic_shared);
-        if let Err(error) = occupancy(gpu, launch.block.count(), resources.registers, shared) {
+        if let Err(error) = occupancy(gpu, launch.block.count(), resources.registers, 0) {
             self.leave_incomplete(format!("{} cannot run the launch: {error}", gpu.name));
         }
     }
