@@ -67,7 +67,7 @@ pub fn is_verbose() -> bool {
     settings().verbose
 }
 
-/// What a colour means.
+/// The meaning of a colour.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Tone {
     Good,

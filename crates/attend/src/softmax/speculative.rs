@@ -11,8 +11,8 @@ use super::{OnlineSoftmax, Sums};
 /// and the assumption is checked afterwards.
 #[derive(Clone, Copy, Debug)]
 pub struct SpeculativeMax {
-    /// What a lane's sum of a block's probabilities must stay below; where a product makes the sums, each
-    /// probability must stay below 2.
+    /// Upper bound of a lane's sum of a block's probabilities. Where a product makes the sums, the bound is 2
+    /// for each probability.
     limit: f32,
     /// The vote of the warpgroup, which issues products together.
     vote: WarpgroupVote,
@@ -42,8 +42,8 @@ impl SpeculativeMax {
     }
 }
 
-/// What the sum of a lane's probabilities must stay below for the weights of none to exceed `2^limit` times
-/// that of the maximum, nor the range of f16.
+/// Upper bound of the sum of a lane's probabilities. Below it, no weight exceeds `2^limit` times the weight
+/// of the maximum, and none leaves the range of f16.
 fn largest_sum(half: Half, limit: u8) -> f32 {
     let power = f32::from(limit) - usual_headroom(half);
     f32::exp2(match half {

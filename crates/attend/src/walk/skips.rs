@@ -27,7 +27,7 @@ impl Skips {
         Skips { blocks: k.mov(0), owed_values: k.mov(0), last_blocks: None, keys, values, ping_pong }
     }
 
-    /// The same at both ends of a tile.
+    /// Skips that also pass over blocks after the last visited one.
     #[must_use]
     pub fn at_both_ends(self, k: &mut Builder) -> Skips {
         Skips { last_blocks: Some(k.mov(0)), ..self }

@@ -79,9 +79,9 @@ pub struct CheckReport {
     pub hazards: Vec<Hazard>,
     /// Findings that do not fail the check: see [`emu::HazardKind::fails`].
     pub notes: Vec<Hazard>,
-    /// What the runs left open, in words. It does not change the verdict.
+    /// Questions that the runs left open, in words. They do not change the verdict.
     pub warnings: Vec<String>,
-    /// What `printf` printed in the first run.
+    /// The output of `printf` in the first run.
     pub printed: Vec<Printed>,
     /// Whether CTAs may communicate.
     pub(super) communicates: bool,

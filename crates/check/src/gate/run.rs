@@ -230,7 +230,7 @@ fn run_once(
         check.traces = report.traces;
         check.printed = report.printed;
     }
-    // What an access beside its place leaves behind is no wrong answer of its own.
+    // A wrong output that follows from an access outside its memory is not reported again.
     let lost = |h: &emu::Hazard| matches!(h.kind, HazardKind::Misaligned | HazardKind::OutOfBounds);
     let whole = !report.hazards.iter().any(lost);
     check.add_hazards(report.hazards);

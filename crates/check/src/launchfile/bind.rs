@@ -9,7 +9,7 @@ use super::{ArgSpec, BufferType, Init, LaunchError, LaunchSpec, MapTarget, Memor
 /// The role of a kernel's buffer: what the gate fills in and what it judges.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Role {
-    /// What generated kernels take. Inputs are drawn, `out` and the LSE are judged.
+    /// An operand of a generated kernel. Inputs are drawn, `out` and the LSE are judged.
     Operand(Operand),
     /// Memory with given initial contents. Its final contents are not judged.
     Fill { dtype: BufferType, init: Init },

@@ -106,12 +106,12 @@ pub(crate) struct Inst {
     pub touches: Option<u32>,
     /// Index in [`Program::watches`], when the instruction reads or writes a register that may be undefined.
     pub watched: Option<u32>,
-    /// What the instruction does instead of `op`.
+    /// The action that replaces `op`, if the instruction has one.
     pub special: Option<Box<Special>>,
 }
 
-/// What a decoded instruction does that is not an operation of PTX. Its `op` is [`Op::Pmevent`], which does
-/// nothing.
+/// The action of a decoded instruction that is not an operation of PTX. The instruction's `op` is
+/// [`Op::Pmevent`], which does nothing.
 #[derive(Clone, Debug)]
 pub(crate) enum Special {
     /// An instruction that the emulator does not implement.
