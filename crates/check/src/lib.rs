@@ -13,5 +13,6 @@ pub mod forecast;
 pub mod gate;
 pub mod genes;
 pub mod launchfile;
+pub mod operands;
 pub mod study;
 pub mod values;

@@ -6,6 +6,8 @@ use oracle::{OracleError, Reference};
 use problem::{DType, Element, Problem, Tensor};
 use rayon::prelude::*;
 
+use crate::operands::OtherInputs;
+
 /// Minimum number of elements that a thread gets in parallel loops.
 const SHARE: usize = 1 << 16;
 
@@ -183,12 +185,14 @@ impl Values {
     }
 }
 
-/// Q, K and V of a problem, each in a buffer of [`Problem::span`] elements.
+/// The inputs of a problem; Q, K and V each in a buffer of [`Problem::span`] elements.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Inputs {
     pub q: Values,
     pub k: Values,
     pub v: Values,
+    /// The problem's other operands.
+    pub others: OtherInputs,
 }
 
 /// Runs `$call` on the three slices of one element type. All three have the problem's dtype by construction;
@@ -213,7 +217,8 @@ impl Inputs {
     /// # Errors
     /// When the buffers do not fit the problem.
     pub fn oracle(&self, problem: &Problem) -> Result<Reference, OracleError> {
-        typed!(problem, self, |q, k, v| oracle::oracle(problem, q, k, v))
+        self.others
+            .with(|others| typed!(problem, self, |q, k, v| oracle::oracle_with(problem, [q, k, v], others)))
     }
 
     /// Standard attention in the precision of the inputs.
@@ -221,7 +226,9 @@ impl Inputs {
     /// # Errors
     /// When the buffers do not fit the problem.
     pub fn reference_in_precision(&self, problem: &Problem) -> Result<Reference, OracleError> {
-        typed!(problem, self, |q, k, v| oracle::reference_in_precision(problem, q, k, v))
+        self.others.with(|others| {
+            typed!(problem, self, |q, k, v| oracle::reference_in_precision_with(problem, [q, k, v], others))
+        })
     }
 
     /// Runs the native CPU kernels into `out`, a buffer of the output's [`Problem::span`], and into `lse`.
@@ -260,7 +267,7 @@ impl Inputs {
         problem.check()?;
         let mut out =
             Values::zeros(problem.dtype, problem.span(Tensor::Out).map_or(0, |(elements, _)| elements));
-        let mut lse = vec![0.0; problem.batch * problem.heads_q * problem.seq_q];
+        let mut lse = vec![0.0; problem.lse_len()];
         self.attention_into(problem, plan, &mut out, Some(&mut lse))?;
         Ok((out, lse))
     }

@@ -8,6 +8,9 @@ pub enum CpuError {
     /// The problem is not valid.
     #[error(transparent)]
     Problem(#[from] ProblemError),
+    /// The CPU kernels do not compute a feature of the problem.
+    #[error("the CPU kernels do not compute {0}")]
+    Feature(&'static str),
     /// The element type of the slices differs from the problem's.
     #[error("the slices hold {slices}, but problem.dtype = {problem}; pass slices of {problem}")]
     DType {

@@ -9,10 +9,15 @@ use crate::forward::small::SmallPlan;
 use crate::forward::wgmma::WgmmaPlan;
 use crate::genes::Gene;
 use crate::ladder::RungPlan;
-use crate::{Arch, KernelError, Plan, PlanError};
+use crate::{Arch, Features, KernelError, Plan, PlanError};
 
 /// A family of kernels, implemented by its plan. Problems are [canonical](Problem::canonical).
 pub(crate) trait FamilyPlan {
+    /// The features that the family computes.
+    fn features() -> Features
+    where
+        Self: Sized;
+
     /// A good plan for the problem where nothing was measured, unchecked: a starting point for a search.
     fn default_for(problem: &Problem, arch: &Arch) -> Self
     where
@@ -71,6 +76,11 @@ macro_rules! families {
                 match self {
                     $(Family::$family => Plan::$family(<$plan as FamilyPlan>::default_for(problem, arch))),*
                 }
+            }
+
+            /// The features that the family computes.
+            pub fn features(self) -> Features {
+                match self { $(Family::$family => <$plan as FamilyPlan>::features()),* }
             }
 
             /// The genes of the family's plans.

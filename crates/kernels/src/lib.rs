@@ -19,6 +19,7 @@ mod arch;
 mod contract;
 mod error;
 mod family;
+mod features;
 pub mod forward;
 pub mod genes;
 pub mod ladder;
@@ -26,7 +27,8 @@ mod plan;
 pub mod select;
 
 pub use arch::Arch;
-pub use contract::{Operand, Step};
+pub use contract::{LengthArray, Operand, Step};
 pub use error::{KernelError, PlanError};
 pub use family::Family;
+pub use features::Features;
 pub use plan::{Plan, emit};

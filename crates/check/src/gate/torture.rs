@@ -97,8 +97,9 @@ mod tests {
                 let (out, lse) = inputs.attention(&problem, &CpuPlan::for_problem(&problem)).unwrap();
                 let (_, origin) = problem.span(Tensor::Out).unwrap();
                 let mut dense = Vec::new();
-                for (b, h, r) in crate::gate::inputs::rows_of(problem.batch, problem.heads_q, problem.seq_q) {
-                    let start = origin as i64 + problem.out.offset(b, h, r);
+                let sequences = inputs.others.sequences(&problem);
+                for (span, h, r) in crate::gate::inputs::rows_of(&sequences, Tensor::Out, problem.heads_q) {
+                    let start = origin as i64 + problem.out.offset(span.batch, h, span.start + r);
                     dense.extend((0..64).filter_map(|d| out.get(start as usize + d)).map(f64::from));
                 }
                 let lse: Vec<f64> = lse.into_iter().map(f64::from).collect();

@@ -10,9 +10,13 @@ use crate::family::FamilyPlan;
 use crate::forward::contract::rescale_within;
 use crate::genes::Turn::{Down, To, Up};
 use crate::genes::{BLOCK_N, Gene, PRODUCTS, RESIDENT_CTAS, STAGES};
-use crate::{Arch, PlanError};
+use crate::{Arch, Features, PlanError};
 
 impl FamilyPlan for MmaPlan {
+    fn features() -> Features {
+        Features { lengths: false, sink: false, programs: false }
+    }
+
     fn default_for(problem: &Problem, arch: &Arch) -> MmaPlan {
         MmaPlan::default_for(problem, arch)
     }

@@ -9,9 +9,13 @@ use crate::contract::Step;
 use crate::family::{FamilyPlan, row_tiles};
 use crate::genes::Turn::{Down, Up};
 use crate::genes::{BLOCK_N, CLUSTER, Gene, PACKING, RESIDENT_CTAS, STAGES, TURNS};
-use crate::{Arch, PlanError};
+use crate::{Arch, Features, PlanError};
 
 impl FamilyPlan for SmallPlan {
+    fn features() -> Features {
+        Features { lengths: false, sink: false, programs: false }
+    }
+
     fn default_for(problem: &Problem, arch: &Arch) -> SmallPlan {
         SmallPlan::default_for(problem, arch)
     }

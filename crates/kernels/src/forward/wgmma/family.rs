@@ -9,9 +9,13 @@ use crate::contract::Step;
 use crate::family::{FamilyPlan, row_tiles};
 use crate::genes::Turn::{Down, To, Up};
 use crate::genes::{BLOCK_N, CLUSTER, Gene, PACKING, PRODUCTS, RESIDENT_CTAS, STAGES, TURNS};
-use crate::{Arch, PlanError};
+use crate::{Arch, Features, PlanError};
 
 impl FamilyPlan for WgmmaPlan {
+    fn features() -> Features {
+        Features { lengths: false, sink: false, programs: false }
+    }
+
     fn default_for(problem: &Problem, arch: &Arch) -> WgmmaPlan {
         WgmmaPlan::default_for(problem, arch)
     }
