@@ -18,7 +18,7 @@ mod walk;
 pub use band::{After, Bound, Coverage, KeyBand, Lower, Masker, RowRange};
 pub use lse::{store_lse, store_lse_at};
 pub use packing::Packing;
-pub use score::Softcap;
+pub use score::{Softcap, Tanh};
 pub use softmax::{
     Chains, DeferredRescale, Finished, LaneMaxima, OnlineSoftmax, Rescale, SpeculativeMax, Sums,
 };

@@ -1,6 +1,6 @@
 //! Parts of the launch contract that all forward families share: buffers, strides and scale.
 
-use attend::{After, KeyBand, Rescale, Softcap};
+use attend::{After, KeyBand, Rescale, Softcap, Tanh};
 use problem::{Band, Corner, DType, Problem, Strides, Tensor};
 use ptx::{Builder, Element, Global, Half, R32, R64, TensorMapPtr};
 use tile::{SwizzledTile, TensorRows};
@@ -8,6 +8,8 @@ use tile::{SwizzledTile, TensorRows};
 use crate::PlanError;
 use crate::contract::{Contract, origin};
 use crate::error::accept;
+use crate::genes::Gene;
+use crate::genes::Turn::To;
 
 /// Strides of a tensor map lie below this many bytes (CUDA Driver API, `cuTensorMapEncodeTiled`).
 const STRIDE_LIMIT: i64 = 1 << 40;
@@ -65,11 +67,26 @@ pub(crate) fn declare_softcap(
     k: &mut Builder,
     contract: &mut Contract<'_>,
     problem: &Problem,
+    tanh: Tanh,
 ) -> Option<Softcap> {
     let cap = problem.score.softcap?;
     let scale = f64::from(problem.softmax_scale()).abs();
-    let factor = 2.0 * std::f64::consts::LOG2_E * scale / f64::from(cap);
-    Some(Softcap { factor: contract.f32(k, "softcap_factor", factor as f32) })
+    let factor = tanh.argument_factor() * scale / f64::from(cap);
+    Some(Softcap { factor: contract.f32(k, "softcap_factor", factor as f32), tanh })
+}
+
+/// The instructions for the softcap where nothing was measured.
+pub(crate) fn default_tanh(problem: &Problem) -> Tanh {
+    match problem.dtype {
+        DType::Bf16 if problem.score.softcap.is_some() => Tanh::Approx,
+        _ => Tanh::Exp2,
+    }
+}
+
+/// The gene of the softcap's instructions, which has no effect without a cap.
+pub(crate) fn tanh_gene(problem: &Problem) -> Gene {
+    let values: &[&str] = if problem.score.softcap.is_some() { &["exp2", "approx"] } else { &[] };
+    Gene::new("tanh").searched(values.iter().copied()).curing(&[("mufu", To("approx"))])
 }
 
 /// Lengths that a family takes: sums of positions and bounds of a band stay below 2³¹.

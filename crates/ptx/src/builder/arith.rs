@@ -213,6 +213,19 @@ impl Builder {
         self.compute(d, Op::Unary(UnaryOp::Ex2, Type::F32, FloatMods::APPROX_FTZ), [Operand::Reg(a.reg())]);
     }
 
+    /// Writes `tanh a` to `d`: approximate, with a relative error of up to 2⁻¹¹.
+    pub fn tanh_to(&mut self, d: F32, a: F32) {
+        self.compute(
+            d,
+            Op::Unary(
+                UnaryOp::Tanh,
+                Type::F32,
+                FloatMods { precision: Precision::Approx, ..FloatMods::NONE },
+            ),
+            [Operand::Reg(a.reg())],
+        );
+    }
+
     /// `log2 a`, approximate, with subnormals flushed to zero.
     pub fn lg2(&mut self, a: F32) -> F32 {
         self.approx(UnaryOp::Lg2, a)

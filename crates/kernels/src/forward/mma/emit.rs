@@ -28,7 +28,7 @@ impl MmaPlan {
             k.min_ctas_per_sm(resident);
         }
         let mut contract = Contract::new(problem);
-        let params = Params::declare(&mut k, &mut contract, problem);
+        let params = Params::declare(&mut k, &mut contract, problem, self);
         Forward::new(&mut k, problem, self, params).body(&mut k);
         Ok(contract.into_step(k.into_verified(arch.target())?, ENTRY, self.launch(problem)))
     }
@@ -74,7 +74,7 @@ struct Params {
 }
 
 impl Params {
-    fn declare(k: &mut Builder, c: &mut Contract<'_>, problem: &Problem) -> Params {
+    fn declare(k: &mut Builder, c: &mut Contract<'_>, problem: &Problem, plan: &MmaPlan) -> Params {
         let pointers = Tensor::ALL.map(|tensor| c.tensor(k, tensor));
         let lse = problem.pass.lse().then(|| c.lse(k));
         let tensors = Tensor::ALL.map(|tensor| {
@@ -88,7 +88,7 @@ impl Params {
             seq_kv: c.u32(k, "seq_kv", problem.seq_kv as u32),
             factor: c.f32(k, "scale_log2e", factor(problem)),
             band: declare_band(k, c, problem),
-            softcap: declare_softcap(k, c, problem),
+            softcap: declare_softcap(k, c, problem, plan.tanh),
         }
     }
 }

@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use super::MmaPlan;
 use crate::contract::Step;
 use crate::family::FamilyPlan;
-use crate::forward::contract::rescale_within;
+use crate::forward::contract::{rescale_within, tanh_gene};
 use crate::genes::Turn::{Down, To, Up};
 use crate::genes::{BLOCK_N, Gene, PRODUCTS, RESIDENT_CTAS, STAGES};
 use crate::{Arch, Features, PlanError};
@@ -72,6 +72,7 @@ impl FamilyPlan for MmaPlan {
                 .searched(tile_orders.iter().copied())
                 .wider(["rows_first", "heads_first"])
                 .curing(&[("l2", To("rows_first"))]),
+            tanh_gene(problem),
         ]
     }
 

@@ -1,10 +1,10 @@
-use attend::{Order, Rescale, merge_bytes};
+use attend::{Order, Rescale, Tanh, merge_bytes};
 use problem::{Band, DType, Problem, Tensor};
 use serde::{Deserialize, Serialize};
 use tile::{CopyMode, TileLayout};
 
 use crate::error::accept;
-use crate::forward::contract::{check_rescale, misaligned, most_rows};
+use crate::forward::contract::{check_rescale, default_tanh, misaligned, most_rows};
 use crate::{Arch, PlanError};
 
 /// Where a warp's queries are kept during the main loop.
@@ -56,6 +56,9 @@ pub struct MmaPlan {
     /// Which tiles neighbouring CTAs compute.
     #[serde(alias = "grid")]
     pub tile_order: Grid,
+    /// The instructions of the softcap. Without effect on problems that have none.
+    #[serde(default)]
+    pub tanh: Tanh,
 }
 
 /// Registers besides the tiles: addresses, loop state and B fragments (from ptxas' register counts of the
@@ -90,6 +93,7 @@ impl MmaPlan {
             rescale: Rescale::Beyond(8),
             copy: CopyMode::Async16,
             tile_order: if problem.band.is_causal() { Grid::HeadsFirst } else { Grid::RowsFirst },
+            tanh: default_tanh(problem),
         };
         if plan.check_problem(problem).is_err() {
             return plan; // its resource use may overflow

@@ -78,7 +78,7 @@ impl Params {
             seq_kv: c.u32(k, "seq_kv", problem.seq_kv as u32),
             factor: c.f32(k, "scale_log2e", unsigned_factor(problem)),
             band: declare_band(k, c, problem),
-            softcap: declare_softcap(k, c, problem),
+            softcap: declare_softcap(k, c, problem, plan.tanh),
         }
     }
 }

@@ -7,6 +7,7 @@ use serde_json::{Value, json};
 use super::SmallPlan;
 use crate::contract::Step;
 use crate::family::{FamilyPlan, row_tiles};
+use crate::forward::contract::tanh_gene;
 use crate::genes::Turn::{Down, Up};
 use crate::genes::{BLOCK_N, CLUSTER, Gene, PACKING, RESIDENT_CTAS, STAGES, TURNS};
 use crate::{Arch, Features, PlanError};
@@ -63,6 +64,7 @@ impl FamilyPlan for SmallPlan {
             Gene::new("store"),
             Gene::new("overlapping"),
             Gene::new("resident_ctas").searched([1, 2, 3, 4]).curing(RESIDENT_CTAS),
+            tanh_gene(problem),
         ]
     }
 

@@ -6,6 +6,7 @@ use tile::{Handout, Tail, TileOrder, Turns};
 
 use super::plan::{Diagonal, Ends, Probabilities, Rescaling, Store, WgmmaPlan, section_mib};
 use crate::Arch;
+use crate::forward::contract::default_tanh;
 use crate::forward::packing::packs_well;
 
 impl WgmmaPlan {
@@ -39,6 +40,7 @@ impl WgmmaPlan {
             handout: Handout::Dynamic,
             tail: Tail::Whole,
             tile_order: TileOrder::LongestFirst,
+            tanh: default_tanh(problem),
             section_mib: if dim > 64 && problem.seq_kv > 2048 { 64 } else { section_mib() },
         };
         let in_order = WgmmaPlan { handout: Handout::Static, tile_order: TileOrder::InOrder, ..base.clone() };

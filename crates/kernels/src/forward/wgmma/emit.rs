@@ -198,7 +198,7 @@ impl Params {
             stream_k,
             factor,
             band: declare_band(k, c, problem),
-            softcap: declare_softcap(k, c, problem),
+            softcap: declare_softcap(k, c, problem, plan.tanh),
         }
     }
 }

@@ -1,6 +1,6 @@
 //! The genes of the family, and quantities derived from them for a problem.
 
-use attend::{Chains, Order, Packing, Rescale, Sums, Tiles};
+use attend::{Chains, Order, Packing, Rescale, Sums, Tanh, Tiles};
 use problem::{DType, Problem, Tensor};
 use serde::{Deserialize, Deserializer, Serialize};
 use tile::{Handout, LastWave, Ones, RowStore, SwizzledTile, Tail, TileOrder, Turns, WARPGROUP_ROWS};
@@ -201,6 +201,9 @@ pub struct WgmmaPlan {
     /// should hold. Fewer heads have more L2 hits; more heads leave shorter tiles for the end.
     #[serde(default = "section_mib")]
     pub section_mib: u32,
+    /// The instructions of the softcap. Without effect on problems that have none.
+    #[serde(default)]
+    pub tanh: Tanh,
 }
 
 /// About half of L2 (H100: 50 MB), FlashAttention-3's choice.
