@@ -5,7 +5,7 @@ use ptx::Violations;
 use serde_json::{Value, json};
 
 use super::SmallPlan;
-use crate::contract::Step;
+use crate::Program;
 use crate::family::{FamilyPlan, row_tiles};
 use crate::forward::contract::tanh_gene;
 use crate::genes::Turn::{Down, Up};
@@ -72,7 +72,7 @@ impl FamilyPlan for SmallPlan {
         self.check(problem, arch)
     }
 
-    fn emit(&self, problem: &Problem, _: &Arch) -> Result<Step, Violations> {
+    fn emit(&self, problem: &Problem, _: &Arch) -> Result<Program, Violations> {
         self.emit(problem)
     }
 
