@@ -8,6 +8,7 @@
 //! [`StreamKMerge`] and [`OnlineSoftmax::merge`] merge results over different keys.
 
 mod band;
+mod lengths;
 mod lse;
 mod packing;
 mod score;
@@ -16,6 +17,7 @@ mod split;
 mod walk;
 
 pub use band::{After, Bound, Coverage, KeyBand, Lower, Masker, RowRange};
+pub use lengths::{Lengths, Sequence, SequenceRows, SideLengths};
 pub use lse::{store_lse, store_lse_at};
 pub use packing::Packing;
 pub use score::{Softcap, Tanh};

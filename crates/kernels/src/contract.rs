@@ -187,7 +187,6 @@ impl<'a> Contract<'a> {
     }
 
     /// The address of an array of lengths; `None` if the problem does not have it.
-    #[expect(dead_code, reason = "the families do not compute uneven lengths yet")]
     pub fn lengths(&mut self, k: &mut Builder, array: LengthArray) -> Option<Global> {
         let elements = array.len(self.problem)?;
         Some(self.memory(k, Operand::Lengths(array), 4 * elements, Access::Read))

@@ -43,8 +43,11 @@ pub(crate) fn rescale_within(rescale: Rescale, dtype: DType) -> Rescale {
 }
 
 /// The canonical band for which kernels are emitted: without bounds that exclude no key, and aligned to the
-/// bottom right if both lengths are equal. Problems that differ only in the sizes of bounds share one kernel.
+/// bottom right if all lengths are equal. Problems that differ only in the sizes of bounds share one kernel.
 pub(crate) fn band(problem: &Problem) -> Band {
+    if !problem.lengths.is_even() {
+        return problem.band.simplified_up_to(problem.seq_q, problem.seq_kv);
+    }
     let band = problem.band.simplified(problem.seq_q, problem.seq_kv);
     if problem.seq_q == problem.seq_kv { band.aligned(Corner::BottomRight) } else { band }
 }
@@ -153,11 +156,12 @@ pub(crate) fn row_of_output(
     let [batch, head, position] = at.map(|n| k.zext(n));
     let to = k.mad(batch, batch_bytes, out.base);
     let to = k.mad(head, head_bytes, to);
-    let row_bytes = stepped(problem.seq_q, problem.out.row);
+    let row_bytes = stepped(problem.extents(Tensor::Out)[2], problem.out.row);
     Global { base: k.mad(position, row_bytes, to), offset: out.offset }
 }
 
-/// Where the LSE of a row is, from its pointer and the rows of a head.
+/// Where the LSE of a row is, from its pointer and the rows of a head. For packed queries, `batch` is 0 and
+/// `position` the row of the packed tensor.
 pub(crate) fn lse_of_row(
     k: &mut Builder,
     problem: &Problem,

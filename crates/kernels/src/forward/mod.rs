@@ -1,6 +1,7 @@
 //! Forward attention.
 
 pub(crate) mod contract;
+pub(crate) mod lengths;
 pub mod mma;
 pub(crate) mod packing;
 pub mod small;

@@ -1,11 +1,13 @@
 //! The generator of the `mma` family.
 
 use attend::{
-    Block, Bound, KeyBand, KvPipeline, Masker, OnlineSoftmax, Order, RowRange, Softcap, Steps, Stream,
-    store_lse,
+    Block, Bound, KeyBand, KvPipeline, Lengths, Masker, OnlineSoftmax, Order, RowRange, Sequence, Softcap,
+    Steps, Stream, store_lse,
 };
 use problem::{Problem, Tensor};
-use ptx::{Builder, Dim3, F32, Global, Half, Launch, Pointer, R32, R64, Shared, SpecialReg, Violations};
+use ptx::{
+    Builder, CmpOp, Dim3, F32, Global, Half, Launch, Pointer, R32, R64, Shared, SpecialReg, Violations,
+};
 use tile::{
     AccTile, MatrixReader, OperandA, Sign, Threads, TileCopy, TileLayout, divide, mma_ab, mma_abt, store_rows,
 };
@@ -17,6 +19,7 @@ use crate::contract::Contract;
 use crate::forward::contract::{
     declare_band, declare_head_strides, declare_softcap, factor, half, lse_of_row, stepped,
 };
+use crate::forward::lengths::{blocks_divide, declare_lengths, row_blocks};
 
 const ENTRY: &str = "flash_forward_mma";
 
@@ -35,8 +38,8 @@ impl MmaPlan {
     }
 
     fn launch(&self, problem: &Problem) -> Launch {
-        let rows = problem.seq_q.div_ceil(self.block_m as usize) as u32;
-        let (heads, batch) = (problem.heads_q as u32, problem.batch as u32);
+        let [rows, batch] = row_blocks(problem, self.block_m).map(|n| n as u32);
+        let heads = problem.heads_q as u32;
         Launch {
             grid: match self.tile_order {
                 Grid::RowsFirst => Dim3(rows, heads, batch),
@@ -58,6 +61,8 @@ struct Forward<'a> {
     params: Params,
     threads: Threads,
     rows: RowRange,
+    /// The rows of the CTA's batch entry; `None` if it has all rows of the tensors.
+    sequence: Option<Sequence>,
     shared: Shared,
 }
 
@@ -68,6 +73,7 @@ struct Params {
     lse: Option<Global>,
     seq_q: R32,
     seq_kv: R32,
+    lengths: Option<Lengths>,
     /// `|scale| · log2 e`.
     factor: F32,
     band: KeyBand,
@@ -82,11 +88,14 @@ impl Params {
             let [batch_bytes, head_bytes] = declare_head_strides(k, c, problem, tensor);
             (pointers[tensor as usize], batch_bytes, head_bytes)
         });
+        let [seq_q, seq_kv] = [("seq_q", problem.seq_q), ("seq_kv", problem.seq_kv)]
+            .map(|(name, length)| c.u32(k, name, length as u32));
         Params {
             tensors,
             lse,
-            seq_q: c.u32(k, "seq_q", problem.seq_q as u32),
-            seq_kv: c.u32(k, "seq_kv", problem.seq_kv as u32),
+            seq_q,
+            seq_kv,
+            lengths: declare_lengths(k, c, problem, [seq_q, seq_kv]),
             factor: c.f32(k, "scale_log2e", factor(problem)),
             band: declare_band(k, c, problem),
             softcap: declare_softcap(k, c, problem, plan.tanh),
@@ -97,19 +106,14 @@ impl Params {
 impl<'a> Forward<'a> {
     fn new(k: &mut Builder, problem: &'a Problem, plan: &'a MmaPlan, params: Params) -> Forward<'a> {
         let row_block = row_block(k, plan.tile_order, &params.band);
-        let first = k.mul(row_block, plan.block_m);
+        let (rows, sequence) = cta_rows(k, plan, &params, row_block);
         Forward {
             plan,
             problem,
             half: half(problem),
             threads: Threads::new(k, plan.threads(), plan.kv_warps),
-            rows: RowRange {
-                first,
-                rows: plan.block_m,
-                seq_q: params.seq_q,
-                seq_kv: params.seq_kv,
-                heads: 1,
-            },
+            rows,
+            sequence,
             params,
             shared: k.dynamic_shared(128),
         }
@@ -118,7 +122,7 @@ impl<'a> Forward<'a> {
     /// The kernel: FlashAttention-2, Algorithm 1.
     fn body(&self, k: &mut Builder) {
         let (plan, rows) = (self.plan, &self.rows);
-        let divides = self.problem.seq_kv.is_multiple_of(plan.block_n as usize);
+        let divides = blocks_divide(self.problem, plan.block_n);
         let bound = Bound::new(k, &self.params.band, rows, plan.block_n, divides);
         let blocks = self.keys_and_values(k, bound, divides);
         self.load_queries(k);
@@ -291,7 +295,9 @@ impl<'a> Forward<'a> {
             let [head, batch] = head_and_batch(k, self.plan.tile_order);
             let first = k.mad(self.threads.row_warp, self.plan.warp_rows(), self.rows.first);
             let limit = self.rows_left(k, first);
-            let to = lse_of_row(k, self.problem, (start, self.rows.seq_q), [batch, head, first]);
+            let position = self.sequence.map_or(first, |sequence| sequence.q.row(k, first));
+            let rows = self.params.lengths.map_or(self.params.seq_q, |lengths| lengths.q.tensor_rows());
+            let to = lse_of_row(k, self.problem, (start, rows), [batch, head, position]);
             store_lse(k, &self.threads, lse, to, limit);
         }
     }
@@ -305,9 +311,16 @@ impl<'a> Forward<'a> {
             Tensor::K | Tensor::V => divide(k, head, self.problem.group_size() as u32),
             Tensor::Q | Tensor::Out => head,
         };
+        // Packed tensors have a batch stride of 0.
+        let batch = self.sequence.map_or(batch, |sequence| sequence.batch);
         let [batch, head] = [batch, head].map(|n| k.zext(n));
         let of_batch = k.mad(batch, batch_bytes, start.base);
-        Global::from(k.mad(head, head_bytes, of_batch))
+        let of_head = k.mad(head, head_bytes, of_batch);
+        let first_row = self.sequence.and_then(|sequence| sequence.side(tensor).start);
+        Global::from(first_row.map_or(of_head, |row| {
+            let row = k.zext(row);
+            k.mad(row, self.row_bytes(tensor), of_head)
+        }))
     }
 
     fn row_bytes(&self, tensor: Tensor) -> i64 {
@@ -317,6 +330,30 @@ impl<'a> Forward<'a> {
     fn rows_left(&self, k: &mut Builder, first: R32) -> R32 {
         k.sub(self.rows.seq_q, first)
     }
+}
+
+/// The CTA's rows. With uneven lengths, a CTA without a row exits.
+fn cta_rows(
+    k: &mut Builder,
+    plan: &MmaPlan,
+    params: &Params,
+    row_block: R32,
+) -> (RowRange, Option<Sequence>) {
+    let all = RowRange {
+        first: row_block,
+        rows: plan.block_m,
+        seq_q: params.seq_q,
+        seq_kv: params.seq_kv,
+        heads: 1,
+    };
+    let Some(lengths) = &params.lengths else {
+        return (RowRange { first: k.mul(row_block, plan.block_m), ..all }, None);
+    };
+    let [_, batch] = head_and_batch(k, plan.tile_order);
+    let (sequence, first) = lengths.tile(k, batch, row_block, plan.block_m);
+    let empty = k.setp_u(CmpOp::Ge, first, sequence.q.len);
+    k.exit_if(empty);
+    (RowRange { first, seq_q: sequence.q.len, seq_kv: sequence.kv.len, ..all }, Some(sequence))
 }
 
 /// The CTA's row block. In a causal head the last row blocks, which see most keys, come first.

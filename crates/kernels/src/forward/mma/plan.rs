@@ -4,7 +4,8 @@ use serde::{Deserialize, Serialize};
 use tile::{CopyMode, TileLayout};
 
 use crate::error::accept;
-use crate::forward::contract::{check_rescale, default_tanh, misaligned, most_rows};
+use crate::forward::contract::{check_rescale, default_tanh, misaligned};
+use crate::forward::lengths::{check_lengths, row_blocks};
 use crate::{Arch, PlanError};
 
 /// Where a warp's queries are kept during the main loop.
@@ -227,11 +228,7 @@ impl MmaPlan {
             let fits = dim.is_multiple_of(8) && (8..=256).contains(&dim);
             accept(what, dim as u64, fits, "multiples of 8 from 8 to 256")?;
         }
-        for (what, length) in [("seq_q", problem.seq_q), ("seq_kv", problem.seq_kv)] {
-            let (most, accepted) = most_rows(problem);
-            accept(what, length as u64, length <= most, accepted)?;
-        }
-        Ok(())
+        check_lengths(problem, self.block_m)
     }
 
     fn check_genes(&self, problem: &Problem) -> Result<(), PlanError> {
@@ -269,8 +266,8 @@ impl MmaPlan {
     }
 
     fn check_grid(&self, problem: &Problem) -> Result<(), PlanError> {
-        let rows = problem.seq_q.div_ceil(self.block_m as usize) as u64;
-        let (heads, batch) = (problem.heads_q as u64, problem.batch as u64);
+        let [rows, batch] = row_blocks(problem, self.block_m);
+        let heads = problem.heads_q as u64;
         let limits = match self.tile_order {
             Grid::RowsFirst => [("row blocks", rows, 1 << 30), ("heads_q", heads, Arch::GRID_YZ)],
             Grid::HeadsFirst => [("row blocks", rows, Arch::GRID_YZ), ("heads_q", heads, 1 << 30)],
@@ -289,7 +286,8 @@ impl MmaPlan {
 
 /// Number of CTAs with `rows` query rows each.
 fn ctas(problem: &Problem, rows: u32) -> usize {
-    problem.seq_q.div_ceil(rows as usize) * problem.heads_q * problem.batch
+    let [tiles, batch] = row_blocks(problem, rows);
+    (tiles * batch) as usize * problem.heads_q
 }
 
 /// Warps that share rows on a small grid: enough to give every SM a CTA, whose 64 rows are divided by this
