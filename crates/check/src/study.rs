@@ -6,10 +6,11 @@ use predict::resources::{Ptxas, Resources, estimate};
 use predict::{CacheState, Gpu, ModelError, Prediction, Subject, predict};
 use ptx::{Access, Launch};
 
-use crate::diagnose::{Evidence, Finding, LineCost, diagnose};
+use crate::diagnose::{Evidence, Finding, LineCost, SourceCost, diagnose};
 use crate::forecast::architecture;
 use crate::gate::{CheckReport, GateError, Settings, check_kernel, contents};
 use crate::launchfile::Bound;
+use crate::sources::Sources;
 
 /// The results of [`study()`].
 pub struct Study {
@@ -23,8 +24,10 @@ pub struct Study {
     /// Root causes, by the first machine's prediction.
     pub findings: Vec<Finding>,
     pub lines: Vec<LineCost>,
-    /// The PTX text that line numbers refer to.
-    pub text: String,
+    /// The cost of source lines, where the PTX has line information.
+    pub source_lines: Vec<SourceCost>,
+    /// The PTX text that line numbers refer to, with its source.
+    pub sources: Sources,
 }
 
 impl Study {
@@ -34,21 +37,21 @@ impl Study {
     }
 }
 
-/// Checks, predicts and diagnoses a kernel. `text` is the source that line numbers refer to; `None` prints
+/// Checks, predicts and diagnoses a kernel. `sources` has the PTX that line numbers refer to; `None` prints
 /// the module. A kernel that failed the check is predicted and diagnosed too, because it ran once.
 ///
 /// # Errors
 /// When the kernel cannot be launched.
 pub fn study(
     bound: Bound,
-    text: Option<String>,
+    sources: Option<Sources>,
     settings: &Settings,
     machines: &[Gpu],
     ptxas: Option<&Ptxas>,
 ) -> Result<Study, GateError> {
     let check = check_kernel(&bound, settings)?;
     let launch = bound.kernel.launch;
-    Ok(analyse(bound, &launch, text, check, machines, ptxas))
+    Ok(analyse(bound, &launch, sources, check, machines, ptxas))
 }
 
 /// Predicts and diagnoses a kernel that was checked already. The prediction is for `launch`, which may have
@@ -56,15 +59,16 @@ pub fn study(
 pub fn analyse(
     bound: Bound,
     launch: &Launch,
-    text: Option<String>,
+    sources: Option<Sources>,
     check: CheckReport,
     machines: &[Gpu],
     ptxas: Option<&Ptxas>,
 ) -> Study {
     let kernel = &bound.kernel;
-    let text = text.unwrap_or_else(|| kernel.module.to_string());
+    let sources = sources.unwrap_or_else(|| kernel.module.to_string().into());
     let resources = machines.first().and_then(|gpu| {
-        let assembled = ptxas.and_then(|p| p.resources(&text, &architecture(gpu.sm), &kernel.entry).ok());
+        let assembled =
+            ptxas.and_then(|p| p.resources(sources.ptx(), &architecture(gpu.sm), &kernel.entry).ok());
         assembled.or_else(|| estimate(&kernel.module, &kernel.entry))
     });
     let predictions: Vec<_> = match &resources {
@@ -75,8 +79,10 @@ pub fn analyse(
     };
     let prediction = predictions.first().and_then(|p| p.as_ref().ok());
     let evidence = Evidence::new(kernel, &check.counters, &check.traces, prediction, resources.as_ref());
-    let (findings, lines) = (diagnose(&evidence), evidence.line_costs());
-    Study { check, resources, predictions, findings, lines, text, bound }
+    let evidence = evidence.in_sources(&sources);
+    let (findings, lines, source_lines) =
+        (diagnose(&evidence), evidence.line_costs(), evidence.source_costs());
+    Study { check, resources, predictions, findings, lines, source_lines, sources, bound }
 }
 
 fn subject<'a>(

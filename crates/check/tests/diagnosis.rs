@@ -27,7 +27,8 @@ fn private_arrays(words: u32) -> Finding {
                   init = \"zeros\"\n";
     let module = ptx::parse(&text).unwrap().verify().unwrap();
     let bound = launch.parse::<LaunchSpec>().unwrap().bind(module).unwrap();
-    let study = study(bound, Some(text), &Settings::quick().first_run(), &[machine::L4], None).unwrap();
+    let study =
+        study(bound, Some(text.into()), &Settings::quick().first_run(), &[machine::L4], None).unwrap();
     let finding = study.findings.iter().find(|f| f.name == "local memory").cloned();
     finding.unwrap_or_else(|| panic!("{:?}", study.findings))
 }

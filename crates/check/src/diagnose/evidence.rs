@@ -1,11 +1,16 @@
 //! The evidence of a diagnosis: instructions with their counters, and the prediction.
 
+use std::collections::BTreeMap;
+
 use emu::trace::CtaTrace;
 use emu::{Counter, Counters};
 use predict::resources::Resources;
 use predict::{Cause, Prediction};
 use ptx::{Instruction, Kernel, Op, Statement};
 use serde::Serialize;
+
+use super::show_lines;
+use crate::sources::{SourceRange, Sources};
 
 /// A PTX instruction with its counters.
 #[derive(Clone, Copy, Debug)]
@@ -33,6 +38,8 @@ pub struct Evidence<'a> {
     pub prediction: Option<&'a Prediction>,
     /// Registers and spills.
     pub resources: Option<&'a Resources>,
+    /// The source lines behind the PTX lines.
+    sources: Option<&'a Sources>,
 }
 
 /// The cost of one line, for heat maps and listings.
@@ -48,6 +55,33 @@ pub struct LineCost {
     pub conflicts: f64,
     /// 32-byte sectors per access.
     pub sectors: f64,
+}
+
+impl LineCost {
+    fn new(line: u32, counter: &Counter, all_issues: f64) -> LineCost {
+        LineCost {
+            line,
+            issues: counter.issues,
+            share: counter.issues as f64 / all_issues,
+            lanes: counter.lanes as f64 / counter.issues.max(1) as f64,
+            conflicts: counter.conflict_degree(),
+            sectors: counter.global_sectors as f64 / counter.global_accesses.max(1) as f64,
+        }
+    }
+}
+
+/// The cost of one source line, over all PTX lines that were compiled from it.
+#[derive(Clone, Debug, PartialEq)]
+pub struct SourceCost {
+    pub file: String,
+    /// The text of the line; `None` if the file cannot be read.
+    pub text: Option<String>,
+    /// The PTX lines.
+    pub ptx_lines: Vec<u32>,
+    /// The cost; its `line` is the line in the file.
+    pub cost: LineCost,
+    /// The counts behind the cost.
+    pub counter: Counter,
 }
 
 impl<'a> Evidence<'a> {
@@ -78,7 +112,12 @@ impl<'a> Evidence<'a> {
                 Executed { inst, counter, warps, busiest }
             })
             .collect();
-        Evidence { executed, kernel, counters, prediction, resources }
+        Evidence { executed, kernel, counters, prediction, resources, sources: None }
+    }
+
+    /// Lets the findings name source lines where the PTX has line information.
+    pub fn in_sources(self, sources: &'a Sources) -> Evidence<'a> {
+        Evidence { sources: Some(sources).filter(|sources| !sources.is_empty()), ..self }
     }
 
     /// Issue slots of the whole grid, at least 1.
@@ -131,18 +170,51 @@ impl<'a> Evidence<'a> {
         ranges.into_iter().map(|(range, _)| range).collect()
     }
 
-    /// The cost of every executed line.
+    /// Line ranges for display: source lines with the PTX lines in brackets, or PTX lines alone.
+    pub fn show(&self, lines: &[(u32, u32)]) -> String {
+        let ptx = show_lines(lines);
+        let within = |line: &u32| lines.iter().take(4).any(|&(first, last)| (first..=last).contains(line));
+        let executed = self.executed.iter().map(|e| e.inst.line).filter(within);
+        let ranges = self.sources.map_or(Vec::new(), |sources| sources.ranges(executed));
+        match ranges.is_empty() {
+            true => format!("lines {ptx}"),
+            false => format!("{} (PTX {ptx})", ptx::quote::list(ranges.iter().map(SourceRange::to_string))),
+        }
+    }
+
+    /// One line for display, as [`Evidence::show`] does it.
+    pub fn show_line(&self, line: u32) -> String {
+        match self.sources.and_then(|sources| sources.line(line)) {
+            Some(source) => format!("{} (PTX {line})", source.name()),
+            None => format!("line {line}"),
+        }
+    }
+
+    /// The cost of every executed PTX line.
     pub fn line_costs(&self) -> Vec<LineCost> {
         let total = self.issues();
-        let cost = |e: &Executed| LineCost {
-            line: e.inst.line,
-            issues: e.counter.issues,
-            share: e.counter.issues as f64 / total,
-            lanes: e.lanes(),
-            conflicts: e.counter.conflict_degree(),
-            sectors: e.counter.global_sectors as f64 / e.counter.global_accesses.max(1) as f64,
+        self.executed.iter().map(|e| LineCost::new(e.inst.line, e.counter, total)).collect()
+    }
+
+    /// The cost of every source line that was executed, in the order of files and lines. Empty without line
+    /// information.
+    pub fn source_costs(&self) -> Vec<SourceCost> {
+        let Some(sources) = self.sources else { return Vec::new() };
+        let mut lines: BTreeMap<(String, u32), (Option<String>, Vec<u32>, Counter)> = BTreeMap::new();
+        for e in &self.executed {
+            let Some(source) = sources.line(e.inst.line) else { continue };
+            let (_, ptx_lines, counter) = lines
+                .entry((source.file, source.line))
+                .or_insert_with(|| (source.text, Vec::new(), Counter::default()));
+            ptx_lines.push(e.inst.line);
+            counter.add(e.counter);
+        }
+        let total = self.issues();
+        let cost = |((file, line), (text, ptx_lines, counter))| {
+            let cost = LineCost::new(line, &counter, total);
+            SourceCost { file, text, ptx_lines, cost, counter }
         };
-        self.executed.iter().map(cost).collect()
+        lines.into_iter().map(cost).collect()
     }
 }
 

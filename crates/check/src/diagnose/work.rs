@@ -1,11 +1,11 @@
 //! Root causes in the distribution of work: serial sections, idle warps, idle SMs, unused units.
 
-use predict::Cause;
 use predict::resources::Limiter;
+use predict::{Bound, Cause};
 use ptx::{BinaryOp, Op, TernaryOp, Type, UnaryOp};
 
 use super::evidence::{Evidence, Executed};
-use super::{Finding, amdahl, show_lines};
+use super::{Finding, amdahl};
 
 /// Mean active lanes up to which an instruction counts as serial.
 const SERIAL_LANES: f64 = 1.5;
@@ -30,11 +30,11 @@ pub(super) fn serial_section(evidence: &Evidence) -> Option<Finding> {
     (!lines.is_empty()).then(|| Finding {
         name: if reduces { "serial reduction" } else { "serial section" },
         evidence: format!(
-            "1 of {} lanes active in {:.0} % of the critical path ({:.0} % of issue slots), lines {}",
+            "1 of {} lanes active in {:.0} % of the critical path ({:.0} % of issue slots), {}",
             evidence.threads(),
             100.0 * share,
             100.0 * slots / evidence.issues(),
-            show_lines(&lines)
+            evidence.show(&lines)
         ),
         lines,
         share,
@@ -53,11 +53,11 @@ pub(super) fn idle_warps(evidence: &Evidence) -> Option<Finding> {
     Some(Finding {
         name: "idle warps",
         evidence: format!(
-            "{} of {warps} warps work in {:.0} % of the critical path, lines {}: as with `row = tid` \
+            "{} of {warps} warps work in {:.0} % of the critical path, {}: as with `row = tid` \
              and fewer rows than threads",
             heaviest.warps,
             100.0 * share,
-            show_lines(&lines)
+            evidence.show(&lines)
         ),
         lines,
         share,
@@ -80,9 +80,9 @@ pub(super) fn idle_lanes(evidence: &Evidence) -> Option<Finding> {
     (!lines.is_empty()).then(|| Finding {
         name: "idle lanes",
         evidence: format!(
-            "{mean:.1} of 32 lanes active in {:.0} % of the critical path, lines {}",
+            "{mean:.1} of 32 lanes active in {:.0} % of the critical path, {}",
             100.0 * share,
-            show_lines(&lines)
+            evidence.show(&lines)
         ),
         lines,
         share,
@@ -119,10 +119,10 @@ pub(super) fn tensor_cores_unused(evidence: &Evidence) -> Option<Finding> {
         name: if fraction == 0.0 { "tensor cores unused" } else { "tensor cores hardly used" },
         evidence: format!(
             "tensor cores do {:.0} % of the multiply-adds; scalar products and the loads that feed them take {:.0} % of the \
-             critical path, lines {}",
+             critical path, {}",
             100.0 * fraction,
             100.0 * share,
-            show_lines(&lines)
+            evidence.show(&lines)
         ),
         lines,
         share,
@@ -131,12 +131,15 @@ pub(super) fn tensor_cores_unused(evidence: &Evidence) -> Option<Finding> {
     })
 }
 
-/// SMs without a CTA.
+/// The name of the finding that the grid is small.
+pub const SMALL_GRID: &str = "small grid";
+
+/// SMs without a CTA. A launch that takes hardly longer than an empty one has nothing to spread over SMs.
 pub(super) fn small_grid(evidence: &Evidence) -> Option<Finding> {
     let prediction = evidence.prediction?;
     let active = prediction.active_sms;
-    (active < 0.75).then(|| Finding {
-        name: "small grid",
+    (active < 0.75 && prediction.bound != Bound::Launch).then(|| Finding {
+        name: SMALL_GRID,
         lines: Vec::new(),
         evidence: format!(
             "{} CTAs give work to {:.0} % of the {}'s multiprocessors",
