@@ -69,9 +69,14 @@ pub fn causes(hazards: &[Hazard], sources: &Sources) -> Vec<Cause> {
             continue;
         }
         known.insert(key, found.len());
+        // Where lines of the source are named, a line that the message itself names must say of what it is.
+        let message = match &lines.0 {
+            Some(_) => hazard.message.replace(" line ", " PTX line "),
+            None => hazard.message.clone(),
+        };
         found.push(Cause {
             kind: hazard.kind,
-            message: demangle(&hazard.message).into_owned(),
+            message: demangle(&message).into_owned(),
             cure: cure(hazard),
             count: hazard.count,
             address: hazard.place.as_ref().map(|place| demangle(&place.to_string()).into_owned()),
@@ -119,12 +124,10 @@ fn cure(hazard: &Hazard) -> &'static str {
     match hazard.kind {
         HazardKind::Race => cure_of_race(hazard),
         HazardKind::UninitialisedRead => {
-            "write the value before it is read, in every lane that reads it, and order the read after the write"
+            "write the value before it is read, and order the read after the write"
         }
         HazardKind::OutOfBounds => "compare the index with the size before the access, also in the last tile",
-        HazardKind::Misaligned => {
-            "align the address to the width of the access (rows that are multiples of it), or use a narrower access"
-        }
+        HazardKind::Misaligned => "align the address to the width of the access, or use a narrower access",
         HazardKind::BarrierDivergence => {
             "move the barrier out of the branch, so that every thread of the CTA reaches the same one"
         }
@@ -163,23 +166,18 @@ fn cure_of_race(hazard: &Hazard) -> &'static str {
                 uses the memory";
     }
     if says("an mbarrier") {
-        return "let one thread initialise the mbarrier, then fence.mbarrier_init and a barrier before its first use";
+        return "let one thread initialise the mbarrier, and put a barrier before its first use";
     }
     if says("wgmma") {
         return "wait for the product (wgmma.wait_group) before its memory is written";
     }
     match hazard.threads[..] {
-        [ThreadId { cta: a, warp: v, .. }, ThreadId { cta: b, warp: w, .. }] if a == b && v == w => {
-            "put __syncwarp() between the two accesses"
-        }
         [ThreadId { cta: a, .. }, ThreadId { cta: b, .. }] if a == b => {
-            "put __syncthreads() between the two accesses"
+            "put __syncthreads() between the two accesses (__syncwarp() if one warp alone shares the memory)"
         }
         [_, _] if shared => "put a barrier of the cluster between the two accesses",
         _ if shared => "put __syncthreads() between the two accesses",
-        _ => {
-            "use an atomic, or publish with __threadfence() and an atomic flag on both sides, or use two launches"
-        }
+        _ => "use an atomic, or __threadfence() and an atomic flag on both sides, or two launches",
     }
 }
 
@@ -205,7 +203,8 @@ mod tests {
 
     #[test]
     fn unrolled_lines_and_both_orders_are_one_cause() {
-        let ptx = ".version 7.0\n.target sm_80\n.visible .entry k()\n{\n.loc 1 5 1\nbar.sync 0;\nbar.sync 1;\n\
+        let ptx = ".version 7.0\n.target sm_80\n.visible .entry k()\n{\n.loc 1 5 1\nbar.sync 0;\n\
+            bar.sync 1;\n\
             .loc 1 6 1\nbar.sync 2;\nret;\n}\n.file 1 \"a.cu\"\n";
         let hazards = [
             hazard(HazardKind::UninitialisedRead, 9, None, [0, 1]),
@@ -230,7 +229,7 @@ mod tests {
             (causes[0].text.as_deref(), causes[0].other_text.as_deref()),
             (Some("bar.sync 0;"), Some("bar.sync 2;"))
         );
-        assert!(causes[0].cure.contains("__syncthreads") && causes[1].cure.contains("__syncwarp"));
+        assert!(causes[0].cure.contains("__syncthreads()"), "{}", causes[0].cure);
         assert_eq!(causes[0].other_source.as_ref().unwrap().name(), "a.cu:6");
         // Without line information each pair of PTX lines is a cause.
         let plain = ptx.replace(".loc", "//");

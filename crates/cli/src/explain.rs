@@ -99,7 +99,8 @@ fn object(study: &Study) -> Value {
     });
     let source_lines: Vec<Value> = source_lines.collect();
     json!({
-        "verdict": study.check.verdict, "reasons": Found::of(study).sentences(), "prediction": study.prediction(),
+        "verdict": study.check.verdict, "reasons": Found::of(study).sentences(),
+        "prediction": study.prediction(),
         "resources": study.resources, "findings": findings::findings(study), "lines": study.lines,
         "source_lines": source_lines,
     })
@@ -241,7 +242,7 @@ fn print_lines(out: &mut Out, study: &Study, lines: usize) -> Result<(), CliErro
             format!("{:.1}", cost.lanes),
             format!("{:.1}", cost.conflicts),
             format!("{:.1}", cost.sectors),
-            quote::cut(text).into_owned(),
+            quote::cut(text).replace('\t', " "),
         ]
     };
     let header = |first, last| [first, "% issued", "issues", "lanes", "conflicts", "sectors", last];

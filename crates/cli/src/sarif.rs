@@ -26,7 +26,10 @@ pub fn log(study: &Study, found: &Found, file: &Path) -> Value {
         Verdict::Incomplete => ("incomplete", "warning"),
         Verdict::Passed | Verdict::Failed => ("wrong_result", "error"),
     };
-    let said = |rule: &str, level: &str, text: &String| json!({ "ruleId": rule, "level": level, "message": { "text": text }, "locations": [entry] });
+    let said = |rule: &str, level: &str, text: &String| {
+        let message = json!({ "text": text });
+        json!({ "ruleId": rule, "level": level, "message": message, "locations": [entry] })
+    };
     results.extend(found.reasons.iter().map(|reason| said(rule, level, reason)));
     results.extend(found.warnings.iter().map(|warning| said("little_to_judge", "warning", warning)));
     let rules = rules(&results, found);

@@ -1,6 +1,6 @@
 //! The evidence of a diagnosis: instructions with their counters, and the prediction.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use emu::trace::CtaTrace;
 use emu::{Counter, Counters};
@@ -21,6 +21,10 @@ pub struct Executed<'a> {
     pub warps: u32,
     /// Issues by the warp that issues it most often, in the recorded CTAs.
     pub busiest: u64,
+    /// Whether it moves data for other warps: the warps that issue it issue bulk copies or use mbarriers
+    /// without the others, and compute nothing there, as the producer of a warp-specialised kernel. Also the
+    /// branch that repeats a wait on an mbarrier. Other lanes could take no share of it.
+    pub feeds: bool,
 }
 
 impl Executed<'_> {
@@ -35,6 +39,8 @@ pub struct Evidence<'a> {
     pub executed: Vec<Executed<'a>>,
     pub kernel: &'a Kernel,
     pub counters: &'a Counters,
+    /// Warps of a CTA that compute: all warps unless the kernel is warp-specialised.
+    pub working_warps: u32,
     pub prediction: Option<&'a Prediction>,
     /// Registers and spills.
     pub resources: Option<&'a Resources>,
@@ -99,20 +105,29 @@ impl<'a> Evidence<'a> {
             Statement::Label(_) | Statement::Pragma(_) => None,
         });
         let by_warp = issues_by_warp(traces, counters.instructions.len());
+        let instructions: Vec<(&Instruction, &Counter)> = instructions.zip(&counters.instructions).collect();
+        let teams: Vec<Vec<usize>> = (0..instructions.len()).map(|pc| team(&by_warp, pc)).collect();
+        let producers = producers(&instructions, &teams);
         let executed = instructions
-            .zip(&counters.instructions)
+            .iter()
+            .zip(&teams)
             .enumerate()
-            .filter(|(_, (_, counter))| counter.issues > 0)
-            .map(|(pc, (inst, counter))| {
-                let issues = by_warp.get(pc).map_or(&[][..], |w| w);
-                let busiest = issues.iter().copied().max().unwrap_or(0);
-                // A warp with at least a tenth of the busiest warp's issues counts as participating.
-                let part = issues.iter().filter(|&&n| n * 10 > busiest).count() as u32;
-                let warps = if busiest == 0 { counters.warps } else { part };
-                Executed { inst, counter, warps, busiest }
+            .filter(|(_, ((_, counter), _))| counter.issues > 0)
+            .map(|(pc, (&(inst, counter), team))| {
+                let busiest = by_warp.get(pc).and_then(|issues| issues.iter().copied().max()).unwrap_or(0);
+                let warps = if busiest == 0 { counters.warps } else { team.len() as u32 };
+                let feeds = producers.contains(team) || repeats_wait(&instructions, pc);
+                Executed { inst, counter, warps, busiest, feeds }
             })
             .collect();
-        Evidence { executed, kernel, counters, prediction, resources, sources: None }
+        let working_warps = match producers.is_empty() {
+            true => counters.warps,
+            false => {
+                let computing = instructions.iter().zip(&teams).filter(|((_, counter), _)| computes(counter));
+                computing.flat_map(|(_, team)| team).collect::<BTreeSet<_>>().len() as u32
+            }
+        };
+        Evidence { executed, kernel, counters, working_warps, prediction, resources, sources: None }
     }
 
     /// Lets the findings name source lines where the PTX has line information.
@@ -216,6 +231,41 @@ impl<'a> Evidence<'a> {
         };
         lines.into_iter().map(cost).collect()
     }
+}
+
+/// The warps that take part in an instruction: those with at least a tenth of the busiest warp's issues.
+fn team(by_warp: &[Vec<u64>], pc: usize) -> Vec<usize> {
+    let issues = by_warp.get(pc).map_or(&[][..], |issues| issues);
+    let busiest = issues.iter().copied().max().unwrap_or(0);
+    (0..issues.len()).filter(|&warp| issues[warp] * 10 > busiest).collect()
+}
+
+/// Whether an instruction is the branch back to the wait on an mbarrier that stands before it.
+fn repeats_wait(instructions: &[(&Instruction, &Counter)], pc: usize) -> bool {
+    let before = pc.checked_sub(1).map(|before| instructions[before].0.op);
+    matches!(instructions[pc].0.op, Op::Bra { .. }) && matches!(before, Some(Op::Mbarrier(_)))
+}
+
+fn computes(counter: &Counter) -> bool {
+    counter.flop + counter.special + counter.tensor_flop > 0
+}
+
+/// The teams of warps that only move data: they issue bulk copies or wait on mbarriers without the other
+/// warps, and compute nothing without them.
+fn producers(instructions: &[(&Instruction, &Counter)], teams: &[Vec<usize>]) -> BTreeSet<Vec<usize>> {
+    let all: BTreeSet<usize> = teams.iter().flatten().copied().collect();
+    let with = |select: &dyn Fn(&Op, &Counter) -> bool| -> BTreeSet<&Vec<usize>> {
+        let picked = instructions.iter().zip(teams).filter(|((inst, counter), _)| select(&inst.op, counter));
+        picked.map(|(_, team)| team).filter(|team| !team.is_empty() && team.len() < all.len()).collect()
+    };
+    let moving = with(&|op, _| match op {
+        Op::CpAsyncBulk(_) | Op::CpReduceAsyncBulk(_) => true,
+        Op::CpAsyncBulkTensor(_) | Op::CpReduceAsyncBulkTensor(_) => true,
+        Op::Mbarrier(_) => true,
+        _ => false,
+    });
+    let computing = with(&|_, counter| computes(counter));
+    moving.difference(&computing).map(|&team| team.clone()).collect()
 }
 
 fn issues_by_warp(traces: &[CtaTrace], instructions: usize) -> Vec<Vec<u64>> {

@@ -9,7 +9,7 @@ use serde::Serialize;
 
 pub use work::SMALL_GRID;
 
-pub use evidence::{Evidence, LineCost, SourceCost};
+pub use evidence::{Evidence, Executed, LineCost, SourceCost};
 
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Finding {

@@ -1,7 +1,7 @@
 //! Root causes in the distribution of work: serial sections, idle warps, idle SMs, unused units.
 
+use predict::Cause;
 use predict::resources::Limiter;
-use predict::{Bound, Cause};
 use ptx::{BinaryOp, Op, TernaryOp, Type, UnaryOp};
 
 use super::evidence::{Evidence, Executed};
@@ -12,7 +12,7 @@ const SERIAL_LANES: f64 = 1.5;
 
 fn is_serial(e: &Executed, evidence: &Evidence) -> bool {
     let cta_wide = evidence.counters.warps > 1 && e.warps <= 1;
-    e.lanes() <= SERIAL_LANES && (cta_wide || evidence.counters.warps == 1)
+    !e.feeds && e.lanes() <= SERIAL_LANES && (cta_wide || evidence.counters.warps == 1)
 }
 
 /// One thread works while the rest of the CTA waits.
@@ -45,8 +45,8 @@ pub(super) fn serial_section(evidence: &Evidence) -> Option<Finding> {
 
 /// Some warps work with full lanes while the others wait: `for (row = tid; row < 32; …)` in a CTA of 128.
 pub(super) fn idle_warps(evidence: &Evidence) -> Option<Finding> {
-    let warps = evidence.counters.warps;
-    let idle = |e: &Executed| warps > 1 && 2 * e.warps <= warps && !is_serial(e, evidence);
+    let warps = evidence.working_warps;
+    let idle = |e: &Executed| !e.feeds && warps > 1 && 2 * e.warps <= warps && !is_serial(e, evidence);
     let share = evidence.critical_share(idle);
     let lines = evidence.lines(idle);
     let heaviest = evidence.executed.iter().filter(|e| idle(e)).max_by_key(|e| e.busiest)?;
@@ -68,7 +68,7 @@ pub(super) fn idle_warps(evidence: &Evidence) -> Option<Finding> {
 
 /// Warps with most lanes masked off.
 pub(super) fn idle_lanes(evidence: &Evidence) -> Option<Finding> {
-    let idle = |e: &Executed| e.lanes() < 20.0 && !is_serial(e, evidence);
+    let idle = |e: &Executed| !e.feeds && e.lanes() < 20.0 && !is_serial(e, evidence);
     let share = evidence.critical_share(idle);
     let (mut lanes, mut issues) = (0.0, 0.0);
     for e in evidence.executed.iter().filter(|e| idle(e)) {
@@ -134,11 +134,14 @@ pub(super) fn tensor_cores_unused(evidence: &Evidence) -> Option<Finding> {
 /// The name of the finding that the grid is small.
 pub const SMALL_GRID: &str = "small grid";
 
-/// SMs without a CTA. A launch that takes hardly longer than an empty one has nothing to spread over SMs.
+/// Share of the time of an empty kernel from which a launch counts as a test launch.
+const TINY_LAUNCH: f64 = 0.25;
+
+/// SMs without a CTA. A test launch has nothing to spread over SMs.
 pub(super) fn small_grid(evidence: &Evidence) -> Option<Finding> {
     let prediction = evidence.prediction?;
     let active = prediction.active_sms;
-    (active < 0.75 && prediction.bound != Bound::Launch).then(|| Finding {
+    (active < 0.75 && prediction.share(Cause::Launch) < TINY_LAUNCH).then(|| Finding {
         name: SMALL_GRID,
         lines: Vec::new(),
         evidence: format!(
