@@ -231,7 +231,7 @@ mod tests {
         let refused = |name: &str| {
             let wheel = folder.join(name);
             fs::write(&wheel, b"wheel").unwrap();
-            check(&wheel, true).is_err()
+            check(&wheel, Some(LARGEST)).is_err()
         };
         assert!(!refused("flashcore_attn-0.1.0-cp39-abi3-manylinux_2_17_x86_64.whl"));
         assert!(refused("flashcore_attn-0.1.0-cp312-cp312-manylinux_2_17_x86_64.whl"));
