@@ -80,6 +80,7 @@ pub fn run<M: Machine>(machine: &mut M, problem: &Problem, plan: &Plan, arch: &A
 }
 
 /// Runs a kernel of the problem on fresh inputs.
+#[allow(dead_code, reason = "not every test changes a kernel")]
 pub fn run_kernel<M: Machine>(
     machine: &mut M,
     problem: &Problem,

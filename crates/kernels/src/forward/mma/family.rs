@@ -50,6 +50,10 @@ impl FamilyPlan for MmaPlan {
                 ("idle warps", Up),
                 ("latency", Up),
             ]),
+            Gene::new("splits")
+                .searched([1, 2, 4, 8])
+                .wider([3, 6, 12, 16, 32])
+                .curing(&[("small grid", Up)]),
             Gene::new("stages").searched([1, 2, 3, 4]).wider([5, 6]).curing(STAGES),
             Gene::new("products").searched(["in_turn", "scores_ahead"]).curing(PRODUCTS),
             Gene::new("resident_ctas").searched([Value::Null]).wider([1, 2, 3, 4]).curing(RESIDENT_CTAS),
