@@ -5,6 +5,7 @@ use ptx::Violations;
 use serde_json::{Value, json};
 
 use super::MmaPlan;
+use super::plan::default_splits;
 use crate::Program;
 use crate::family::FamilyPlan;
 use crate::forward::contract::rescale_within;
@@ -83,7 +84,10 @@ impl FamilyPlan for MmaPlan {
         self.emit(problem, arch)
     }
 
-    fn adapted(mut self, problem: &Problem, arch: &Arch, _: bool) -> MmaPlan {
+    fn adapted(mut self, problem: &Problem, arch: &Arch, own_shape: bool) -> MmaPlan {
+        if self.splits > 1 && !own_shape {
+            self.splits = default_splits(problem, self.block_m, arch);
+        }
         let safe = MmaPlan::default_for(problem, arch);
         self.rescale = rescale_within(self.rescale, problem.dtype);
         if matches!(self.check(problem, arch), Err(PlanError::Misaligned { .. })) {

@@ -71,8 +71,9 @@ const fn one() -> u32 {
     1
 }
 
-/// Least keys of a split by default: fewer take less time than the second kernel.
-const LEAST_KEYS: usize = 512;
+/// Least keys of a split by default: fewer take less time than the second kernel (predicted by the time model
+/// for an H200 and an L4, not yet measured).
+const LEAST_KEYS: usize = 256;
 
 /// Registers besides the tiles: addresses, loop state and B fragments (from ptxas' register counts of the
 /// default plans).
@@ -318,7 +319,7 @@ impl MmaPlan {
 
 /// Number of splits that give a CTA to every SM, if at most a quarter of the SMs have one otherwise. A split
 /// has [`LEAST_KEYS`] keys or more.
-fn default_splits(problem: &Problem, rows: u32, arch: &Arch) -> u32 {
+pub(super) fn default_splits(problem: &Problem, rows: u32, arch: &Arch) -> u32 {
     let last = problem.seq_q.saturating_sub(1);
     let visible = problem.band.keys(last, problem.seq_q, problem.seq_kv).len();
     let idle = arch.multiprocessors as usize / ctas(problem, rows).max(1);
