@@ -5,7 +5,7 @@
 //! that a CTA visits and [`Masker`] hides the keys that a row does not see. [`OnlineSoftmax`] holds the row
 //! max and the row sums. [`KvPipeline`] visits the blocks on every GPU, with a ring of `cp.async` stages, and
 //! [`MainLoop`] on sm_90a, in a consumer warpgroup with keys and values from TMA. [`Exchange`],
-//! [`StreamKMerge`] and [`OnlineSoftmax::merge`] merge results over different keys.
+//! [`StreamKMerge`], [`Partials`] and [`OnlineSoftmax::merge`] merge results over different keys.
 
 mod band;
 mod lengths;
@@ -24,7 +24,7 @@ pub use score::{Softcap, Tanh};
 pub use softmax::{
     Chains, DeferredRescale, Finished, LaneMaxima, OnlineSoftmax, Rescale, SpeculativeMax, Sums,
 };
-pub use split::{Division, Exchange, Place, StreamKMerge, merge_bytes};
+pub use split::{Division, Exchange, Partials, Place, StreamKMerge, merge_bytes};
 pub use walk::{
     Block, KvPipeline, MainLoop, Masked, Order, SharedProbs, Skips, Steps, Stream, TileRows, Tiles, Walk,
 };

@@ -72,8 +72,8 @@ fn a_producer_is_no_serial_section() {
         spec.parse::<LaunchSpec>().unwrap().bind(ptx::parse(&text).unwrap().verify().unwrap()).unwrap();
     let study =
         study(bound, Some(text.into()), &Settings::quick().first_run(), &[machine::H200], None).unwrap();
-    let (kernel, check) = (&study.bound.kernel, &study.check);
-    let evidence = Evidence::new(kernel, &check.counters, &check.traces, study.prediction(), None);
+    let (kernel, recorded) = (&study.bound.kernel, &study.check.recorded[0]);
+    let evidence = Evidence::new(kernel, &recorded.counters, &recorded.traces, study.prediction(), None);
     let copies = |e: &&Executed| matches!(e.inst.op, ptx::Op::CpAsyncBulk(_));
     assert!(evidence.executed.iter().find(copies).unwrap().feeds);
     assert!(evidence.executed.iter().any(|e| !e.feeds && e.counter.flop > 0));

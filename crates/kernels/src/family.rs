@@ -46,7 +46,7 @@ pub(crate) trait FamilyPlan {
     fn emit(&self, problem: &Problem, arch: &Arch) -> Result<Program, Violations>;
 
     /// The plan with the nearest genes that the problem allows. A plan that was found for another shape also
-    /// loses the genes that fill tiles with queries.
+    /// loses the genes that fill tiles with queries or the GPU with CTAs.
     #[must_use]
     fn adapted(self, problem: &Problem, arch: &Arch, own_shape: bool) -> Self
     where
@@ -142,12 +142,18 @@ impl Family {
 
 impl Plan {
     /// A good plan for the problem on the architecture, where nothing was measured: on sm_90 the first of
-    /// `small`, `wgmma` and `mma` that computes it and suits its grid.
+    /// `small`, `wgmma` and `mma` that computes it and suits its grid. Where rows are few and keys many, `mma`
+    /// comes first with [`splits`](crate::forward::mma::MmaPlan::splits): it alone divides the keys over more
+    /// CTAs than a cluster has.
     ///
     /// # Errors
     /// When the problem cannot be stated or no family computes it.
     pub fn default_for(problem: &Problem, arch: &Arch) -> Result<Plan, KernelError> {
         let [universal, specific @ ..] = Family::ALL;
+        let default = universal.default_for(problem, arch);
+        if matches!(&default, Ok(Plan::Mma(plan)) if plan.splits > 1) {
+            return default;
+        }
         for family in specific.into_iter().rev() {
             if let Ok(plan) = family.default_for(problem, arch)
                 && family.suits(problem, arch)
@@ -155,7 +161,7 @@ impl Plan {
                 return Ok(plan);
             }
         }
-        universal.default_for(problem, arch)
+        default
     }
 }
 

@@ -106,22 +106,25 @@ impl OnlineSoftmax {
 
     /// The factors that normalise O, from complete sums: 1 for a row that saw no key.
     pub(crate) fn inverses(&self, k: &mut Builder) -> Vec<F32> {
-        let of_row = |&sum: &F32| {
-            let empty = k.setp_f(CmpOp::Eq, sum, 0.0f32);
-            let divisor = k.selp(1.0f32, sum, empty);
-            k.rcp(divisor)
-        };
-        self.sum.iter().map(of_row).collect()
+        self.sum.iter().map(|&sum| inverse(k, sum)).collect()
     }
 
     /// `ln Σ exp(scale · s)` from complete sums.
     pub fn lse(&self, k: &mut Builder) -> Vec<F32> {
-        let of_row = |(&sum, &row_max): (&F32, &F32)| {
-            // A sum of 0 gives −∞.
-            let log = k.lg2(sum);
-            let log = k.add(log, row_max);
-            k.mul(log, std::f32::consts::LN_2)
-        };
-        self.sum.iter().zip(&self.row_max).map(of_row).collect()
+        self.sum.iter().zip(&self.row_max).map(|(&sum, &row_max)| log_sum(k, sum, row_max)).collect()
     }
+}
+
+/// The factor that normalises a row of O, from a complete sum: 1 for a row that saw no key.
+pub(crate) fn inverse(k: &mut Builder, sum: F32) -> F32 {
+    let empty = k.setp_f(CmpOp::Eq, sum, 0.0f32);
+    let divisor = k.selp(1.0f32, sum, empty);
+    k.rcp(divisor)
+}
+
+/// `ln Σ exp(scale · s)` of a row from its complete sum and its row max. A sum of 0 gives −∞.
+pub(crate) fn log_sum(k: &mut Builder, sum: F32, row_max: F32) -> F32 {
+    let log = k.lg2(sum);
+    let log = k.add(log, row_max);
+    k.mul(log, std::f32::consts::LN_2)
 }

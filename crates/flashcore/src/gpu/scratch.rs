@@ -371,3 +371,24 @@ impl Drop for Lease<'_> {
 fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Two buffers of equal size once had one place.
+    #[test]
+    fn buffers_of_a_program_do_not_overlap() {
+        let mut layout = Layout::default();
+        let buffers = [
+            (Purpose::Counter, 4),
+            (Purpose::Scratch, 1000),
+            (Purpose::Scratch, 1000),
+            (Purpose::Counter, 4),
+            (Purpose::Scratch, 0),
+        ];
+        let places = buffers.map(|(purpose, bytes)| layout.add(purpose, bytes));
+        assert_eq!(places, [(0, 0), (1, 0), (1, 1024), (0, 256), (1, 2048)]);
+        assert_eq!(layout.allocations, [(Purpose::Counter, 260), (Purpose::Scratch, 2048)]);
+    }
+}

@@ -1,18 +1,20 @@
 //! The generator of the `mma` family.
 
 use attend::{
-    Block, Bound, KeyBand, KvPipeline, Lengths, Masker, OnlineSoftmax, Order, RowRange, Sequence, Softcap,
-    Steps, Stream, store_lse,
+    Block, Bound, KeyBand, KvPipeline, Lengths, Masker, OnlineSoftmax, Order, Partials, RowRange, Sequence,
+    Softcap, Steps, Stream, store_lse,
 };
 use problem::{Problem, Tensor};
 use ptx::{
-    Builder, CmpOp, Dim3, F32, Global, Half, Launch, Pointer, R32, R64, Shared, SpecialReg, Violations,
+    Access, Builder, CmpOp, Dim3, F32, Global, Half, Launch, Pointer, R32, R64, Shared, SpecialReg,
+    Violations,
 };
 use tile::{
     AccTile, MatrixReader, OperandA, Sign, Threads, TileCopy, TileLayout, divide, mma_ab, mma_abt, store_rows,
 };
 
 use super::plan::{Grid, MmaPlan, QueryHome};
+use super::split::{self, row_block_and_split};
 use crate::Arch;
 use crate::Program;
 use crate::contract::Contract;
@@ -24,7 +26,7 @@ use crate::forward::lengths::{blocks_divide, declare_lengths, row_blocks};
 const ENTRY: &str = "flash_forward_mma";
 
 impl MmaPlan {
-    /// The kernel; the plan has been checked.
+    /// The kernel, and the kernel that merges if CTAs divide the keys; the plan has been checked.
     pub(crate) fn emit(&self, problem: &Problem, arch: &Arch) -> Result<Program, Violations> {
         let mut k = Builder::kernel(ENTRY);
         k.max_threads(self.threads());
@@ -34,11 +36,13 @@ impl MmaPlan {
         let mut contract = Contract::new(problem);
         let params = Params::declare(&mut k, &mut contract, problem, self);
         Forward::new(&mut k, problem, self, params).body(&mut k);
-        Ok(contract.into_program(k.into_verified(arch.target())?, ENTRY, self.launch(problem)))
+        let program = contract.into_program(k.into_verified(arch.target())?, ENTRY, self.launch(problem));
+        if self.splits > 1 { program.followed_by(self.merge(problem, arch)?) } else { Ok(program) }
     }
 
     fn launch(&self, problem: &Problem) -> Launch {
         let [rows, batch] = row_blocks(problem, self.block_m).map(|n| n as u32);
+        let rows = rows * self.splits;
         let heads = problem.heads_q as u32;
         Launch {
             grid: match self.tile_order {
@@ -54,13 +58,13 @@ impl MmaPlan {
 }
 
 /// State of the CTA in registers, with the values known at emission.
-struct Forward<'a> {
-    plan: &'a MmaPlan,
-    problem: &'a Problem,
+pub(super) struct Forward<'a> {
+    pub plan: &'a MmaPlan,
+    pub problem: &'a Problem,
     half: Half,
     params: Params,
-    threads: Threads,
-    rows: RowRange,
+    pub threads: Threads,
+    pub rows: RowRange,
     /// The rows of the CTA's batch entry; `None` if it has all rows of the tensors.
     sequence: Option<Sequence>,
     shared: Shared,
@@ -68,9 +72,11 @@ struct Forward<'a> {
 
 /// The kernel's parameters.
 struct Params {
-    /// For q, k, v and out: the start, and the strides in bytes of batch entries and of heads.
-    tensors: [(Global, R64, R64); 4],
+    /// For q, k, v and out: the start, and the strides in bytes of batch entries and of heads. Partial results
+    /// take the place of out and of the LSE.
+    tensors: Vec<(Global, R64, R64)>,
     lse: Option<Global>,
+    partials: Option<Partials>,
     seq_q: R32,
     seq_kv: R32,
     lengths: Option<Lengths>,
@@ -82,17 +88,22 @@ struct Params {
 
 impl Params {
     fn declare(k: &mut Builder, c: &mut Contract<'_>, problem: &Problem, plan: &MmaPlan) -> Params {
-        let pointers = Tensor::ALL.map(|tensor| c.tensor(k, tensor));
-        let lse = problem.pass.lse().then(|| c.lse(k));
-        let tensors = Tensor::ALL.map(|tensor| {
+        let splits = plan.splits;
+        let tensors = if splits > 1 { &Tensor::ALL[..3] } else { &Tensor::ALL[..] };
+        let pointers: Vec<Global> = tensors.iter().map(|&tensor| c.tensor(k, tensor)).collect();
+        let lse = (problem.pass.lse() && splits == 1).then(|| c.lse(k));
+        let partials = (splits > 1).then(|| split::declare(k, c, problem, splits, Access::Write));
+        let tensors = tensors.iter().zip(pointers).map(|(&tensor, pointer)| {
             let [batch_bytes, head_bytes] = declare_head_strides(k, c, problem, tensor);
-            (pointers[tensor as usize], batch_bytes, head_bytes)
+            (pointer, batch_bytes, head_bytes)
         });
+        let tensors = tensors.collect();
         let [seq_q, seq_kv] = [("seq_q", problem.seq_q), ("seq_kv", problem.seq_kv)]
             .map(|(name, length)| c.u32(k, name, length as u32));
         Params {
             tensors,
             lse,
+            partials,
             seq_q,
             seq_kv,
             lengths: declare_lengths(k, c, problem, [seq_q, seq_kv]),
@@ -105,7 +116,7 @@ impl Params {
 
 impl<'a> Forward<'a> {
     fn new(k: &mut Builder, problem: &'a Problem, plan: &'a MmaPlan, params: Params) -> Forward<'a> {
-        let row_block = row_block(k, plan.tile_order, &params.band);
+        let row_block = row_block(k, plan, &params.band);
         let (rows, sequence) = cta_rows(k, plan, &params, row_block);
         Forward {
             plan,
@@ -123,7 +134,11 @@ impl<'a> Forward<'a> {
     fn body(&self, k: &mut Builder) {
         let (plan, rows) = (self.plan, &self.rows);
         let divides = blocks_divide(self.problem, plan.block_n);
-        let bound = Bound::new(k, &self.params.band, rows, plan.block_n, divides);
+        let mut bound = Bound::new(k, &self.params.band, rows, plan.block_n, divides);
+        if plan.splits > 1 {
+            let [_, _, split] = row_block_and_split(k, plan);
+            bound = bound.split(k, split, plan.splits);
+        }
         let blocks = self.keys_and_values(k, bound, divides);
         self.load_queries(k);
         blocks.start(k);
@@ -151,6 +166,9 @@ impl<'a> Forward<'a> {
         };
         blocks.for_each_block(k, Steps { scores, update, accumulate });
         let (softmax, o) = self.merge(k, softmax, o);
+        if let Some(partials) = &self.params.partials {
+            return self.store_partials(k, partials, &softmax, &o);
+        }
         let finished = softmax.finish(k, &o);
         self.store(k, &o, &finished.lse);
     }
@@ -281,7 +299,7 @@ impl<'a> Forward<'a> {
 
     /// Whether all of Q must have arrived before the first block is visited. Otherwise the first block waits
     /// for both.
-    fn waits_for_queries(&self) -> bool {
+    pub(super) fn waits_for_queries(&self) -> bool {
         self.plan.queries == QueryHome::Registers || self.plan.products == Order::ScoresAhead
     }
 
@@ -327,7 +345,7 @@ impl<'a> Forward<'a> {
         stepped(self.problem.extents(tensor)[2], self.problem.strides(tensor).row)
     }
 
-    fn rows_left(&self, k: &mut Builder, first: R32) -> R32 {
+    pub(super) fn rows_left(&self, k: &mut Builder, first: R32) -> R32 {
         k.sub(self.rows.seq_q, first)
     }
 }
@@ -357,8 +375,13 @@ fn cta_rows(
 }
 
 /// The CTA's row block. In a causal head the last row blocks, which see most keys, come first.
-fn row_block(k: &mut Builder, grid: Grid, band: &KeyBand) -> R32 {
-    let (index, count) = match grid {
+fn row_block(k: &mut Builder, plan: &MmaPlan, band: &KeyBand) -> R32 {
+    if plan.splits > 1 {
+        let [block, blocks, _] = row_block_and_split(k, plan);
+        let last = k.sub(blocks, 1);
+        return if band.is_full() { block } else { k.sub(last, block) };
+    }
+    let (index, count) = match plan.tile_order {
         Grid::RowsFirst => (SpecialReg::CtaidX, SpecialReg::NctaidX),
         Grid::HeadsFirst => (SpecialReg::CtaidZ, SpecialReg::NctaidZ),
     };
@@ -372,7 +395,7 @@ fn row_block(k: &mut Builder, grid: Grid, band: &KeyBand) -> R32 {
 }
 
 /// The CTA's query head and batch entry.
-fn head_and_batch(k: &mut Builder, grid: Grid) -> [R32; 2] {
+pub(super) fn head_and_batch(k: &mut Builder, grid: Grid) -> [R32; 2] {
     match grid {
         Grid::RowsFirst => [SpecialReg::CtaidY, SpecialReg::CtaidZ],
         Grid::HeadsFirst => [SpecialReg::CtaidX, SpecialReg::CtaidY],

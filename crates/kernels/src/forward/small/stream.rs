@@ -38,7 +38,8 @@ impl Forward<'_> {
         }
         let mask = Masker::new(k, &self.params.band, &self.threads, &self.rows, WARP_ROWS, self.plan.block_n);
         let softmax = self.softmax(k);
-        let walk = Walk { from: tile.from(), full_from: own.lower.map(|lower| lower.full_from), end, masked };
+        let walk =
+            Walk { from: tile.from(), full_from: own.lower.and_then(|lower| lower.full_from), end, masked };
         main_loop.attend_once(k, &walk, &TileRows { mask: &mask, softmax: &softmax });
         (softmax, main_loop.o)
     }
