@@ -224,7 +224,7 @@ impl MmaPlan {
             let fits = dim.is_multiple_of(8) && (8..=256).contains(&dim);
             accept(what, dim as u64, fits, "multiples of 8 from 8 to 256")?;
         }
-        check_lengths(problem, self.block_m)
+        check_lengths(problem, self.block_m, 1)
     }
 
     fn check_genes(&self, problem: &Problem) -> Result<(), PlanError> {
@@ -262,7 +262,7 @@ impl MmaPlan {
     }
 
     fn check_grid(&self, problem: &Problem) -> Result<(), PlanError> {
-        let [rows, batch] = row_blocks(problem, self.block_m);
+        let [rows, batch] = row_blocks(problem, self.block_m, 1);
         let heads = problem.heads_q as u64;
         let limits = match self.tile_order {
             Grid::RowsFirst => [("row blocks", rows, 1 << 30), ("heads_q", heads, Arch::GRID_YZ)],
@@ -282,7 +282,7 @@ impl MmaPlan {
 
 /// Number of CTAs with `rows` query rows each.
 fn ctas(problem: &Problem, rows: u32) -> usize {
-    let [tiles, batch] = row_blocks(problem, rows);
+    let [tiles, batch] = row_blocks(problem, rows, 1);
     (tiles * batch) as usize * problem.heads_q
 }
 
