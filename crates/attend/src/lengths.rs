@@ -3,7 +3,7 @@
 
 use problem::Tensor;
 use ptx::{Builder, CmpOp, Global, R32};
-use tile::divide;
+use tile::{Locate, Spans, WorkTile, divide};
 
 /// Where the lengths of one side, the queries or the keys and values, come from.
 #[derive(Clone, Copy, Debug)]
@@ -108,27 +108,42 @@ impl Lengths {
         Sequence { batch, q, kv }
     }
 
-    /// The sequence of a tile of `rows` query rows, and the tile's first row in the sequence. `tile` is the index
-    /// among the tiles of batch entry `batch`, or among all tiles if the queries are packed.
+    /// The sequence of a tile of `rows` query rows, and the tile's index in the sequence. `tile` is the index
+    /// among the tiles of batch entry `batch`, or among all tiles if the queries are packed. With pack-GQA a
+    /// position has `heads` rows. For a tile without rows, both lengths and the index are 0.
     ///
-    /// Packed sequence `b` owns the tiles from `⌊start_b / rows⌋ + b` on. It needs `⌈length / rows⌉` tiles, at
-    /// most `⌊end_b / rows⌋ + 1 − ⌊start_b / rows⌋`, so the tiles of two sequences do not meet, and
-    /// [`Lengths::tile_count`] tiles suffice without a sum over the batch. A tile that no sequence needs begins at
-    /// or beyond the end of a sequence, or at a negative row before the first one.
-    pub fn tile(&self, k: &mut Builder, batch: R32, tile: R32, rows: u32) -> (Sequence, R32) {
+    /// Packed sequence `b` owns the tiles from `⌊start_b / rows⌋ + b` on (with starts counted in rows of
+    /// packed heads). It needs `⌈length / rows⌉` tiles, at most `⌊end_b / rows⌋ + 1 − ⌊start_b / rows⌋`, so the
+    /// tiles of two sequences do not meet, and [`Lengths::tile_count`] tiles suffice without a sum over the
+    /// batch. Some tiles are left over.
+    pub fn tile(&self, k: &mut Builder, batch: R32, tile: R32, rows: u32, heads: u32) -> (Sequence, R32) {
         let (batch, index) = match self.q.packed {
             None => (batch, tile),
-            Some(cumulative) => self.owner(k, cumulative, tile, rows),
+            Some(cumulative) => self.owner(k, cumulative, tile, (rows, heads)),
         };
-        (self.sequence(k, batch), k.mul(index, rows))
+        let mut sequence = self.sequence(k, batch);
+        let first = k.mul(index, rows);
+        let limit = times(k, sequence.q.len, heads);
+        let exists = k.setp_u(CmpOp::Lt, first, limit);
+        for len in [&mut sequence.q.len, &mut sequence.kv.len] {
+            *len = k.selp(*len, 0, exists);
+        }
+        (sequence, k.selp(index, 0, exists))
     }
 
     /// The batch entry that owns a tile of packed queries, and the tile's index in the sequence, by a binary
     /// search. Any contents of the array end the search at a batch entry.
-    fn owner(&self, k: &mut Builder, (cumulative, limit): (Global, R32), tile: R32, rows: u32) -> (R32, R32) {
+    fn owner(
+        &self,
+        k: &mut Builder,
+        (cumulative, limit): (Global, R32),
+        tile: R32,
+        (rows, heads): (u32, u32),
+    ) -> (R32, R32) {
         let first_tile = |k: &mut Builder, batch: R32| {
             let at = k.index(cumulative, batch, 4);
             let start = cut_element(k, at, limit);
+            let start = times(k, start, heads);
             let before = divide(k, start, rows);
             k.add(before, batch)
         };
@@ -157,6 +172,33 @@ impl Lengths {
     pub const fn tile_count(packed: u64, batch: u64, rows: u64) -> u64 {
         packed / rows + batch
     }
+}
+
+/// [`Lengths`] and the tiles for which a tile scheduler asks.
+#[derive(Clone, Copy, Debug)]
+pub struct SequenceTiles {
+    pub lengths: Lengths,
+    /// Rows of a tile.
+    pub rows: u32,
+    /// Rows of a position: the number of packed heads, or 1.
+    pub heads: u32,
+}
+
+impl Locate for SequenceTiles {
+    fn locate(&self, k: &mut Builder, tile: WorkTile) -> WorkTile {
+        let last = k.sub(self.lengths.batch, 1);
+        let batch = k.min_u(tile.batch, last);
+        let (sequence, row_block) = self.lengths.tile(k, batch, tile.row_block, self.rows, self.heads);
+        let [rows, reduced] = [sequence.q, sequence.kv].map(|SequenceRows { start, len }| {
+            let start = start.unwrap_or_else(|| k.mov(0));
+            [start, len]
+        });
+        WorkTile { row_block, batch: sequence.batch, spans: Some(Spans { rows, reduced }), ..tile }
+    }
+}
+
+fn times(k: &mut Builder, n: R32, by: u32) -> R32 {
+    if by == 1 { n } else { k.mul(n, by) }
 }
 
 /// The array element at `at`, cut to `0..=limit`.

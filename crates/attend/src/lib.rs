@@ -17,7 +17,7 @@ mod split;
 mod walk;
 
 pub use band::{After, Bound, Coverage, KeyBand, Lower, Masker, RowRange};
-pub use lengths::{Lengths, Sequence, SequenceRows, SideLengths};
+pub use lengths::{Lengths, Sequence, SequenceRows, SequenceTiles, SideLengths};
 pub use lse::{store_lse, store_lse_at};
 pub use packing::Packing;
 pub use score::{Softcap, Tanh};

@@ -8,7 +8,7 @@ use flashcore_check::launchfile::{Bound, Role};
 use kernels::{Arch, Family, LengthArray, Operand};
 use problem::{Band, Corner, DType, Layout, Problem, SideLengths};
 
-const FAMILIES: [Family; 1] = [Family::Mma];
+const FAMILIES: [Family; 2] = [Family::Mma, Family::Wgmma];
 
 /// A problem of four sequences of at most 100 queries and 130 keys, in tensors `[batch, row, head, dim]`.
 fn problem(dtype: DType, [heads_q, heads_kv]: [usize; 2], dim: usize) -> Problem {

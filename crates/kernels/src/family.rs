@@ -4,6 +4,7 @@ use problem::Problem;
 use ptx::Violations;
 
 use crate::Program;
+use crate::forward::lengths::row_blocks;
 use crate::forward::mma::MmaPlan;
 use crate::forward::small::SmallPlan;
 use crate::forward::wgmma::WgmmaPlan;
@@ -166,6 +167,7 @@ impl Plan {
 }
 
 /// Row tiles of `rows` rows over all heads.
-pub(crate) fn row_tiles(problem: &Problem, rows: usize) -> u64 {
-    (problem.seq_q.div_ceil(rows) * problem.batch * problem.heads_q) as u64
+pub(crate) fn row_tiles(problem: &Problem, rows: u32) -> u64 {
+    let [tiles, batch] = row_blocks(problem, rows, 1);
+    tiles * batch * problem.heads_q as u64
 }

@@ -41,7 +41,7 @@ impl MmaPlan {
     }
 
     fn launch(&self, problem: &Problem) -> Launch {
-        let [rows, batch] = row_blocks(problem, self.block_m).map(|n| n as u32);
+        let [rows, batch] = row_blocks(problem, self.block_m, 1).map(|n| n as u32);
         let rows = rows * self.splits;
         let heads = problem.heads_q as u32;
         Launch {
@@ -368,9 +368,10 @@ fn cta_rows(
         return (RowRange { first: k.mul(row_block, plan.block_m), ..all }, None);
     };
     let [_, batch] = head_and_batch(k, plan.tile_order);
-    let (sequence, first) = lengths.tile(k, batch, row_block, plan.block_m);
-    let empty = k.setp_u(CmpOp::Ge, first, sequence.q.len);
+    let (sequence, index) = lengths.tile(k, batch, row_block, plan.block_m, 1);
+    let empty = k.setp_u(CmpOp::Eq, sequence.q.len, 0);
     k.exit_if(empty);
+    let first = k.mul(index, plan.block_m);
     (RowRange { first, seq_q: sequence.q.len, seq_kv: sequence.kv.len, ..all }, Some(sequence))
 }
 

@@ -247,7 +247,7 @@ impl MmaPlan {
             let fits = dim.is_multiple_of(8) && (8..=256).contains(&dim);
             accept(what, dim as u64, fits, "multiples of 8 from 8 to 256")?;
         }
-        check_lengths(problem, self.block_m)
+        check_lengths(problem, self.block_m, 1)
     }
 
     fn check_genes(&self, problem: &Problem) -> Result<(), PlanError> {
@@ -299,7 +299,7 @@ impl MmaPlan {
     }
 
     fn check_grid(&self, problem: &Problem) -> Result<(), PlanError> {
-        let [rows, batch] = row_blocks(problem, self.block_m);
+        let [rows, batch] = row_blocks(problem, self.block_m, 1);
         let rows = rows * u64::from(self.splits);
         let heads = problem.heads_q as u64;
         let limits = match self.tile_order {
@@ -333,7 +333,7 @@ pub(super) fn default_splits(problem: &Problem, rows: u32, arch: &Arch) -> u32 {
 
 /// Number of CTAs with `rows` query rows each.
 fn ctas(problem: &Problem, rows: u32) -> usize {
-    let [tiles, batch] = row_blocks(problem, rows);
+    let [tiles, batch] = row_blocks(problem, rows, 1);
     (tiles * batch) as usize * problem.heads_q
 }
 

@@ -72,8 +72,13 @@ impl WgmmaPlan {
             return plan; // its resource use may overflow
         }
         plan = plan.filled(problem);
-        if plan.blank_warpgroups(problem) {
+        let uneven = !problem.lengths.is_even();
+        if plan.blank_warpgroups(problem) || uneven {
             plan.ends = Ends::Own;
+        }
+        if uneven {
+            // The producer reads the lengths ahead of the consumers.
+            plan.handout = Handout::Dynamic;
         }
         while plan.block_n > 16 && plan.check_resources(problem, arch).is_err() {
             plan.block_n -= 16;
@@ -86,6 +91,11 @@ impl WgmmaPlan {
     pub(crate) fn fitted(mut self, problem: &Problem) -> WgmmaPlan {
         if problem.dtype != DType::Bf16 || problem.pass.lse() {
             self.sums = Sums::Lanes;
+        }
+        if !problem.lengths.is_even() {
+            self.cluster = 1;
+            self.tail = Tail::Whole;
+            self.store = Store::Direct;
         }
         self.rescale = self.rescale.within(problem.dtype, self.sums);
         if self.store == Store::Bulk && self.check_bulk_store(problem).is_err() {

@@ -14,7 +14,7 @@ use crate::{Arch, Features, PlanError};
 
 impl FamilyPlan for WgmmaPlan {
     fn features() -> Features {
-        Features { lengths: false, sink: false, programs: false }
+        Features { lengths: true, sink: false, programs: false }
     }
 
     fn default_for(problem: &Problem, arch: &Arch) -> WgmmaPlan {
