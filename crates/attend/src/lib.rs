@@ -11,6 +11,7 @@ mod band;
 mod lse;
 mod packing;
 mod score;
+mod sinks;
 mod softmax;
 mod split;
 mod walk;
@@ -18,7 +19,8 @@ mod walk;
 pub use band::{After, Bound, Coverage, KeyBand, Lower, Masker, RowRange};
 pub use lse::{store_lse, store_lse_at};
 pub use packing::Packing;
-pub use score::Softcap;
+pub use score::{ProgramParams, RowPrograms, ScorePrograms, Softcap, TableParams};
+pub use sinks::Sinks;
 pub use softmax::{
     Chains, DeferredRescale, Finished, LaneMaxima, OnlineSoftmax, Rescale, SpeculativeMax, Sums,
 };

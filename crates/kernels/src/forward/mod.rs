@@ -3,5 +3,6 @@
 pub(crate) mod contract;
 pub mod mma;
 pub(crate) mod packing;
+pub(crate) mod programs;
 pub mod small;
 pub mod wgmma;

@@ -1,8 +1,8 @@
 //! The generator of the `mma` family.
 
 use attend::{
-    Block, Bound, KeyBand, KvPipeline, Masker, OnlineSoftmax, Order, RowRange, Softcap, Steps, Stream,
-    store_lse,
+    Block, Bound, KeyBand, KvPipeline, Masker, OnlineSoftmax, Order, RowRange, ScorePrograms, Sinks, Softcap,
+    Steps, Stream, store_lse,
 };
 use problem::{Problem, Tensor};
 use ptx::{Builder, Dim3, F32, Global, Half, Launch, Pointer, R32, R64, Shared, SpecialReg, Violations};
@@ -16,6 +16,7 @@ use crate::contract::{Contract, Step};
 use crate::forward::contract::{
     declare_band, declare_head_strides, declare_softcap, factor, half, lse_of_row, stepped,
 };
+use crate::forward::programs::declare_programs;
 
 const ENTRY: &str = "flash_forward_mma";
 
@@ -71,6 +72,8 @@ struct Params {
     factor: F32,
     band: KeyBand,
     softcap: Option<Softcap>,
+    programs: Option<ScorePrograms>,
+    sinks: Option<Global>,
 }
 
 impl Params {
@@ -89,6 +92,8 @@ impl Params {
             factor: c.f32(k, "scale_log2e", factor(problem)),
             band: declare_band(k, c, problem),
             softcap: declare_softcap(k, c, problem),
+            programs: declare_programs(k, c, problem, false),
+            sinks: c.sinks(k),
         }
     }
 }
@@ -127,11 +132,18 @@ impl<'a> Forward<'a> {
         let o = AccTile::zero(k, plan.warp_rows(), self.problem.head_dim_v as u32);
         let mask = Masker::new(k, &self.params.band, &self.threads, rows, plan.warp_rows(), plan.warp_keys());
         let softmax = OnlineSoftmax::new(k, self.half, plan.rescale, self.params.factor, plan.warp_rows());
+        let programs = self.params.programs.as_ref().map(|programs| {
+            let at = head_and_batch(k, plan.tile_order);
+            programs.for_rows(k, &self.threads, rows, (plan.warp_rows(), plan.warp_keys()), at)
+        });
         let scores = |k: &mut Builder, block: &Block| {
             let key = block.key(k);
             let s = mma_abt(k, &q, &key); //                     S = Q Kᵀ
             if let Some(softcap) = &self.params.softcap {
                 softcap.apply(k, &s); //                         S = tanh(S·c')
+            }
+            if let Some(programs) = &programs {
+                programs.apply(k, &s, block.origin, block.coverage); // S = score(S)
             }
             mask.apply(k, &s, block.origin, block.coverage);
             s
@@ -146,7 +158,11 @@ impl<'a> Forward<'a> {
         };
         blocks.for_each_block(k, Steps { scores, update, accumulate });
         let (softmax, o) = self.merge(k, softmax, o);
-        let finished = softmax.finish(k, &o);
+        let sinks = self.params.sinks.map(|start| {
+            let [head, _] = head_and_batch(k, plan.tile_order);
+            Sinks::load(k, start, head, &self.threads, rows, plan.warp_rows())
+        });
+        let finished = softmax.finish(k, &o, sinks.as_ref());
         self.store(k, &o, &finished.lse);
     }
 
