@@ -12,6 +12,7 @@ mod lengths;
 mod lse;
 mod packing;
 mod score;
+mod sinks;
 mod softmax;
 mod split;
 mod walk;
@@ -20,7 +21,8 @@ pub use band::{After, Bound, Coverage, KeyBand, Lower, Masker, RowRange};
 pub use lengths::{Lengths, Sequence, SequenceRows, SequenceTiles, SideLengths};
 pub use lse::{store_lse, store_lse_at};
 pub use packing::Packing;
-pub use score::{Softcap, Tanh};
+pub use score::{ProgramParams, RowPrograms, ScorePrograms, Softcap, TableParams, Tanh};
+pub use sinks::Sinks;
 pub use softmax::{
     Chains, DeferredRescale, Finished, LaneMaxima, OnlineSoftmax, Rescale, SpeculativeMax, Sums,
 };

@@ -175,19 +175,24 @@ pub(crate) fn lse_of_row(
     Global { base: k.mad(index, 4, lse.base), offset: lse.offset }
 }
 
-/// The scale of the softmax input, which lies between −1 and 1 if logits are capped.
+/// The scale of the softmax input, which lies between −1 and 1 if logits are capped, and is the logit itself
+/// after a score program.
 fn softmax_factor(problem: &Problem) -> f64 {
+    if problem.programs.score.is_some() {
+        return 1.0;
+    }
     f64::from(problem.score.softcap.unwrap_or(problem.softmax_scale().abs()))
 }
 
 /// `|scale| · log2 e`, or 1 for a scale of 0, for which Q is cleared; `softcap · log2 e` where logits are
-/// capped.
+/// capped, and `log2 e` after a score program.
 pub(crate) fn factor(problem: &Problem) -> f32 {
     let scale = softmax_factor(problem);
     if scale == 0.0 { 1.0 } else { (scale * std::f64::consts::LOG2_E) as f32 }
 }
 
-/// `|scale| · log2 e`, or `softcap · log2 e` if logits are capped. A scale of zero is replaced by a factor so
+/// `|scale| · log2 e`, `softcap · log2 e` if logits are capped, or `log2 e` after a score program. A scale of
+/// zero is replaced by a factor so
 /// small that all scores have equal weight, while masked scores stay −∞.
 pub(crate) fn unsigned_factor(problem: &Problem) -> f32 {
     let scale = softmax_factor(problem);

@@ -4,5 +4,6 @@ pub(crate) mod contract;
 pub(crate) mod lengths;
 pub mod mma;
 pub(crate) mod packing;
+pub(crate) mod programs;
 pub mod small;
 pub mod wgmma;

@@ -1,8 +1,8 @@
 //! The generator of the `mma` family.
 
 use attend::{
-    Block, Bound, KeyBand, KvPipeline, Lengths, Masker, OnlineSoftmax, Order, Partials, RowRange, Sequence,
-    Softcap, Steps, Stream, store_lse,
+    Block, Bound, KeyBand, KvPipeline, Lengths, Masker, OnlineSoftmax, Order, Partials, RowRange,
+    ScorePrograms, Sequence, Sinks, Softcap, Steps, Stream, store_lse,
 };
 use problem::{Problem, Tensor};
 use ptx::{
@@ -22,6 +22,7 @@ use crate::forward::contract::{
     declare_band, declare_head_strides, declare_softcap, factor, half, lse_of_row, stepped,
 };
 use crate::forward::lengths::{blocks_divide, declare_lengths, row_blocks};
+use crate::forward::programs::declare_programs;
 
 const ENTRY: &str = "flash_forward_mma";
 
@@ -84,6 +85,8 @@ struct Params {
     factor: F32,
     band: KeyBand,
     softcap: Option<Softcap>,
+    programs: Option<ScorePrograms>,
+    sinks: Option<Global>,
 }
 
 impl Params {
@@ -110,6 +113,9 @@ impl Params {
             factor: c.f32(k, "scale_log2e", factor(problem)),
             band: declare_band(k, c, problem),
             softcap: declare_softcap(k, c, problem, plan.tanh),
+            programs: declare_programs(k, c, problem, false),
+            // Where keys are divided over CTAs, the merge adds the sinks.
+            sinks: if splits == 1 { c.sinks(k) } else { None },
         }
     }
 }
@@ -147,11 +153,18 @@ impl<'a> Forward<'a> {
         let o = AccTile::zero(k, plan.warp_rows(), self.problem.head_dim_v as u32);
         let mask = Masker::new(k, &self.params.band, &self.threads, rows, plan.warp_rows(), plan.warp_keys());
         let softmax = OnlineSoftmax::new(k, self.half, plan.rescale, self.params.factor, plan.warp_rows());
+        let programs = self.params.programs.as_ref().map(|programs| {
+            let at = head_and_batch(k, plan.tile_order);
+            programs.for_rows(k, &self.threads, rows, (plan.warp_rows(), plan.warp_keys()), at)
+        });
         let scores = |k: &mut Builder, block: &Block| {
             let key = block.key(k);
             let s = mma_abt(k, &q, &key); //                     S = Q Kᵀ
             if let Some(softcap) = &self.params.softcap {
                 softcap.apply(k, &s); //                         S = tanh(S·c')
+            }
+            if let Some(programs) = &programs {
+                programs.apply(k, &s, block.origin, block.coverage); // S = score(S)
             }
             mask.apply(k, &s, block.origin, block.coverage);
             s
@@ -169,7 +182,11 @@ impl<'a> Forward<'a> {
         if let Some(partials) = &self.params.partials {
             return self.store_partials(k, partials, &softmax, &o);
         }
-        let finished = softmax.finish(k, &o);
+        let sinks = self.params.sinks.map(|start| {
+            let [head, _] = head_and_batch(k, plan.tile_order);
+            Sinks::load(k, start, head, &self.threads, rows, plan.warp_rows())
+        });
+        let finished = softmax.finish(k, &o, sinks.as_ref());
         self.store(k, &o, &finished.lse);
     }
 

@@ -15,7 +15,7 @@ use crate::{Arch, Features, PlanError};
 
 impl FamilyPlan for MmaPlan {
     fn features() -> Features {
-        Features { lengths: true, sink: false, programs: false }
+        Features { lengths: true, sink: true, programs: true }
     }
 
     fn default_for(problem: &Problem, arch: &Arch) -> MmaPlan {

@@ -14,7 +14,7 @@ use crate::{Arch, Features, PlanError};
 
 impl FamilyPlan for SmallPlan {
     fn features() -> Features {
-        Features { lengths: false, sink: false, programs: false }
+        Features { lengths: false, sink: true, programs: true }
     }
 
     fn default_for(problem: &Problem, arch: &Arch) -> SmallPlan {

@@ -2,8 +2,8 @@
 //! `rows.rs`; results are stored in `store.rs`.
 
 use attend::{
-    KeyBand, Lengths, MainLoop, Masker, OnlineSoftmax, Rescale, SequenceTiles, SharedProbs, Skips, Softcap,
-    SpeculativeMax, StreamKMerge, Sums, TileRows, Tiles,
+    KeyBand, Lengths, MainLoop, Masker, OnlineSoftmax, Rescale, ScorePrograms, SequenceTiles, SharedProbs,
+    Sinks, Skips, Softcap, SpeculativeMax, StreamKMerge, Sums, TileRows, Tiles,
 };
 use problem::{Problem, Tensor};
 use ptx::{
@@ -24,6 +24,7 @@ use crate::forward::contract::{
     declare_band, declare_head_strides, declare_map, declare_softcap, half, unsigned_factor,
 };
 use crate::forward::lengths::{batch_rows, declare_lengths, is_packed};
+use crate::forward::programs::declare_programs;
 
 const ENTRY: &str = "flash_forward_wgmma";
 /// The tensors that are loaded through tensor maps.
@@ -151,6 +152,8 @@ pub(super) struct Params {
     pub(super) factor: F32,
     pub(super) band: KeyBand,
     pub(super) softcap: Option<Softcap>,
+    programs: Option<ScorePrograms>,
+    sinks: Option<Global>,
 }
 
 impl Params {
@@ -214,6 +217,8 @@ impl Params {
             factor,
             band: declare_band(k, c, problem),
             softcap: declare_softcap(k, c, problem, plan.tanh),
+            programs: declare_programs(k, c, problem, plan.packed_heads(problem) > 1),
+            sinks: c.sinks(k),
         }
     }
 }
@@ -381,7 +386,11 @@ impl<'a> Forward<'a> {
             let mask =
                 Masker::new(k, &self.params.band, &consumer.threads, &rows, 16, plan.block_n).by_bits();
             let softmax = self.softmax(k);
-            let tile_rows = TileRows { mask: &mask, softmax: &softmax };
+            let programs = self.params.programs.as_ref().map(|programs| {
+                let at = [tile.head, tile.batch];
+                programs.for_rows(k, &consumer.threads, &rows, (16, plan.block_n), at)
+            });
+            let tile_rows = TileRows { mask: &mask, softmax: &softmax, programs: programs.as_ref() };
             let more = main_loop.attend(k, &walk, &tile_rows, |k| {
                 let more = tiles.advance(k);
                 if plan.tiles == Tiles::Overlapped {
@@ -391,7 +400,11 @@ impl<'a> Forward<'a> {
             });
             let o = softmax.take_sums(k, &main_loop.o);
             self.if_complete(k, consumer, tile, &softmax, &o, |k| {
-                let finished = softmax.finish(k, &o); //                      O / l, LSE = m + ln l
+                let sinks = self
+                    .params
+                    .sinks
+                    .map(|start| Sinks::load(k, start, tile.head, &consumer.threads, &rows, 16));
+                let finished = softmax.finish(k, &o, sinks.as_ref()); //      O / l, LSE = m + ln l
                 match &bulk {
                     None => self.store(k, consumer, tile, &rows, &o),
                     Some(bulk) => self.store_bulk(k, bulk, consumer, tile, &rows, &o),

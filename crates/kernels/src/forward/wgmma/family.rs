@@ -14,7 +14,7 @@ use crate::{Arch, Features, PlanError};
 
 impl FamilyPlan for WgmmaPlan {
     fn features() -> Features {
-        Features { lengths: true, sink: false, programs: false }
+        Features { lengths: true, sink: true, programs: true }
     }
 
     fn default_for(problem: &Problem, arch: &Arch) -> WgmmaPlan {
