@@ -85,7 +85,7 @@ fn problem(score: Option<Expr>, mask: Option<Expr>) -> Problem {
 fn verdict(family: Family, emitted: &Problem, judged: &Problem) -> Verdict {
     let plan = family.default_for(emitted, &Arch::SM_90).unwrap();
     let step = kernels::emit(emitted, &plan, &Arch::SM_90).unwrap();
-    let bound = Bound::of_step(step, judged);
+    let bound = Bound::of_program(step, judged);
     check_kernel(&bound, &once(1)).unwrap().verdict
 }
 

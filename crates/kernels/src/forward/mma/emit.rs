@@ -154,7 +154,7 @@ impl<'a> Forward<'a> {
         let mask = Masker::new(k, &self.params.band, &self.threads, rows, plan.warp_rows(), plan.warp_keys());
         let softmax = OnlineSoftmax::new(k, self.half, plan.rescale, self.params.factor, plan.warp_rows());
         let programs = self.params.programs.as_ref().map(|programs| {
-            let at = head_and_batch(k, plan.tile_order);
+            let at = self.head_and_batch(k);
             programs.for_rows(k, &self.threads, rows, (plan.warp_rows(), plan.warp_keys()), at)
         });
         let scores = |k: &mut Builder, block: &Block| {
@@ -183,7 +183,7 @@ impl<'a> Forward<'a> {
             return self.store_partials(k, partials, &softmax, &o);
         }
         let sinks = self.params.sinks.map(|start| {
-            let [head, _] = head_and_batch(k, plan.tile_order);
+            let [head, _] = self.head_and_batch(k);
             Sinks::load(k, start, head, &self.threads, rows, plan.warp_rows())
         });
         let finished = softmax.finish(k, &o, sinks.as_ref());
@@ -337,17 +337,22 @@ impl<'a> Forward<'a> {
         }
     }
 
+    /// The CTA's query head and batch entry.
+    fn head_and_batch(&self, k: &mut Builder) -> [R32; 2] {
+        let [head, batch] = head_and_batch(k, self.plan.tile_order);
+        [head, self.sequence.map_or(batch, |sequence| sequence.batch)]
+    }
+
     /// Start of the CTA's head in a tensor. Recomputed at each use, so that it occupies no registers in
     /// between.
     fn head(&self, k: &mut Builder, tensor: Tensor) -> Global {
         let (start, batch_bytes, head_bytes) = self.params.tensors[tensor as usize];
-        let [head, batch] = head_and_batch(k, self.plan.tile_order);
+        let [head, batch] = self.head_and_batch(k);
         let head = match tensor {
             Tensor::K | Tensor::V => divide(k, head, self.problem.group_size() as u32),
             Tensor::Q | Tensor::Out => head,
         };
         // Packed tensors have a batch stride of 0.
-        let batch = self.sequence.map_or(batch, |sequence| sequence.batch);
         let [batch, head] = [batch, head].map(|n| k.zext(n));
         let of_batch = k.mad(batch, batch_bytes, start.base);
         let of_head = k.mad(head, head_bytes, of_batch);
