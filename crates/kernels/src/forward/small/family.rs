@@ -5,11 +5,10 @@ use ptx::Violations;
 use serde_json::{Value, json};
 
 use super::SmallPlan;
-use crate::Program;
 use crate::family::{FamilyPlan, row_tiles};
 use crate::genes::Turn::{Down, Up};
 use crate::genes::{BLOCK_N, CLUSTER, Gene, PACKING, RESIDENT_CTAS, STAGES, TURNS};
-use crate::{Arch, PlanError};
+use crate::{Arch, PlanError, Program};
 
 impl FamilyPlan for SmallPlan {
     fn default_for(problem: &Problem, arch: &Arch) -> SmallPlan {
