@@ -216,8 +216,8 @@ pub fn forecast(
     predict(&subject(kernel, launch, traces, resources), gpu)
 }
 
-/// Predicts the time of each kernel of `whole` from recorded CTAs of the kernels of `bound`, which do the same
-/// work per CTA.
+/// Predicts the time of each kernel of `whole` from recorded CTAs of the kernels of `bound`, which do the
+/// same work per CTA.
 ///
 /// # Errors
 /// When the machine cannot run a kernel.

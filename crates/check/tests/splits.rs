@@ -1,5 +1,5 @@
-//! The gate on forward passes whose keys several CTAs divide: the kernel of partial results and the merge pass
-//! together, and a fault in either is rejected.
+//! The gate on forward passes whose keys several CTAs divide: the kernel of partial results and the merge
+//! pass together, and a fault in either is rejected.
 
 use attend::Order;
 use emu::{Emulator, Options, Schedule};
@@ -9,8 +9,11 @@ use flashcore_check::gate::{
     CheckReport, Feed, Settings, Verdict, bind, check_family, check_kernel, torture, trial,
 };
 use flashcore_check::launchfile::{Bound, Role};
+use flashcore_check::{forecast, study};
 use kernels::forward::mma::{Grid, MmaPlan, QueryHome};
+use kernels::select::{self, TunedTable};
 use kernels::{Arch, Plan};
+use predict::machine::A100;
 use problem::{Band, Corner, DType, Layout, Problem};
 use ptx::{BinaryOp, Imm, Instruction, Item, Kernel, Op, Operand, Statement, Type, UnaryOp};
 use tile::CopyMode;
@@ -74,8 +77,8 @@ fn every_plan_passes_the_torture_set() {
     }
 }
 
-/// Windows, softcaps, grouped heads, head dims without a power of two, and lengths that no block divides: with
-/// more splits than blocks, and with splits that see no key of some rows.
+/// Windows, softcaps, grouped heads, head dims without a power of two, and lengths that no block divides:
+/// with more splits than blocks, and with splits that see no key of some rows.
 #[test]
 fn bands_and_scores_pass_on_ragged_shapes() {
     let window = |before, after| Band { before: Some(before), after, corner: Corner::BottomRight };
@@ -124,6 +127,58 @@ fn results_are_bitwise_equal_under_every_schedule() {
         });
         assert!(outputs.iter().all(|output| *output == outputs[0]), "{plan:?}");
     }
+}
+
+/// Where rows are few and keys many, and nowhere else.
+#[test]
+fn defaults_divide_the_keys_of_few_rows() {
+    let splits = |heads, rows, keys, arch: &Arch| {
+        let problem = Problem::new(1, heads, rows, 128, DType::F16).with_seq_kv(keys, Layout::Bhsd);
+        match Plan::default_for(&problem, arch).unwrap() {
+            Plan::Mma(plan) => plan.splits,
+            _ => 1,
+        }
+    };
+    for (arch, expected) in [(Arch::SM_80, 13), (Arch::SM_90, 16)] {
+        assert_eq!(splits(8, 1, 65_536, &arch), expected);
+        assert_eq!(splits(8, 1, 1024, &arch), 4, "256 keys a split");
+        assert_eq!(splits(1, 1, 65_536, &arch), 32, "the most");
+        assert_eq!(splits(8, 1, 300, &arch), 1, "few keys");
+        assert_eq!(splits(64, 1, 65_536, &arch), 1, "many heads");
+        assert_eq!(splits(8, 4096, 4096, &arch), 1, "many rows");
+    }
+    // The keys that the rows see count.
+    let window = Band { before: Some(100), after: Some(0), corner: Corner::BottomRight };
+    let problem = Problem::new(1, 8, 1, 128, DType::F16).with_seq_kv(65_536, Layout::Bhsd).with_band(window);
+    assert_eq!(MmaPlan::default_for(&problem.canonical(), &Arch::SM_80).splits, 1);
+    let device = select::Device { name: "unknown", arch: Arch::SM_80 };
+    let problem = problem.with_band(Band::FULL);
+    let choice = select::choose(&problem, &device, &TunedTable::default()).unwrap();
+    assert!(choice.why.last().unwrap().contains("over 13 CTAs"), "{:?}", choice.why);
+}
+
+/// The time of a program is the sum of its kernels' times, and the findings are those of both.
+#[test]
+fn a_forecast_covers_both_kernels() {
+    let problem = Problem::new(1, 8, 1, 64, DType::F16).with_seq_kv(1024, Layout::Bhsd);
+    let forecast = |splits| {
+        let arch = Arch::SM_80;
+        let plan = Plan::Mma(MmaPlan { splits, ..MmaPlan::default_for(&problem, &arch) });
+        let bound = bind(&plan, &problem, &arch).unwrap();
+        let resources = forecast::resources(&bound, None).unwrap();
+        forecast::of_kernel(&plan, &problem, &bound, &resources, &A100, &arch, 1).unwrap()
+    };
+    let (whole, split) = (forecast(1), forecast(4));
+    let us: Vec<f64> = split.steps.iter().map(|step| step.us).collect();
+    assert_eq!((whole.steps.len(), us.len()), (1, 2));
+    assert!((split.prediction.us - us.iter().sum::<f64>()).abs() < 1e-9 && us.iter().all(|&us| us > 0.0));
+    assert!(split.prediction.us < whole.prediction.us, "{us:?} {}", whole.prediction.us);
+    let shares: f64 = split.prediction.split.iter().map(|(_, share)| share).sum();
+    assert!((shares - 1.0).abs() < 1e-6, "{shares}");
+    let (_, lines) = study::diagnose_steps(&split.bound, &split.recorded, &split.steps, &[]);
+    let merge = split.bound.then[0].module.function("flash_forward_merge").unwrap();
+    let first = merge.body.iter().flat_map(|body| &body.statements).find_map(instruction).unwrap().line;
+    assert!(lines.iter().any(|cost| cost.line >= first) && lines.iter().any(|cost| cost.line < first));
 }
 
 #[test]

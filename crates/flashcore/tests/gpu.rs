@@ -420,7 +420,8 @@ fn programs() {
     let gpu = Gpu::open(0).unwrap();
     let problem = Problem::new(1, 2, 3, 16, DType::F16).with_lse(true);
     let problem = Problem { seq_kv: 200, ..problem }.with_layout(Layout::Bhsd);
-    let plan = MmaPlan { splits: 3, block_n: 32, kv_warps: 1, ..MmaPlan::default_for(&problem, gpu.arch()) };
+    let default = MmaPlan::default_for(&problem, gpu.arch());
+    let plan = MmaPlan { splits: 3, block_m: 64, block_n: 32, warps: 4, kv_warps: 1, ..default };
     let prepared = gpu.prepare(&problem, Some(&Plan::Mma(plan))).unwrap();
     let stream = Stream::new(gpu.context()).unwrap();
     let (k, v) = (ramp(2 * 200 * 16, 5), ramp(2 * 200 * 16, 11));

@@ -3,14 +3,13 @@
 use problem::Problem;
 use ptx::Violations;
 
-use crate::Program;
 use crate::forward::lengths::row_blocks;
 use crate::forward::mma::MmaPlan;
 use crate::forward::small::SmallPlan;
 use crate::forward::wgmma::WgmmaPlan;
 use crate::genes::Gene;
 use crate::ladder::RungPlan;
-use crate::{Arch, Features, KernelError, Plan, PlanError};
+use crate::{Arch, Features, KernelError, Plan, PlanError, Program};
 
 /// A family of kernels, implemented by its plan. Problems are [canonical](Problem::canonical).
 pub(crate) trait FamilyPlan {
@@ -143,9 +142,9 @@ impl Family {
 
 impl Plan {
     /// A good plan for the problem on the architecture, where nothing was measured: on sm_90 the first of
-    /// `small`, `wgmma` and `mma` that computes it and suits its grid. Where rows are few and keys many, `mma`
-    /// comes first with [`splits`](crate::forward::mma::MmaPlan::splits): it alone divides the keys over more
-    /// CTAs than a cluster has.
+    /// `small`, `wgmma` and `mma` that computes it and suits its grid. Where rows are few and keys many,
+    /// `mma` comes first with [`splits`](crate::forward::mma::MmaPlan::splits): it alone divides the keys
+    /// over more CTAs than a cluster has.
     ///
     /// # Errors
     /// When the problem cannot be stated or no family computes it.

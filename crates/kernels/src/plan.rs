@@ -1,12 +1,11 @@
 use problem::Problem;
 use serde::{Deserialize, Serialize};
 
-use crate::Program;
 use crate::forward::mma::MmaPlan;
 use crate::forward::small::SmallPlan;
 use crate::forward::wgmma::WgmmaPlan;
 use crate::ladder::RungPlan;
-use crate::{Arch, Features, KernelError, PlanError};
+use crate::{Arch, Features, KernelError, PlanError, Program};
 
 /// How a problem is computed: a kernel family and its genes. Pure data, and the only input of a generator
 /// besides the problem and the architecture.
@@ -51,9 +50,9 @@ impl Plan {
     }
 }
 
-/// Emits the kernels of a plan with their launch contracts, for the [canonical](Problem::canonical) form of the
-/// problem, so keys that no row sees cost nothing. Buffers of tensors and of the LSE have exactly the size
-/// that the problem's strides span.
+/// Emits the kernels of a plan with their launch contracts, for the [canonical](Problem::canonical) form of
+/// the problem, so keys that no row sees cost nothing. Buffers of tensors and of the LSE have exactly the
+/// size that the problem's strides span.
 ///
 /// # Errors
 ///

@@ -97,8 +97,8 @@ pub fn dissect(candidate: &Candidate, shape: &Shape, device: &str) -> Result<Ana
     }
 }
 
-/// Runs CTAs of `bound` and predicts for the launches of `whole`. `text` is the PTX source of a kernel that no
-/// generator emitted.
+/// Runs CTAs of `bound` and predicts for the launches of `whole`. `text` is the PTX source of a kernel that
+/// no generator emitted.
 fn examine(
     bound: &Bound,
     whole: &Bound,

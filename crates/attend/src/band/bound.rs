@@ -19,8 +19,8 @@ pub enum Coverage {
 /// narrower than a block, no block is full and `full_from` may exceed `full_to`.
 #[derive(Clone, Copy, Debug)]
 pub struct Bound {
-    /// The first block to visit, and the first block of which all rows see the first key; `None` where both are
-    /// 0.
+    /// The first block to visit, and the first block of which all rows see the first key; `None` where both
+    /// are 0.
     pub lower: Option<Lower>,
     /// All rows see the last key of the blocks below this one; `None` if that holds for all blocks.
     pub full: Option<R32>,
@@ -63,8 +63,8 @@ impl Bound {
         Bound { lower, end, ..self }
     }
 
-    /// The blocks of one of `splits` CTAs that divide them: parts of equal length in the order of the keys, of
-    /// which the last ones may be shorter or empty.
+    /// The blocks of one of `splits` CTAs that divide them: parts of equal length in the order of the keys,
+    /// of which the last ones may be shorter or empty.
     #[must_use]
     pub fn split(self, k: &mut Builder, index: R32, splits: u32) -> Bound {
         let count = k.sub(self.end, self.from());

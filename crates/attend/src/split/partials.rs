@@ -1,10 +1,10 @@
 //! Partial results of rows whose keys several CTAs divide: split-KV through global memory in two kernels
-//! (FlashDecoding, Dao et al. 2023). The first writes the partial results, the second merges them in the order
-//! of the splits, so the result is the same in every launch.
+//! (FlashDecoding, Dao et al. 2023). The first writes the partial results, the second merges them in the
+//! order of the splits, so the result is the same in every launch.
 //!
 //! A partial result is the unnormalised O, the row max and the sum. FlashDecoding writes the normalised O and
-//! the LSE instead. The weights of the merge are then differences of logarithms, whose roundoff grows with the
-//! logits: an LSE of 10⁴ has steps of 10⁻³.
+//! the LSE instead. The weights of the merge are then differences of logarithms, whose roundoff grows with
+//! the logits: an LSE of 10⁴ has steps of 10⁻³.
 
 use ptx::{Builder, CmpOp, F32, Global, Pointer, R32, R64};
 use tile::{AccTile, Threads};
@@ -17,7 +17,8 @@ use crate::softmax::{inverse, log_sum};
 pub struct Partials {
     /// Unnormalised O, f32, `[index][columns]`.
     pub out: Global,
-    /// Row max, in powers of two, and sum of the row, f32, `[index][2]`. The sum of a row that saw no key is 0.
+    /// Row max, in powers of two, and sum of the row, f32, `[index][2]`. The sum of a row that saw no key is
+    /// 0.
     pub statistics: Global,
     /// Columns of O: a multiple of 4.
     pub columns: u32,

@@ -147,8 +147,9 @@ struct Source {
 #[derive(Debug)]
 struct Place {
     memory: Memory,
-    /// Held while all kernels of a program are enqueued, so that no launch of another thread on the same queue
-    /// comes between them and overwrites their temporaries. Counters need none: every launch leaves them at 0.
+    /// Held while all kernels of a program are enqueued, so that no launch of another thread on the same
+    /// queue comes between them and overwrites their temporaries. Counters need none: every launch leaves
+    /// them at 0.
     turn: Mutex<()>,
 }
 

@@ -124,8 +124,8 @@ fn from(
     }
     why.push(match &default {
         Plan::Mma(plan) if plan.splits > 1 => format!(
-            "chosen: the family's default, which divides the keys of each row block over {} CTAs: rows are few \
-             and keys many",
+            "chosen: the family's default, which divides the keys of each row block over {} CTAs: rows are \
+             few and keys many",
             plan.splits
         ),
         _ => "chosen: the family's default".to_owned(),

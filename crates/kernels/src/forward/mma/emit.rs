@@ -15,14 +15,13 @@ use tile::{
 
 use super::plan::{Grid, MmaPlan, QueryHome};
 use super::split::{self, row_block_and_split};
-use crate::Arch;
-use crate::Program;
 use crate::contract::Contract;
 use crate::forward::contract::{
     declare_band, declare_head_strides, declare_softcap, factor, half, lse_of_row, stepped,
 };
 use crate::forward::lengths::{blocks_divide, declare_lengths, row_blocks};
 use crate::forward::programs::declare_programs;
+use crate::{Arch, Program};
 
 const ENTRY: &str = "flash_forward_mma";
 
@@ -73,8 +72,8 @@ pub(super) struct Forward<'a> {
 
 /// The kernel's parameters.
 struct Params {
-    /// For q, k, v and out: the start, and the strides in bytes of batch entries and of heads. Partial results
-    /// take the place of out and of the LSE.
+    /// For q, k, v and out: the start, and the strides in bytes of batch entries and of heads. Partial
+    /// results take the place of out and of the LSE.
     tensors: Vec<(Global, R64, R64)>,
     lse: Option<Global>,
     partials: Option<Partials>,

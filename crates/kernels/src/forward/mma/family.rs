@@ -6,12 +6,11 @@ use serde_json::{Value, json};
 
 use super::MmaPlan;
 use super::plan::default_splits;
-use crate::Program;
 use crate::family::FamilyPlan;
 use crate::forward::contract::{rescale_within, tanh_gene};
 use crate::genes::Turn::{Down, To, Up};
 use crate::genes::{BLOCK_N, Gene, PRODUCTS, RESIDENT_CTAS, STAGES};
-use crate::{Arch, Features, PlanError};
+use crate::{Arch, Features, PlanError, Program};
 
 impl FamilyPlan for MmaPlan {
     fn features() -> Features {

@@ -5,12 +5,11 @@ use ptx::Violations;
 use serde_json::{Value, json};
 
 use super::SmallPlan;
-use crate::Program;
 use crate::family::{FamilyPlan, row_tiles};
 use crate::forward::contract::tanh_gene;
 use crate::genes::Turn::{Down, Up};
 use crate::genes::{BLOCK_N, CLUSTER, Gene, PACKING, RESIDENT_CTAS, STAGES, TURNS};
-use crate::{Arch, Features, PlanError};
+use crate::{Arch, Features, PlanError, Program};
 
 impl FamilyPlan for SmallPlan {
     fn features() -> Features {

@@ -17,14 +17,13 @@ use tile::{
 };
 
 use super::plan::{Diagonal, Ends, Rescaling, Store, WgmmaPlan};
-use crate::Arch;
-use crate::Program;
 use crate::contract::Contract;
 use crate::forward::contract::{
     declare_band, declare_head_strides, declare_map, declare_softcap, half, unsigned_factor,
 };
 use crate::forward::lengths::{batch_rows, declare_lengths, is_packed};
 use crate::forward::programs::declare_programs;
+use crate::{Arch, Program};
 
 const ENTRY: &str = "flash_forward_wgmma";
 /// The tensors that are loaded through tensor maps.

@@ -5,12 +5,11 @@ use ptx::Violations;
 use serde_json::{Value, json};
 
 use super::WgmmaPlan;
-use crate::Program;
 use crate::family::{FamilyPlan, row_tiles};
 use crate::forward::contract::tanh_gene;
 use crate::genes::Turn::{Down, To, Up};
 use crate::genes::{BLOCK_N, CLUSTER, Gene, PACKING, PRODUCTS, RESIDENT_CTAS, STAGES, TURNS};
-use crate::{Arch, Features, PlanError};
+use crate::{Arch, Features, PlanError, Program};
 
 impl FamilyPlan for WgmmaPlan {
     fn features() -> Features {
