@@ -102,7 +102,7 @@ fn every_pair_of_features() {
     let isas: Vec<Isa> = everywhere().collect();
     let mut pairs = HashSet::new();
     let programs = || (0..draw::SCORES).flat_map(|score| (0..draw::MASKS).map(move |mask| (score, mask)));
-    for (seed, (score, mask)) in (0..3).flat_map(|_| programs()).enumerate() {
+    for (seed, (score, mask)) in (0..4).flat_map(|_| programs()).enumerate() {
         let case = Case::draw(seed as u64, score, mask);
         for (i, a) in case.features.iter().enumerate() {
             pairs.extend(case.features[i + 1..].iter().map(|b| (*a, *b)));
