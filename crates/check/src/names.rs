@@ -51,7 +51,21 @@ fn symbol(name: &str) -> Option<String> {
     let options = DemangleOptions::new().no_params().no_return_type().hide_expression_literal_types();
     let mut readable = Bounded(String::new());
     symbol.structured_demangle(&mut readable, &options).ok()?;
-    Some(readable.0 + str::from_utf8(tail).ok()?)
+    Some(without_parameters(readable.0) + str::from_utf8(tail).ok()?)
+}
+
+/// A name inside a function without the parameters of the function: `k(float*)::s` becomes `k::s`.
+fn without_parameters(mut name: String) -> String {
+    let Some(end) = name.rfind(")::") else { return name };
+    let mut depth = 0;
+    let opens = name[..=end].char_indices().rev().find(|&(_, c)| {
+        depth += i32::from(c == ')') - i32::from(c == '(');
+        depth == 0
+    });
+    if let Some((start, _)) = opens.filter(|&(start, _)| &name[start..=end] != "(anonymous namespace)") {
+        name.replace_range(start..=end, "");
+    }
+    name
 }
 
 #[cfg(test)]
@@ -66,6 +80,7 @@ mod tests {
             ("_ZZ1kIfLi64EEvPT_E1s[0x4]", "k<float, 64>::s[0x4]"),
             ("`_ZN4util3sumIfEET_S1_PS1_i` and `k`", "`util::sum<float>` and `k`"),
             ("_Z1kPf_param_0", "k_param_0"),
+            ("_ZN12_GLOBAL__N_11kEPFviE", "(anonymous namespace)::k"),
             ("no_Z1kPf _Zebra tile[0x8]", "no_Z1kPf _Zebra tile[0x8]"),
         ] {
             assert_eq!(demangle(mangled), readable);
