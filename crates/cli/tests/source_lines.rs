@@ -250,3 +250,41 @@ fn the_gpu_of_the_diagnosis_can_be_named() {
         assert!(code == Some(3) && error.contains(&expected), "{error}");
     }
 }
+
+/// The step of the guide's workflow that checks every kernel, run in a project of its own: with a kernel that
+/// fails the step fails, and both reports are there.
+#[test]
+#[cfg(unix)]
+fn the_guide_s_workflow_checks_a_project() {
+    let page = std::fs::read_to_string("../../docs/src/guide/check.md").unwrap();
+    let step = page.split_once("- name: Check each kernel that has a launch file\n").unwrap().1;
+    let script = step.split_once("run: |\n").unwrap().1.split_once("      - name:").unwrap().0;
+    let project = Folder::new("workflow");
+    std::fs::create_dir(project.0.join("kernels")).unwrap();
+    for (name, entry) in [("template_helper", "wrong"), ("trap", "right")] {
+        let made = kernel(name, entry);
+        for (from, to) in
+            [(format!("{name}.cu"), format!("{name}.cu")), ("launch.toml".into(), format!("{name}.toml"))]
+        {
+            std::fs::copy(made.0.join(from), project.0.join("kernels").join(to)).unwrap();
+        }
+    }
+    let command = Path::new(env!("CARGO_BIN_EXE_flashcore"));
+    let path = format!("{}:{}", command.parent().unwrap().display(), std::env::var("PATH").unwrap());
+    let mut shell = std::process::Command::new("bash");
+    let output = shell.args(["-e", "-c", script]).env("PATH", path).current_dir(&project.0).output().unwrap();
+    let error = text(&output.stderr);
+    assert_eq!(output.status.code(), Some(1), "{error}");
+    if error.contains("FLASHCORE_NVRTC") {
+        return; // CUDA C++ cannot be compiled here.
+    }
+    let read = |file: &str| std::fs::read_to_string(project.0.join("reports").join(file)).unwrap();
+    let log: Value = serde_json::from_str(&read("sarif/template_helper.sarif")).unwrap();
+    assert_eq!(faults(&log), [""; 0]);
+    let place = &log["runs"][0]["results"][0]["locations"][0]["physicalLocation"];
+    assert_eq!(place["artifactLocation"]["uri"], "kernels/template_helper.cu");
+    assert!(read("junit/template_helper.xml").contains("failures=\"1\""));
+    assert!(read("junit/trap.xml").contains("failures=\"0\""));
+    let log: Value = serde_json::from_str(&read("sarif/trap.sarif")).unwrap();
+    assert_eq!((faults(&log), &log["runs"][0]["results"]), (Vec::new(), &serde_json::json!([])));
+}
