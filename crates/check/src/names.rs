@@ -1,7 +1,9 @@
 //! Readable names: C++ names in messages as the source spells them.
 
 use std::borrow::Cow;
+use std::collections::BTreeSet;
 use std::fmt;
+use std::ops::Range;
 
 use cpp_demangle::{BorrowedSymbol, DemangleOptions};
 
@@ -25,24 +27,40 @@ impl fmt::Write for Bounded {
 /// The text with each mangled C++ name (Itanium ABI: `_Z…`) replaced by the name in the source, without
 /// parameters: `_ZZ3rowE7partial[0x0]` becomes `row::partial[0x0]`. What is no such name stays as it is.
 pub fn demangle(text: &str) -> Cow<'_, str> {
-    let belongs = |c: char| c.is_ascii_alphanumeric() || matches!(c, '_' | '$' | '.');
-    let mut readable = String::new();
-    let mut rest = text;
-    while let Some(at) = rest.find("_Z") {
-        let whole = !rest[..at].ends_with(belongs);
-        let end = rest[at..].find(|c| !belongs(c)).map_or(rest.len(), |length| at + length);
-        readable.push_str(&rest[..at]);
-        match symbol(&rest[at..end]).filter(|_| whole) {
-            Some(name) => readable.push_str(&name),
-            None => readable.push_str(&rest[at..end]),
-        }
-        rest = &rest[end..];
-    }
-    if readable.is_empty() {
+    let found = mangled(text);
+    if found.is_empty() {
         return Cow::Borrowed(text);
     }
-    readable.push_str(rest);
+    let (mut readable, mut after) = (String::new(), 0);
+    for (range, name) in found {
+        readable.push_str(&text[after..range.start]);
+        readable.push_str(&name);
+        after = range.end;
+    }
+    readable.push_str(&text[after..]);
     Cow::Owned(readable)
+}
+
+/// What the mangled names of a text are in the source, for messages whose names must be written as they are:
+/// ` (_Z1kPf is k)`. Empty if there are none.
+pub fn legend(text: &str) -> String {
+    let found = mangled(text).into_iter().map(|(range, name)| format!("{} is {name}", &text[range]));
+    let pairs: BTreeSet<String> = found.collect();
+    if pairs.is_empty() { String::new() } else { format!(" ({})", ptx::quote::list(pairs)) }
+}
+
+/// The mangled names of a text with their readable forms.
+fn mangled(text: &str) -> Vec<(Range<usize>, String)> {
+    let belongs = |c: char| c.is_ascii_alphanumeric() || matches!(c, '_' | '$' | '.');
+    let mut found = Vec::new();
+    let mut from = 0;
+    while let Some(at) = text[from..].find("_Z").map(|at| from + at) {
+        let end = text[at..].find(|c| !belongs(c)).map_or(text.len(), |length| at + length);
+        let whole = !text[..at].ends_with(belongs);
+        found.extend(symbol(&text[at..end]).filter(|_| whole).map(|name| (at..end, name)));
+        from = end;
+    }
+    found
 }
 
 /// The readable form of one mangled name. PTX appends words to names, as in `_Z1kPf_param_0`; these are kept.
@@ -85,6 +103,13 @@ mod tests {
         ] {
             assert_eq!(demangle(mangled), readable);
         }
+    }
+
+    #[test]
+    fn a_legend_explains_names_that_must_be_written_as_they_are() {
+        let said = "name one of: _Z1kIfEvPT_, _Z1kIdEvPT_, plain, _Z1kIfEvPT_";
+        assert_eq!(legend(said), " (_Z1kIdEvPT_ is k<double>, _Z1kIfEvPT_ is k<float>)");
+        assert_eq!(legend("name one of: a, b"), "");
     }
 
     /// Each template argument is twice as long as the one before.

@@ -251,6 +251,21 @@ fn the_gpu_of_the_diagnosis_can_be_named() {
     }
 }
 
+/// The name of an entry is given as the launch file must have it, and as the source spells it.
+#[test]
+fn entries_are_named_as_in_the_source() {
+    let folder = Folder::new("entries");
+    let entry = |name: &str| format!(".visible .entry {name}()\n{{\nret;\n}}\n");
+    let entries = entry("_Z1kIfEvPT_") + &entry("_Z1kIdEvPT_");
+    folder.write("k.ptx", &format!(".version 8.0\n.target sm_80\n.address_size 64\n{entries}"));
+    folder.write("launch.toml", "[launch]\ngrid = [1]\nblock = [32]\n");
+    let (code, _, error) = check(&folder, "k", &[]);
+    assert!(code == Some(3) && error.contains("_Z1kIfEvPT_ is k<float>"), "{error}");
+    folder.write("launch.toml", "[launch]\nentry = \"_Z1kIfEvPT_\"\ngrid = [1]\nblock = [32]\n");
+    let output = folder.run(&["explain", "k.ptx", "--launch", "launch.toml"]);
+    assert!(text(&output.stdout).starts_with("k<float>: passed"), "{}", text(&output.stdout));
+}
+
 /// The step of the guide's workflow that checks every kernel, run in a project of its own: with a kernel that
 /// fails the step fails, and both reports are there.
 #[test]
