@@ -62,10 +62,11 @@ pub fn causes(hazards: &[Hazard], sources: &Sources) -> Vec<Cause> {
     for hazard in hazards {
         let lines = (sources.line(hazard.line), hazard.other_line.and_then(|line| sources.line(line)));
         let other = hazard.other_line.map(|line| spot(line, &lines.1));
-        // Two accesses race in either order.
+        let symmetric = matches!(hazard.kind, HazardKind::Race | HazardKind::WarpOrder);
         let key = match (spot(hazard.line, &lines.0), other) {
-            (a, Some(b)) => (hazard.kind, general(a.clone().min(b.clone()), hazard), Some(a.max(b))),
-            (a, None) => (hazard.kind, general(a, hazard), None),
+            // Two accesses race in either order.
+            (a, Some(b)) if symmetric && a > b => (hazard.kind, general(b, hazard), Some(a)),
+            (a, other) => (hazard.kind, general(a, hazard), other),
         };
         let pair = (hazard.line, hazard.other_line);
         if let Some(&at) = known.get(&key) {
