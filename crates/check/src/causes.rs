@@ -10,8 +10,8 @@ use serde::Serialize;
 use crate::names::demangle;
 use crate::sources::{SourceLine, Sources};
 
-/// One cause: hazards of one kind at one pair of source lines. Without line information, at one pair of PTX
-/// lines.
+/// One cause: hazards of one kind at one pair of source lines. Without line information: hazards of one kind
+/// on one variable with one line of the other access. If there is no other access, their messages are equal.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Cause {
     /// `race`, `uninitialised_read`, ….
@@ -40,11 +40,16 @@ pub struct Cause {
     pub ptx_lines: Vec<(u32, Option<u32>)>,
 }
 
-/// The place of a cause, by which hazards are grouped.
+/// The place of a hazard, by which hazards are grouped.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 enum Spot {
-    Ptx(u32),
     Source(String, u32),
+    Ptx(u32),
+    /// Any PTX line where this happens to this variable.
+    Any {
+        variable: String,
+        message: String,
+    },
 }
 
 /// The causes of some hazards, the worst first. A cause that can have another one as its consequence comes
@@ -56,11 +61,12 @@ pub fn causes(hazards: &[Hazard], sources: &Sources) -> Vec<Cause> {
     let mut known: HashMap<(HazardKind, Spot, Option<Spot>), usize> = HashMap::new();
     for hazard in hazards {
         let lines = (sources.line(hazard.line), hazard.other_line.and_then(|line| sources.line(line)));
-        let spots = (spot(hazard.line, &lines.0), hazard.other_line.map(|line| spot(line, &lines.1)));
-        let key = match spots {
+        let other = hazard.other_line.map(|line| spot(line, &lines.1));
+        let symmetric = matches!(hazard.kind, HazardKind::Race | HazardKind::WarpOrder);
+        let key = match (spot(hazard.line, &lines.0), other) {
             // Two accesses race in either order.
-            (a, Some(b)) if a > b => (hazard.kind, b, Some(a)),
-            (a, b) => (hazard.kind, a, b),
+            (a, Some(b)) if symmetric && a > b => (hazard.kind, general(b, hazard), Some(a)),
+            (a, other) => (hazard.kind, general(a, hazard), other),
         };
         let pair = (hazard.line, hazard.other_line);
         if let Some(&at) = known.get(&key) {
@@ -101,21 +107,31 @@ fn spot(ptx_line: u32, source: &Option<SourceLine>) -> Spot {
     }
 }
 
+/// Without a source line nothing says which PTX lines belong together, so what happens decides.
+fn general(spot: Spot, hazard: &Hazard) -> Spot {
+    match spot {
+        Spot::Source(..) | Spot::Any { .. } => spot,
+        Spot::Ptx(_) => Spot::Any {
+            variable: hazard.place.as_ref().map_or_else(String::new, |place| place.name.clone()),
+            message: if hazard.other_line.is_none() { hazard.message.clone() } else { String::new() },
+        },
+    }
+}
+
 /// The order of kinds: first what can have the others as its consequences.
 const fn rank(kind: HazardKind) -> u32 {
     match kind {
         HazardKind::OutOfBounds | HazardKind::Misaligned => 0,
-        HazardKind::TransactionMismatch
-        | HazardKind::MissingProxyFence
+        HazardKind::TransactionMismatch | HazardKind::RegisterPool => 1,
+        HazardKind::MissingProxyFence
         | HazardKind::MissingWgmmaFence
         | HazardKind::AsyncNotWaited
-        | HazardKind::RegisterPool
-        | HazardKind::BeforeGridWait => 1,
-        HazardKind::BarrierDivergence => 2,
-        HazardKind::Race | HazardKind::NonCoherentRead | HazardKind::WarpOrder => 3,
-        HazardKind::AssertionFailed | HazardKind::Trap | HazardKind::Deadlock => 4,
-        HazardKind::UninitialisedRead | HazardKind::UnwrittenOutput => 5,
-        HazardKind::UnpromisedAlignment => 6,
+        | HazardKind::BeforeGridWait => 2,
+        HazardKind::BarrierDivergence => 3,
+        HazardKind::Race | HazardKind::NonCoherentRead | HazardKind::WarpOrder => 4,
+        HazardKind::AssertionFailed | HazardKind::Trap | HazardKind::Deadlock => 5,
+        HazardKind::UninitialisedRead | HazardKind::UnwrittenOutput => 6,
+        HazardKind::UnpromisedAlignment => 7,
     }
 }
 
@@ -133,6 +149,9 @@ fn cure(hazard: &Hazard) -> &'static str {
         }
         HazardKind::Deadlock => {
             "let every thread arrive that the barrier counts, and every flag be set that a loop waits for"
+        }
+        HazardKind::AsyncNotWaited if hazard.message.contains("wgmma") => {
+            "wait for the product (wgmma.wait_group) before its registers or its memory are used again"
         }
         HazardKind::AsyncNotWaited => {
             "wait for the copy (cp.async.wait_group, or the mbarrier's phase) before its memory is used again"
@@ -231,8 +250,10 @@ mod tests {
         );
         assert!(causes[0].cure.contains("__syncthreads()"), "{}", causes[0].cure);
         assert_eq!(causes[0].other_source.as_ref().unwrap().name(), "a.cu:6");
-        // Without line information each pair of PTX lines is a cause.
-        let plain = ptx.replace(".loc", "//");
-        assert_eq!(super::causes(&hazards, &Sources::from(plain)).len(), 4);
+        // Without line information the line of the other access tells races on one variable apart.
+        let plain = Sources::from(ptx.replace(".loc", "//"));
+        let shown: Vec<_> = super::causes(&hazards, &plain).iter().map(|c| c.ptx_lines.clone()).collect();
+        let racing = vec![(6, Some(9)), (7, Some(9)), (9, Some(6))];
+        assert_eq!(shown, [racing, vec![(6, Some(7))], vec![(9, None)]]);
     }
 }

@@ -1,7 +1,9 @@
 //! Readable names: C++ names in messages as the source spells them.
 
 use std::borrow::Cow;
+use std::collections::BTreeSet;
 use std::fmt;
+use std::ops::Range;
 
 use cpp_demangle::{BorrowedSymbol, DemangleOptions};
 
@@ -25,24 +27,40 @@ impl fmt::Write for Bounded {
 /// The text with each mangled C++ name (Itanium ABI: `_Z…`) replaced by the name in the source, without
 /// parameters: `_ZZ3rowE7partial[0x0]` becomes `row::partial[0x0]`. What is no such name stays as it is.
 pub fn demangle(text: &str) -> Cow<'_, str> {
-    let belongs = |c: char| c.is_ascii_alphanumeric() || matches!(c, '_' | '$' | '.');
-    let mut readable = String::new();
-    let mut rest = text;
-    while let Some(at) = rest.find("_Z") {
-        let whole = !rest[..at].ends_with(belongs);
-        let end = rest[at..].find(|c| !belongs(c)).map_or(rest.len(), |length| at + length);
-        readable.push_str(&rest[..at]);
-        match symbol(&rest[at..end]).filter(|_| whole) {
-            Some(name) => readable.push_str(&name),
-            None => readable.push_str(&rest[at..end]),
-        }
-        rest = &rest[end..];
-    }
-    if readable.is_empty() {
+    let found = mangled(text);
+    if found.is_empty() {
         return Cow::Borrowed(text);
     }
-    readable.push_str(rest);
+    let (mut readable, mut after) = (String::new(), 0);
+    for (range, name) in found {
+        readable.push_str(&text[after..range.start]);
+        readable.push_str(&name);
+        after = range.end;
+    }
+    readable.push_str(&text[after..]);
     Cow::Owned(readable)
+}
+
+/// What the mangled names of a text are in the source, for messages whose names must be written as they are:
+/// ` (_Z1kPf is k)`. Empty if there are none.
+pub fn legend(text: &str) -> String {
+    let found = mangled(text).into_iter().map(|(range, name)| format!("{} is {name}", &text[range]));
+    let pairs: BTreeSet<String> = found.collect();
+    if pairs.is_empty() { String::new() } else { format!(" ({})", ptx::quote::list(pairs)) }
+}
+
+/// The mangled names of a text with their readable forms.
+fn mangled(text: &str) -> Vec<(Range<usize>, String)> {
+    let belongs = |c: char| c.is_ascii_alphanumeric() || matches!(c, '_' | '$' | '.');
+    let mut found = Vec::new();
+    let mut from = 0;
+    while let Some(at) = text[from..].find("_Z").map(|at| from + at) {
+        let end = text[at..].find(|c| !belongs(c)).map_or(text.len(), |length| at + length);
+        let whole = !text[..at].ends_with(belongs);
+        found.extend(symbol(&text[at..end]).filter(|_| whole).map(|name| (at..end, name)));
+        from = end;
+    }
+    found
 }
 
 /// The readable form of one mangled name. PTX appends words to names, as in `_Z1kPf_param_0`; these are kept.
@@ -51,7 +69,21 @@ fn symbol(name: &str) -> Option<String> {
     let options = DemangleOptions::new().no_params().no_return_type().hide_expression_literal_types();
     let mut readable = Bounded(String::new());
     symbol.structured_demangle(&mut readable, &options).ok()?;
-    Some(readable.0 + str::from_utf8(tail).ok()?)
+    Some(without_parameters(readable.0) + str::from_utf8(tail).ok()?)
+}
+
+/// A name inside a function without the parameters of the function: `k(float*)::s` becomes `k::s`.
+fn without_parameters(mut name: String) -> String {
+    let Some(end) = name.rfind(")::") else { return name };
+    let mut depth = 0;
+    let opens = name[..=end].char_indices().rev().find(|&(_, c)| {
+        depth += i32::from(c == ')') - i32::from(c == '(');
+        depth == 0
+    });
+    if let Some((start, _)) = opens.filter(|&(start, _)| &name[start..=end] != "(anonymous namespace)") {
+        name.replace_range(start..=end, "");
+    }
+    name
 }
 
 #[cfg(test)]
@@ -66,10 +98,18 @@ mod tests {
             ("_ZZ1kIfLi64EEvPT_E1s[0x4]", "k<float, 64>::s[0x4]"),
             ("`_ZN4util3sumIfEET_S1_PS1_i` and `k`", "`util::sum<float>` and `k`"),
             ("_Z1kPf_param_0", "k_param_0"),
+            ("_ZN12_GLOBAL__N_11kEPFviE", "(anonymous namespace)::k"),
             ("no_Z1kPf _Zebra tile[0x8]", "no_Z1kPf _Zebra tile[0x8]"),
         ] {
             assert_eq!(demangle(mangled), readable);
         }
+    }
+
+    #[test]
+    fn a_legend_explains_names_that_must_be_written_as_they_are() {
+        let said = "name one of: _Z1kIfEvPT_, _Z1kIdEvPT_, plain, _Z1kIfEvPT_";
+        assert_eq!(legend(said), " (_Z1kIdEvPT_ is k<double>, _Z1kIfEvPT_ is k<float>)");
+        assert_eq!(legend("name one of: a, b"), "");
     }
 
     /// Each template argument is twice as long as the one before.

@@ -122,7 +122,7 @@ pub enum CliError {
     #[error(transparent)]
     Contestant(#[from] bench::gpu::ContestantError),
     /// A launch file that cannot be used, or a kernel that it cannot launch.
-    #[error("{path}: {error}")]
+    #[error("{path}: {error}{}", check::names::legend(&error.to_string()))]
     Launch { path: PathBuf, error: Box<check::launchfile::LaunchError> },
     /// An option that only applies to the other kind of device.
     #[error(

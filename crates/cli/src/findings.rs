@@ -106,6 +106,14 @@ fn print_cause(out: &mut Out, cause: &Cause) -> Result<(), CliError> {
     if let Some(line) = cause.other_line {
         print_line(out, line, &cause.other_text, &cause.other_source)?;
     }
+    if cause.ptx_lines.len() > 1 {
+        let lines: std::collections::BTreeSet<u32> = cause.ptx_lines.iter().map(|(line, _)| *line).collect();
+        let lines = quote::list(lines.iter().map(u32::to_string));
+        match cause.other_line {
+            Some(_) => writeln!(out, "     {} pairs of PTX lines, from {lines}", cause.ptx_lines.len())?,
+            None => writeln!(out, "     PTX lines {lines}")?,
+        }
+    }
     writeln!(out, "     cure: {}", cause.cure)?;
     Ok(())
 }

@@ -307,6 +307,15 @@ fn progress_leaves_logs_alone() {
     let output = folder.run(&["lab", "microbench", "--emulator", "--only", "bar.sync", "--out", "m.json"]);
     assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
     assert!(!text(&output.stderr).contains(['\r', '\x1b']), "{:?}", text(&output.stderr));
+    // A check that takes long says after a second where it is.
+    let endless = folder.write("endless.ptx", &format!("{HEAD}.visible .entry k()\n{{\nL: bra L;\n}}\n"));
+    let launch = folder.write("none.toml", NO_ARGUMENTS);
+    let check = ["check", &endless, "--launch", &launch, "--timeout", "3"];
+    let output = folder.run(&check);
+    assert_eq!(output.status.code(), Some(2), "{}", text(&output.stdout));
+    assert!(text(&output.stderr).starts_with("flashcore: run 1 of "), "{:?}", text(&output.stderr));
+    let output = folder.run(&[&check[..], &["--quiet"]].concat());
+    assert_eq!(text(&output.stderr), "");
 }
 
 /// A server that is stopped at the end of the test, and its address.

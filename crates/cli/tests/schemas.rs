@@ -123,6 +123,15 @@ fn every_output_fits_its_schema() {
     let racy = folder.write("racy.ptx", &racy);
     held.run(&folder, "check", &["check", &ptx, "--launch", &launch, "--quick"]);
     held.run(&folder, "check", &["check", &racy, "--launch", &launch, "--quick"]);
+    // A kernel with line information.
+    let cuda = corpus("../cuda/warp_specialised.cu");
+    let source = std::fs::read_to_string(&cuda).unwrap();
+    let spec: Vec<&str> = source.lines().filter_map(|line| line.strip_prefix("//! ")).collect();
+    let spec = spec.join("\n").replacen("[launch]", "[launch]\nentry = \"wrong\"", 1);
+    let (lined, spec) = (cuda.replace(".cu", ".ptx"), folder.write("lined.toml", &spec));
+    held.run(&folder, "check", &["check", &lined, "--launch", &spec]);
+    held.run(&folder, "check", &["check", &lined, "--launch", &spec, "--lines"]);
+    held.run(&folder, "explain", &["explain", &lined, "--launch", &spec]);
     held.run(&folder, "explain", &["explain", &ptx, "--launch", &launch]);
     held.run(&folder, "explain", &["explain", &ptx, "--launch", &launch, "--against", &racy]);
     held.run(&folder, "explain-problem", &["explain", "--problem", "1,8,512,64,f16", "--device", "h200"]);

@@ -24,6 +24,8 @@ const EXAMPLES: &[(&str, &[&str])] = &[
             "flashcore check kernel.ptx --launch kernel.toml",
             "flashcore check kernel.cu --launch kernel.toml --sm 90a --keep-ptx kernel.ptx",
             "flashcore check kernel.ptx --launch kernel.toml --require-coverage 100 --json",
+            "flashcore check kernel.cu --launch kernel.toml --sarif kernel.sarif --junit kernel.xml",
+            "flashcore check kernel.cu --launch kernel.toml --coverage --gpu H100",
             "flashcore check - --launch kernel.toml < kernel.ptx",
         ],
     ),
