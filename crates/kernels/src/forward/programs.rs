@@ -25,7 +25,8 @@ pub(crate) fn declare_programs(
     let reads = |predicate: &dyn Fn(&Op) -> bool| programs.all().any(|program| program.any(predicate));
     let factor = c.f32(k, "logit_factor", logit_factor(problem));
     let floats = (0..).zip(&programs.floats).map(|(i, &value)| {
-        reads(&|op| *op == Op::Input(Input::FloatParameter(i))).then(|| c.f32(k, &format!("float_{i}"), value))
+        reads(&|op| *op == Op::Input(Input::FloatParameter(i)))
+            .then(|| c.f32(k, &format!("float_{i}"), value))
     });
     let floats = floats.collect();
     let ints = (0..).zip(&programs.ints).map(|(i, &value)| {
@@ -57,8 +58,7 @@ fn declare_table(k: &mut Builder, c: &mut Contract<'_>, number: u8, table: &Tabl
     });
     let strides = strides.collect();
     let lasts = table.extents.iter().enumerate();
-    let lasts = lasts.map(|(dimension, &extent)| {
-        c.u32(k, &format!("table_{number}_last_{dimension}"), extent as u32 - 1)
-    });
+    let lasts = lasts
+        .map(|(dimension, &extent)| c.u32(k, &format!("table_{number}_last_{dimension}"), extent as u32 - 1));
     TableParams { start, dtype: table.dtype, strides, lasts: lasts.collect() }
 }

@@ -375,9 +375,10 @@ impl<'a> Forward<'a> {
             });
             let o = softmax.take_sums(k, &main_loop.o);
             self.if_complete(k, consumer, tile, &softmax, &o, |k| {
-                let sinks = self.params.sinks.map(|start| {
-                    Sinks::load(k, start, tile.head, &consumer.threads, &rows, 16)
-                });
+                let sinks = self
+                    .params
+                    .sinks
+                    .map(|start| Sinks::load(k, start, tile.head, &consumer.threads, &rows, 16));
                 let finished = softmax.finish(k, &o, sinks.as_ref()); //      O / l, LSE = m + ln l
                 match &bulk {
                     None => self.store(k, consumer, tile, &rows, &o),
