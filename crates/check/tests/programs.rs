@@ -4,14 +4,19 @@
 #[path = "common/programs.rs"]
 mod features;
 
+use attend::{Order, Packing, Rescale, Sums, Tiles};
 use emu::Schedule;
 use features::{FEATURES, Feature, draft};
 use flashcore_check::gate::inputs::Style;
 use flashcore_check::gate::{Settings, Verdict, bind, check_kernel};
 use flashcore_check::launchfile::Bound;
-use kernels::{Arch, Family};
+use kernels::forward::mma::{MmaPlan, QueryHome};
+use kernels::forward::small::{Merge, SmallPlan};
+use kernels::forward::wgmma::{Diagonal, Ends, Rescaling, WgmmaPlan};
+use kernels::{Arch, Family, Plan};
 use problem::program::library as lib;
 use problem::{Band, DType, Expr, Layout, Problem, Program, Programs, Table, TableType};
+use tile::{Handout, RowStore, Tail, Turns};
 
 const SCHEDULES: [Schedule; 3] = [Schedule::Late, Schedule::Early, Schedule::Random];
 /// A Hopper GPU with so few SMs that a CTA computes several tiles.
@@ -62,6 +67,123 @@ fn pairs_of_features_pass_in_every_family() {
             }
         }
     }
+}
+
+/// Plans with what defaults leave out: speculation, halved diagonals, overlapped tiles, skips, shared tails,
+/// clusters, keys divided among warps, packed heads.
+fn variants(problem: &Problem) -> Vec<Plan> {
+    let plain = WgmmaPlan {
+        consumers: 2,
+        block_n: 32,
+        rescale: Rescaling::Beyond(8),
+        turns: Turns::Free,
+        tiles: Tiles::InTurn,
+        sums: Sums::Lanes,
+        ends: Ends::Own,
+        handout: Handout::Static,
+        packing: Packing::Apart,
+        ..WgmmaPlan::default_for(problem, &SMALL)
+    };
+    let speculative = Rescaling::Speculative { beyond: 0, limit: 7 };
+    let wgmma = [
+        WgmmaPlan { rescale: speculative, tiles: Tiles::Overlapped, turns: Turns::PingPong, ..plain.clone() },
+        WgmmaPlan { rescale: speculative, sums: Sums::Product, ..plain.clone() },
+        WgmmaPlan { diagonal: Diagonal::Halved, tiles: Tiles::Overlapped, ..plain.clone() },
+        WgmmaPlan { cluster: 2, rescale: Rescaling::Always, ..plain.clone() },
+        WgmmaPlan { tail: Tail::Shared, ends: Ends::Common, block_n: 16, ..plain.clone() },
+        WgmmaPlan { packing: Packing::Packed, rescale: speculative, ..plain },
+    ];
+    let plain = SmallPlan {
+        row_warpgroups: 1,
+        packing: Packing::Apart,
+        cluster: 1,
+        kv_warpgroups: 1,
+        block_n: 256,
+        stages: 1,
+        rescale: Rescale::Always,
+        speculative: None,
+        turns: Turns::Free,
+        key_copies: 1,
+        qk_pieces: 1,
+        softmax_steps: 1,
+        pv_pieces: 1,
+        merge: Merge::Shares,
+        store: RowStore::Pairs,
+        resident_ctas: 1,
+        ..SmallPlan::default_for(problem, &SMALL)
+    };
+    let streamed = SmallPlan { block_n: 32, stages: 2, ..plain.clone() };
+    let small = [
+        SmallPlan {
+            block_n: 128,
+            cluster: 2,
+            merge: Merge::PeerFirst,
+            qk_pieces: 2,
+            softmax_steps: 2,
+            ..plain
+        },
+        SmallPlan { cluster: 2, kv_warpgroups: 2, ..streamed.clone() },
+        SmallPlan { row_warpgroups: 2, speculative: Some(7), block_n: 16, ..streamed.clone() },
+        SmallPlan { row_warpgroups: 2, turns: Turns::PingPong, ..streamed.clone() },
+        SmallPlan { packing: Packing::Packed, ..streamed },
+    ];
+    let plain = MmaPlan {
+        block_m: 32,
+        block_n: 64,
+        warps: 4,
+        kv_warps: 2,
+        stages: 2,
+        queries: QueryHome::Shared,
+        resident_ctas: None,
+        ..MmaPlan::default_for(problem, &SMALL)
+    };
+    let mma = [
+        MmaPlan { products: Order::InTurn, ..plain.clone() },
+        MmaPlan { products: Order::ScoresAhead, block_m: 16, kv_warps: 4, ..plain },
+    ];
+    let mma = mma.into_iter().map(Plan::Mma);
+    mma.chain(wgmma.into_iter().map(Plan::Wgmma)).chain(small.into_iter().map(Plan::Small)).collect()
+}
+
+#[test]
+fn variants_of_plans_pass() {
+    let named = |names: [&str; 3]| {
+        let of_name = |name: &str| FEATURES.iter().find(|feature| feature.name == name).unwrap();
+        names.map(of_name)
+    };
+    let sets = [["alibi", "causal", "sink"], ["bias", "mask", "sink"], ["document", "softcap", "sink"]];
+    let mut ran = [0; 13];
+    for (i, features) in sets.map(named).iter().enumerate() {
+        let by_lanes = Problem::new(1, 8, 70, 64, DType::Bf16)
+            .with_seq_kv(150, Layout::Bshd)
+            .with_heads_kv(2, Layout::Bshd);
+        let problem = draft(by_lanes, features);
+        for (j, plan) in variants(&problem).into_iter().enumerate() {
+            // Products compute the sums of problems without the LSE only.
+            let lse = !matches!(&plan, Plan::Wgmma(plan) if plan.sums == Sums::Product);
+            let problem = problem.clone().with_lse(lse);
+            match plan.check(&problem, &SMALL) {
+                Ok(()) => {}
+                Err(reason) => {
+                    assert!(reason.to_string().contains("mask"), "{plan:?}: {reason}");
+                    continue;
+                }
+            }
+            ran[j] += 1;
+            let bound = bind(&plan, &problem, &SMALL).unwrap();
+            let runs = [Style::Normal, Style::Rising, Style::NonFinite];
+            let runs = runs.map(|style| (style, (i + j) as u64, SCHEDULES[(i + j) % 3])).to_vec();
+            let report = check_kernel(&bound, &Settings { runs, ..once(0) }).unwrap();
+            assert_eq!(
+                report.verdict,
+                Verdict::Passed,
+                "{plan:?}\n{:?}\n{:?}",
+                report.reasons,
+                report.hazards
+            );
+        }
+    }
+    assert!(ran.iter().all(|&times| times > 0), "{ran:?}");
 }
 
 /// A problem with an expression as score or mask program, for four heads that share two key heads.
@@ -147,7 +269,7 @@ fn doubled_sinks(bound: &Bound) -> Bound {
     let mut sink: Option<String> = None;
     for line in text.lines() {
         lines.push(line.to_owned());
-        let words: Vec<&str> = line.split([' ', ',', ';']).filter(|word| !word.is_empty()).collect();
+        let words: Vec<&str> = line.split([' ', '\t', ',', ';']).filter(|word| !word.is_empty()).collect();
         match (words.as_slice(), &sink) {
             ([load, to, ..], _) if *load == "ld.global.nc.f32" => sink = Some((*to).to_owned()),
             ([_, to, from, ..], Some(loaded)) if from == loaded => {

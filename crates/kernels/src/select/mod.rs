@@ -87,6 +87,10 @@ fn from(
     problem: &Problem,
     device: &Device,
 ) -> Result<Choice, KernelError> {
+    if !problem.programs.is_empty() {
+        let why = vec!["chosen: the family's default, because rows state no programs".to_owned()];
+        return Ok(Choice { plan: default, source: Source::Default, why });
+    }
     let mut why = Vec::new();
     for kind in [Kind::Measured, Kind::Predicted] {
         let near = neighbours(problem, device, table, kind);

@@ -89,6 +89,13 @@ impl MmaPlan {
     pub fn default_for(problem: &Problem, arch: &Arch) -> MmaPlan {
         let dim = problem.head_dim.max(problem.head_dim_v);
         let (block_m, block_n, warps) = tile_shape(dim, problem.band, arch);
+        // Programs and, beside a window, sinks need registers: with more keys, these shapes spill.
+        let windowed = !problem.band.is_full() && !problem.band.is_causal();
+        let block_n = match block_n {
+            _ if !problem.programs.is_empty() => (block_n / 2).next_multiple_of(16),
+            128 if problem.score.sink && windowed => 96,
+            _ => block_n,
+        };
         let small = ctas(problem, block_m) < arch.multiprocessors as usize;
         let (block_m, warps) = if small { (64, 4) } else { (block_m, warps) };
         let kv_warps = if small { kv_warps(problem, arch) } else { 1 };

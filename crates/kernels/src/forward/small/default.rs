@@ -164,7 +164,9 @@ impl SmallPlan {
         let base = SmallPlan {
             stages: 2,
             rescale: Rescale::Beyond(8),
-            speculative: matches!(wave, Wave::Four | Wave::More).then_some(12),
+            // Beside programs, the code of a block's second computation spills.
+            speculative: (matches!(wave, Wave::Four | Wave::More) && problem.programs.is_empty())
+                .then_some(12),
             pv_pieces: 1,
             ..self.clone()
         };

@@ -17,6 +17,10 @@ impl WgmmaPlan {
         let dim = problem.head_dim.max(problem.head_dim_v);
         let speculative = Rescaling::Speculative { beyond: 8, limit: 15 };
         let lazy = Rescaling::Beyond(8);
+        // Beside programs, and beside sinks with a window, a speculative softmax spills: a block has code for its
+        // second computation. So do 128 keys at narrow head dims.
+        let programs = !problem.programs.is_empty();
+        let crowded = programs || problem.score.sink && !causal && !problem.band.is_full();
         let base = WgmmaPlan {
             consumers: 2,
             resident_ctas: 1,
@@ -30,7 +34,7 @@ impl WgmmaPlan {
             queries_ahead: 0,
             store: Store::Direct,
             turns: Turns::Free,
-            rescale: speculative,
+            rescale: if crowded { lazy } else { speculative },
             exps_by_fma: 0,
             probabilities: Probabilities::Registers,
             chains: Chains { max: 2, sum: 1 },
@@ -50,7 +54,11 @@ impl WgmmaPlan {
             }
             (..=64, _) => WgmmaPlan {
                 consumers: 3,
-                block_n: if causal { 96 } else { 128 },
+                block_n: match (causal, crowded) {
+                    (true, _) => 96,
+                    (false, true) => 112,
+                    (false, false) => 128,
+                },
                 stages: 3,
                 tiles: Tiles::Overlapped,
                 turns: Turns::PingPong,
