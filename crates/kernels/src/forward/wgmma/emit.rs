@@ -11,8 +11,8 @@ use ptx::{
     Violations,
 };
 use tile::{
-    AccTile, BulkStore, COUNTER_BYTES, Cluster, Consumer, Handout, Locate, Ones, OperandTile, PingPong, Pipeline,
-    Products, Roles, SharedMatrix, StreamK, SwizzledTile, Tail, TileBroadcast, TileGrid, TileRing,
+    AccTile, BulkStore, COUNTER_BYTES, Cluster, Consumer, Handout, Locate, Ones, OperandTile, PingPong,
+    Pipeline, Products, Roles, SharedMatrix, StreamK, SwizzledTile, Tail, TileBroadcast, TileGrid, TileRing,
     TileScheduler, TileStream, Turns, WarpRows, WarpgroupVote, WorkTile,
 };
 
