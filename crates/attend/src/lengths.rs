@@ -113,9 +113,9 @@ impl Lengths {
     /// position has `heads` rows. For a tile without rows, both lengths and the index are 0.
     ///
     /// Packed sequence `b` owns the tiles from `⌊start_b / rows⌋ + b` on (with starts counted in rows of
-    /// packed heads). It needs `⌈length / rows⌉` tiles, at most `⌊end_b / rows⌋ + 1 − ⌊start_b / rows⌋`, so the
-    /// tiles of two sequences do not meet, and [`Lengths::tile_count`] tiles suffice without a sum over the
-    /// batch. Some tiles are left over.
+    /// packed heads). It needs `⌈length / rows⌉` tiles, at most `⌊end_b / rows⌋ + 1 − ⌊start_b / rows⌋`.
+    /// Therefore the tiles of two sequences do not meet, and [`Lengths::tile_count`] tiles suffice without a
+    /// sum over the batch. Some tiles are left over.
     pub fn tile(&self, k: &mut Builder, batch: R32, tile: R32, rows: u32, heads: u32) -> (Sequence, R32) {
         let (batch, index) = match self.q.packed {
             None => (batch, tile),

@@ -1,12 +1,13 @@
-//! The gate on uneven sequence lengths: kernels pass, and kernels that take a length or a start from the wrong
-//! place fail. No contents of the arrays lead a kernel outside its tensors.
+//! The gate on uneven sequence lengths: kernels pass, and kernels that take a length or a start from the
+//! wrong place fail. No contents of the arrays lead a kernel outside its tensors.
 
 use emu::{Buffer, HazardKind, Options};
 use flashcore_check::gate::inputs::Style;
 use flashcore_check::gate::{Feed, Settings, Verdict, bind, check_kernel};
 use flashcore_check::launchfile::{Bound, Role};
-use kernels::{Arch, Family, LengthArray, Operand};
+use kernels::{Arch, Family, LengthArray, Operand, Plan};
 use problem::{Band, Corner, DType, Layout, Problem, SideLengths};
+use serde_json::json;
 
 const FAMILIES: [Family; 2] = [Family::Mma, Family::Wgmma];
 
@@ -23,8 +24,8 @@ fn packed(rows: usize) -> SideLengths {
 
 const USED: SideLengths = SideLengths { packed: None, used: true };
 
-/// Every way to state lengths, every kind of band, group sizes 1, 5 and 8, head dims that fill a panel of shared
-/// memory and others.
+/// Every way to state lengths, every kind of band, group sizes 1, 5 and 8, head dims that fill a panel of
+/// shared memory and others.
 fn problems() -> Vec<(&'static str, Problem)> {
     let (f16, bf16) = (DType::F16, DType::Bf16);
     let with = |mut problem: Problem, q: SideLengths, kv: SideLengths, left_padded: bool| {
@@ -81,6 +82,42 @@ fn uneven_lengths_pass() {
             let report = check_kernel(&bound(family, &problem), &Settings::quick()).unwrap();
             assert_eq!(report.verdict, Verdict::Passed, "{family:?} {name}: {:?}", report.reasons);
         }
+    }
+}
+
+/// Schedules and packings of the `wgmma` family beside its defaults.
+#[test]
+fn uneven_lengths_pass_under_every_schedule() {
+    let problems = problems();
+    for (at, genes) in [
+        (0, json!({ "handout": "static", "tiles": "overlapped", "queries_ahead": 1 })),
+        (1, json!({ "handout": "grid", "consumers": 1, "packing": "apart", "turns": "free" })),
+        (1, json!({ "handout": "dynamic", "consumers": 1, "turns": "free", "diagonal": "halved" })),
+        (2, json!({ "handout": "folded", "tile_order": "in_order", "ends": "common" })),
+        (3, json!({ "handout": "static", "tile_order": "strided", "packing": "packed", "consumers": 2 })),
+        (6, json!({ "handout": "dynamic", "consumers": 2, "tiles": "overlapped", "products": "in_turn" })),
+    ] {
+        let (name, problem) = &problems[at];
+        let base = Family::Wgmma.default_for(problem, &Arch::SM_90).unwrap();
+        let mut plan = serde_json::to_value(&base).unwrap();
+        plan.as_object_mut().unwrap().extend(genes.as_object().unwrap().clone());
+        let plan: Plan = serde_json::from_value(plan).unwrap();
+        let bound = bind(&plan, problem, &Arch::SM_90).unwrap();
+        let report = check_kernel(&bound, &Settings::quick()).unwrap();
+        assert_eq!(report.verdict, Verdict::Passed, "{name} {genes}: {:?}", report.reasons);
+    }
+}
+
+#[test]
+fn plans_that_cannot_follow_uneven_lengths_are_refused() {
+    let (_, problem) = &problems()[2];
+    for (gene, value) in [("cluster", json!(2)), ("tail", json!("shared")), ("store", json!("bulk"))] {
+        let base = Family::Wgmma.default_for(problem, &Arch::SM_90).unwrap();
+        let mut plan = serde_json::to_value(&base).unwrap();
+        plan[gene] = value;
+        let plan: Plan = serde_json::from_value(plan).unwrap();
+        let refused = plan.check(problem, &Arch::SM_90).unwrap_err().to_string();
+        assert!(refused.contains(&format!("{gene} with uneven lengths")), "{refused}");
     }
 }
 
@@ -204,8 +241,8 @@ fn with_start_of_the_neighbour(text: &str, rows: &str) -> String {
     let cuts: Vec<&str> =
         text.lines().filter(|line| line.contains("min.s32") && line.ends_with(&rows)).map(result).collect();
     changed(text, |line| {
-        let pair = cuts.chunks(2).find(|pair| line.ends_with(&format!(" {};", pair[0])))?;
-        line.contains("cvt.u64.u32")
-            .then(|| line.replace(&format!(" {};", pair[0]), &format!(" {};", pair[1])))
+        let ends_with = |pair: &&[&str]| line.ends_with(&format!(" {}, {};", pair[1], pair[0]));
+        let pair = cuts.chunks_exact(2).find(ends_with).filter(|_| line.contains("sub.s32"))?;
+        Some(format!("{line}\n\tmov.b32 {}, {};", pair[0], pair[1]))
     })
 }

@@ -129,7 +129,9 @@ impl Case {
     }
 
     fn map(&mut self, name: &str, buffer: &str, rest: &[&str]) {
-        let [element, extents, strides, boxes, swizzle] = rest else { panic!("a map has five properties") };
+        let [element, extents, strides, boxes, swizzle, wraps @ ..] = rest else {
+            panic!("a map has five properties, and `wraps`")
+        };
         fn list<T: std::str::FromStr>(text: &str) -> Vec<T> {
             text.split(',').filter(|n| *n != "-").map(number).collect()
         }
@@ -157,7 +159,7 @@ impl Case {
             box_extents,
             swizzle,
             l2_promotion,
-            wraps: false,
+            wraps: !wraps.is_empty(),
         };
         self.kernel.tensor_maps.push(spec);
     }

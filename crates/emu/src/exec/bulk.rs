@@ -209,6 +209,34 @@ impl<'a> Env<'a> {
         Some(Box { spec, coordinates })
     }
 
+    /// The pieces of a box without those beyond its buffer. Only a map that wraps can reach there: the extents
+    /// of other maps were compared with the buffer before the launch.
+    pub(super) fn in_buffer(
+        &mut self,
+        warp: &Warp,
+        inst: &Inst,
+        lane: usize,
+        spec: &TensorMapSpec,
+        mut pieces: Vec<Piece>,
+    ) -> Vec<Piece> {
+        let size = self.context.global.regions[spec.buffer].bytes as u64;
+        let mut beyond = None;
+        for piece in pieces.iter_mut().filter(|piece| spec.wraps && piece.inside.0 < piece.inside.1) {
+            let [from, to] = [piece.inside.0, piece.inside.1].map(|at| piece.global.wrapping_add(at.into()));
+            if from > to || to > size {
+                beyond = beyond.or(Some(from));
+                piece.inside = (0, 0);
+            }
+        }
+        if let Some(at) = beyond {
+            self.report(HazardKind::OutOfBounds, inst, warp.index, lane, None, || {
+                let name = &self.context.global.regions[spec.buffer].name;
+                format!("the box reaches byte {} of {name}, which has {size} bytes", at as i64)
+            });
+        }
+        pieces
+    }
+
     fn tensor_load(&mut self, warp: &Warp, inst: &Inst, lane: usize, ctas: Option<u32>) {
         let Some(Box { spec, coordinates }) = self.tensor_box(warp, inst, lane) else { return };
         let to = resolve(addresses(&warp.registers, inst)[lane]).1;
@@ -219,6 +247,7 @@ impl<'a> Env<'a> {
             return;
         }
         let pieces = pieces(spec, &coordinates, to & ((1 << RANK_SHIFT) - 1));
+        let pieces = self.in_buffer(warp, inst, lane, spec, pieces);
         let payload = Payload::Global(spec.buffer, Rc::new(pieces));
         self.depart_to(warp, inst, lane, ctas, (bytes, align), &payload, None);
     }

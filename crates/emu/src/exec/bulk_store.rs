@@ -73,6 +73,7 @@ impl Env<'_> {
         let bytes = spec.box_bytes();
         let Some(from) = self.bulk_source(warp, inst, lane, (bytes, 128)) else { return };
         let pieces = pieces(spec, &coordinates, self.shared_address(from) & ((1 << RANK_SHIFT) - 1));
+        let pieces = self.in_buffer(warp, inst, lane, spec, pieces);
         let reduce = op.map(|op| (op, element_type(spec.element)));
         self.send(warp, inst, lane, (from, bytes), (spec.buffer, pieces), reduce);
     }

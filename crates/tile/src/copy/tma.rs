@@ -34,12 +34,12 @@ impl SwizzledTile {
     /// Limit of the sum of start and length of [`SwizzledTile::ragged_at`].
     pub const RAGGED_END_LIMIT: u64 = SHIFTS;
 
-    /// Row and batch coordinate for [`SwizzledTile::load`] of a ragged tile: rows from `row` on of a sequence of
-    /// `len` rows that begins at row `start` of the tensor. Rows from `len` on become zero.
+    /// Row and batch coordinate for [`SwizzledTile::load`] of a ragged tile: rows from `row` on of a sequence
+    /// of `len` rows that begins at row `start` of the tensor. Rows from `len` on become zero.
     ///
-    /// The map has two dimensions besides those of the tensor, which move the address by rows. The row coordinate
-    /// is counted so that row `len` is the first beyond the extent of 2^30 rows; the end of the sequence and 2^30
-    /// steps back, modulo 2^64, undo the difference (Triton, `ragged_tma.py`).
+    /// The map has two dimensions besides those of the tensor, which move the address by rows. The row
+    /// coordinate is counted so that row `len` is the first beyond the extent of 2^30 rows; the end of the
+    /// sequence and 2^30 steps back, modulo 2^64, undo the difference (Triton, `ragged_tma.py`).
     pub fn ragged_at(k: &mut Builder, row: R32, [start, len]: [R32; 2]) -> [R32; 2] {
         let row = k.add(row, RAGGED_ROWS);
         [k.sub(row, len), k.add(start, len)]
@@ -92,7 +92,8 @@ impl SwizzledTile {
     }
 
     /// Loads the tile that begins at `row` of a head asynchronously. With packed heads, `head` is the index
-    /// of the group. For a ragged tile, `row` and `batch` are those of [`SwizzledTile::ragged_at`]. `barrier` counts [`SwizzledTile::bytes`]. Run by one thread.
+    /// of the group. For a ragged tile, `row` and `batch` are those of [`SwizzledTile::ragged_at`]. `barrier`
+    /// counts [`SwizzledTile::bytes`]. Run by one thread.
     pub fn load(
         self,
         k: &mut Builder,

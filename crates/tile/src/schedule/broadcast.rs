@@ -72,7 +72,8 @@ impl TileBroadcast {
         if with_spans { 32 } else { 16 }
     }
 
-    /// Bytes of shared memory: barriers and slots. `with_spans` means that tiles have [`Spans`](crate::Spans).
+    /// Bytes of shared memory: barriers and slots. `with_spans` means that tiles have
+    /// [`Spans`](crate::Spans).
     pub const fn shared_bytes(with_spans: bool) -> u32 {
         Pipeline::bytes(TileBroadcast::STAGES) + TileBroadcast::slot_bytes(with_spans) * TileBroadcast::STAGES
     }

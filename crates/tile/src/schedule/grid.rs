@@ -61,9 +61,9 @@ pub struct Spans {
 
 /// Finds the rows of a tile where batch entries differ.
 pub trait Locate: std::fmt::Debug {
-    /// The tile with its [`Spans`]. The row block may count the tiles of all batch entries; afterwards it counts
-    /// those of the tile's batch entry. All registers of the result are the tile's own. The index of `tile` may
-    /// lie beyond the last tile.
+    /// The tile with its [`Spans`]. The row block may count the tiles of all batch entries; afterwards it
+    /// counts those of the tile's batch entry. All registers of the result are the tile's own. The index of
+    /// `tile` may lie beyond the last tile.
     fn locate(&self, k: &mut Builder, tile: WorkTile) -> WorkTile;
 }
 

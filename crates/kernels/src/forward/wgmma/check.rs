@@ -77,8 +77,8 @@ impl WgmmaPlan {
             let (value, accepted) = (value.to_owned(), accepted.to_owned());
             Err(PlanError::Problem { family: FAMILY, what, value, accepted })
         };
-        // A cluster's CTAs share the loads of keys, and tiles of the last round are shared by equal numbers of
-        // blocks. A bulk store ends where the tensor ends, not where the sequence does.
+        // A cluster's CTAs share the loads of keys, and tiles of the last round are shared by equal numbers
+        // of blocks. A bulk store ends where the tensor ends, not where the sequence does.
         if self.cluster > 1 {
             return refuse("cluster", &self.cluster.to_string(), "1");
         }
