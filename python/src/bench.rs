@@ -140,8 +140,8 @@ pub struct Race {
 impl Race {
     fn enter(&mut self, plan: &Plan, variant: Option<&str>, inputs: [u64; 3]) -> Result<(), Error> {
         let session = self.session.get();
-        let step = emit(&self.problem, plan, session.gpu.arch()).map_err(refused)?;
-        let bound = Bound::of_step(step, &self.problem);
+        let program = emit(&self.problem, plan, session.gpu.arch()).map_err(refused)?;
+        let bound = Bound::of_program(program, &self.problem);
         let [q, k, v] = inputs;
         let inputs = [(Tensor::Q, q), (Tensor::K, k), (Tensor::V, v)];
         let inputs = inputs.map(|(tensor, address)| slice(&self.problem, tensor, address));

@@ -108,8 +108,8 @@ impl<'a> Contestant<'a> {
         Ok(Contestant { entrant, problem, warm, cold, inputs: [q, k, v], out: Out::Lent(out), identity })
     }
 
-    /// A FlashCore kernel, loaded and captured here. The kernel reads the given inputs and writes an output
-    /// buffer of its own. `variant` and `plan` go into its name and its rows.
+    /// A FlashCore program, loaded and captured here. It reads the given inputs and writes an output buffer
+    /// of its own. `variant` and `plan` go into its name and its rows.
     ///
     /// # Errors
     /// When the driver rejects the kernel, or the kernel takes buffers other than a problem's tensors.
@@ -122,16 +122,17 @@ impl<'a> Contestant<'a> {
         plan: Option<Value>,
     ) -> Result<Contestant<'a>, ContestantError> {
         let problem = bound.problem.clone().ok_or(ContestantError::NoProblem)?;
-        let kernel = &bound.kernel;
-        let function = Function::load(stream.context(), kernel, &Expect::of(&kernel.launch))?;
         let context = stream.context();
+        let steps = load(context, bound)?;
         let mut own = Vec::new();
-        for (spec, role) in kernel.buffers.iter().zip(&bound.roles) {
+        for (spec, role) in bound.kernel.buffers.iter().zip(&bound.roles) {
             own.push(match role {
                 Role::Operand(Operand::Tensor(Tensor::Q | Tensor::K | Tensor::V)) => None,
                 Role::Operand(Operand::Tensor(Tensor::Out))
                 | Role::Operand(Operand::Lse)
-                | Role::Operand(Operand::Scratch) => Some(Buffer::new(context, spec.bytes)?),
+                | Role::Operand(Operand::Scratch | Operand::Temporary(_)) => {
+                    Some(Buffer::new(context, spec.bytes)?)
+                }
                 Role::Operand(Operand::Counter) => Some(Buffer::zeroed(context, spec.bytes)?),
                 Role::Operand(
                     Operand::Lengths(_)
@@ -156,13 +157,7 @@ impl<'a> Contestant<'a> {
         let place = bound.roles.iter().position(|role| *role == Role::Operand(Operand::Tensor(Tensor::Out)));
         let out = place.map_or(DeviceSlice::EMPTY, |place| slices[place]);
         Tensors { q: inputs[0], k: inputs[1], v: inputs[2], out }.check(&problem)?;
-        let call = Call::of(kernel);
-        let capture = |calls: u32| {
-            Graph::capture(stream, |stream| {
-                (0..calls).try_for_each(|_| function.launch(stream, &call, &slices))
-            })
-        };
-        let (warm, cold) = (capture(calls)?, capture(1)?);
+        let (warm, cold) = (capture(stream, &steps, calls, &slices)?, capture(stream, &steps, 1, &slices)?);
         // The graphs keep the other buffers alive.
         let out = place.and_then(|place| own.swap_remove(place));
         Ok(Contestant {
@@ -172,7 +167,7 @@ impl<'a> Contestant<'a> {
             problem,
             inputs,
             out: out.map_or(Out::Lent(DeviceSlice::EMPTY), Out::Own),
-            identity: Identity { plan, kernel_hash: Some(hash(kernel.module.to_string().as_bytes())) },
+            identity: Identity { plan, kernel_hash: Some(hash(bound.kernel.module.to_string().as_bytes())) },
         })
     }
 
@@ -196,6 +191,27 @@ impl<'a> Contestant<'a> {
             Out::Own(buffer) => buffer.slice(),
         }
     }
+}
+
+/// Loads the kernels of a program.
+fn load(context: &Arc<Context>, bound: &Bound) -> Result<Vec<(Function, Call)>, DriverError> {
+    let steps = bound.steps();
+    let loaded = steps
+        .map(|kernel| Ok((Function::load(context, kernel, &Expect::of(&kernel.launch))?, Call::of(kernel))));
+    loaded.collect()
+}
+
+/// A graph of `calls` calls of a program, each of which launches all kernels.
+fn capture(
+    stream: &Stream,
+    steps: &[(Function, Call)],
+    calls: u32,
+    slices: &[DeviceSlice<'_>],
+) -> Result<GraphExec, DriverError> {
+    Graph::capture(stream, |stream| {
+        let mut launches = (0..calls).flat_map(|_| steps);
+        launches.try_for_each(|(function, call)| function.launch(stream, call, slices))
+    })
 }
 
 /// Races contestants on a device, on a stream of its own.
@@ -387,8 +403,7 @@ pub struct Workbench {
 }
 
 struct Ready {
-    call: Call,
-    function: Function,
+    steps: Vec<(Function, Call)>,
     buffers: Vec<Buffer>,
     /// The captured graph with its number of calls.
     graph: Option<(u32, GraphExec)>,
@@ -414,21 +429,20 @@ impl Workbench {
         self.stream.context().info()
     }
 
-    /// Loads a kernel and allocates its buffers with the given contents.
+    /// Loads a program and allocates its buffers with the given contents.
     ///
     /// # Errors
     /// When the driver rejects the kernel or memory is exhausted.
     pub fn prepare(&mut self, bound: &Bound, contents: &[Vec<u8>]) -> Result<(), WorkbenchError> {
         let context = self.stream.context();
-        let kernel = &bound.kernel;
-        let function = Function::load(context, kernel, &Expect::of(&kernel.launch))?;
+        let steps = load(context, bound)?;
         let mut buffers = Vec::new();
         for bytes in contents {
             let buffer = Buffer::new(context, bytes.len())?;
             self.stream.upload(buffer.slice(), bytes)?;
             buffers.push(buffer);
         }
-        self.ready.push(Ready { call: Call::of(kernel), function, buffers, graph: None });
+        self.ready.push(Ready { steps, buffers, graph: None });
         Ok(())
     }
 
@@ -441,10 +455,7 @@ impl Workbench {
         let ready = self.ready.get_mut(number).ok_or(WorkbenchError::Number { number, count })?;
         if ready.graph.as_ref().is_none_or(|(of, _)| *of != calls) {
             let slices: Vec<DeviceSlice<'_>> = ready.buffers.iter().map(Buffer::slice).collect();
-            let Ready { call, function, .. } = &*ready;
-            let graph = Graph::capture(&self.stream, |stream| -> Result<(), DriverError> {
-                (0..calls).try_for_each(|_| function.launch(stream, call, &slices))
-            })?;
+            let graph = capture(&self.stream, &ready.steps, calls, &slices)?;
             ready.graph = Some((calls, graph));
         }
         let Some((_, graph)) = &ready.graph else { return Ok(f64::NAN) };

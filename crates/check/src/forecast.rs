@@ -2,14 +2,15 @@
 //! test, and the figures by which a forecast is judged.
 
 use attend::Order;
-use emu::{EmuError, Report};
+use emu::EmuError;
 use kernels::forward::mma::{MmaPlan, QueryHome};
 use kernels::{Arch, KernelError, Plan};
 use predict::resources::{Ptxas, Resources, estimate};
 use predict::{Gpu, ModelError, Prediction};
 use problem::{Band, DType, Problem};
+use ptx::Kernel;
 
-use crate::gate::bind;
+use crate::gate::{Recorded, bind};
 use crate::launchfile::Bound;
 use crate::study;
 
@@ -65,14 +66,18 @@ pub fn of_plan(
 
 /// A forecast and the recording behind it.
 pub struct Basis {
+    /// The time of all kernels.
     pub prediction: Prediction,
-    /// The kernel whose CTAs were recorded. It may cover one head instead of the whole problem.
-    pub recorded: Bound,
-    /// The report of the recorded run.
-    pub report: Report,
+    /// The time of each kernel.
+    pub steps: Vec<Prediction>,
+    /// The program whose CTAs were recorded. It may cover one head instead of the whole problem.
+    pub bound: Bound,
+    /// What was recorded of each kernel.
+    pub recorded: Vec<Recorded>,
 }
 
-/// Like [`of_plan`] for a kernel that was emitted already, with `times` as many recorded CTAs.
+/// Like [`of_plan`] for a program that was emitted already, with `times` as many recorded CTAs. `resources`
+/// are those of each kernel.
 ///
 /// # Errors
 /// As for [`of_plan`].
@@ -80,21 +85,22 @@ pub fn of_kernel(
     plan: &Plan,
     problem: &Problem,
     whole: &Bound,
-    resources: &Resources,
+    resources: &[Resources],
     gpu: &Gpu,
     arch: &Arch,
     times: u64,
 ) -> Result<Basis, ForecastError> {
-    let (recorded, report) = match plan {
+    let (bound, recorded) = match plan {
         Plan::Wgmma(_) | Plan::Small(_) => (whole.clone(), study::sketch(whole, SKETCHED * times)?),
         Plan::Mma(_) | Plan::Ladder { .. } => {
             let head = bind(plan, &one_head(problem), arch)?;
-            let report = study::record(&head, RECORDED * times)?;
-            (head, report)
+            let recorded = study::record(&head, RECORDED * times)?;
+            (head, recorded)
         }
     };
-    let prediction = study::forecast(&recorded, &whole.kernel.launch, &report.traces, resources, gpu)?;
-    Ok(Basis { prediction, recorded, report })
+    let steps = study::forecast_steps(&bound, whole, &recorded, resources, gpu)?;
+    let prediction = Prediction::in_a_row(&steps).ok_or_else(|| ForecastError::no_body(whole))?;
+    Ok(Basis { prediction, steps, bound, recorded })
 }
 
 /// The problem of one query head and its keys, dense.
@@ -104,11 +110,15 @@ fn one_head(problem: &Problem) -> Problem {
     Problem { seq_kv: p.seq_kv, head_dim_v: p.head_dim_v, ..head }.with_layout(layout)
 }
 
-/// Registers and shared memory of a kernel, from ptxas where it is present, else estimated.
-pub fn resources(bound: &Bound, ptxas: Option<&Ptxas>) -> Option<Resources> {
-    let (module, entry) = (&bound.kernel.module, &bound.kernel.entry);
-    let assembled = ptxas.and_then(|p| p.resources(&module.to_string(), &target(bound), entry).ok());
-    assembled.or_else(|| estimate(module, entry))
+/// Registers and shared memory of each kernel, from ptxas where it is present, else estimated. `None` if an
+/// entry has no body.
+pub fn resources(bound: &Bound, ptxas: Option<&Ptxas>) -> Option<Vec<Resources>> {
+    let text = bound.kernel.module.to_string();
+    let of_step = |kernel: &Kernel| {
+        let assembled = ptxas.and_then(|p| p.resources(&text, &target(bound), &kernel.entry).ok());
+        assembled.or_else(|| estimate(&kernel.module, &kernel.entry))
+    };
+    bound.steps().map(of_step).collect()
 }
 
 /// ptxas's name of the kernel's architecture.
@@ -264,7 +274,7 @@ mod tests {
     use predict::resources::estimate;
 
     use super::*;
-    use crate::study::{forecast, record};
+    use crate::study::{forecast_steps, record};
 
     /// A persistent kernel that takes tiles from a counter: the time grows in proportion to the work, and the
     /// rate lies between about a third of the tensor cores' peak and the peak.
@@ -304,8 +314,9 @@ mod tests {
         let [head, whole] = trial.kernels(&Arch::SM_90).unwrap();
         let resources = estimate(&head.kernel.module, &head.kernel.entry).unwrap();
         let [few, many] = [4, 32].map(|count| {
-            let traces = record(&head, count).unwrap().traces;
-            forecast(&head, &whole.kernel.launch, &traces, &resources, &H200).unwrap().us
+            let recorded = record(&head, count).unwrap();
+            let resources = std::slice::from_ref(&resources);
+            forecast_steps(&head, &whole, &recorded, resources, &H200).unwrap()[0].us
         });
         assert!((few / many - 1.0).abs() < 0.1, "{few} {many}");
     }

@@ -1,14 +1,14 @@
 //! The full study of one kernel: correctness check, resources, predicted times and diagnosis.
 
 use emu::trace::{CtaTrace, sample_ctas};
-use emu::{Buffer, Checks, EmuError, Fidelity, Options, Report};
+use emu::{Buffer, Checks, EmuError, Fidelity, Options};
 use predict::resources::{Ptxas, Resources, estimate};
 use predict::{CacheState, Gpu, ModelError, Prediction, Subject, predict};
-use ptx::{Access, Launch};
+use ptx::{Access, Kernel, Launch};
 
 use crate::diagnose::{Evidence, Finding, LineCost, diagnose};
 use crate::forecast::architecture;
-use crate::gate::{CheckReport, GateError, Settings, check_kernel, contents};
+use crate::gate::{CheckReport, GateError, Recorded, Settings, check_kernel, contents};
 use crate::launchfile::Bound;
 
 /// The results of [`study()`].
@@ -16,9 +16,9 @@ pub struct Study {
     pub bound: Bound,
     /// The gate's verdict.
     pub check: CheckReport,
-    /// Registers, spills and shared memory, from ptxas where it is present.
+    /// Registers, spills and shared memory of the first kernel, from ptxas where it is present.
     pub resources: Option<Resources>,
-    /// One predicted time per requested machine, or the reason why there is none.
+    /// One predicted time of all kernels per requested machine, or the reason why there is none.
     pub predictions: Vec<Result<Prediction, ModelError>>,
     /// Root causes, by the first machine's prediction.
     pub findings: Vec<Finding>,
@@ -34,11 +34,11 @@ impl Study {
     }
 }
 
-/// Checks, predicts and diagnoses a kernel. `text` is the source that line numbers refer to; `None` prints
-/// the module. A kernel that failed the check is predicted and diagnosed too, because it ran once.
+/// Checks, predicts and diagnoses a program. `text` is the source that line numbers refer to; `None` prints
+/// the module. A program that failed the check is predicted and diagnosed too if all its kernels ran.
 ///
 /// # Errors
-/// When the kernel cannot be launched.
+/// When a kernel cannot be launched.
 pub fn study(
     bound: Bound,
     text: Option<String>,
@@ -47,75 +47,104 @@ pub fn study(
     ptxas: Option<&Ptxas>,
 ) -> Result<Study, GateError> {
     let check = check_kernel(&bound, settings)?;
-    let launch = bound.kernel.launch;
-    Ok(analyse(bound, &launch, text, check, machines, ptxas))
+    Ok(analyse(bound, None, text, check, machines, ptxas))
 }
 
-/// Predicts and diagnoses a kernel that was checked already. The prediction is for `launch`, which may have
-/// more CTAs of the recorded kind (more heads) than the run had.
+/// Predicts and diagnoses a program that was checked already. The prediction is for the launches of `whole`,
+/// which may have more CTAs of the recorded kind (more heads) than the run had; `None` is the program itself.
 pub fn analyse(
     bound: Bound,
-    launch: &Launch,
+    whole: Option<&Bound>,
     text: Option<String>,
     check: CheckReport,
     machines: &[Gpu],
     ptxas: Option<&Ptxas>,
 ) -> Study {
-    let kernel = &bound.kernel;
-    let text = text.unwrap_or_else(|| kernel.module.to_string());
-    let resources = machines.first().and_then(|gpu| {
+    let text = text.unwrap_or_else(|| bound.kernel.module.to_string());
+    let of_step = |kernel: &Kernel| {
+        let gpu = machines.first()?;
         let assembled = ptxas.and_then(|p| p.resources(&text, &architecture(gpu.sm), &kernel.entry).ok());
         assembled.or_else(|| estimate(&kernel.module, &kernel.entry))
-    });
-    let predictions: Vec<_> = match &resources {
-        Some(resources) if !check.traces.is_empty() => {
-            machines.iter().map(|gpu| forecast(&bound, launch, &check.traces, resources, gpu)).collect()
-        }
-        _ => Vec::new(),
     };
-    let prediction = predictions.first().and_then(|p| p.as_ref().ok());
-    let evidence = Evidence::new(kernel, &check.counters, &check.traces, prediction, resources.as_ref());
-    let (findings, lines) = (diagnose(&evidence), evidence.line_costs());
-    Study { check, resources, predictions, findings, lines, text, bound }
+    let resources: Vec<Resources> = bound.steps().map_while(of_step).collect();
+    let steps: Vec<_> = if resources.len() == bound.steps().count() && check.recorded.len() == resources.len()
+    {
+        let whole = whole.unwrap_or(&bound);
+        machines.iter().map(|gpu| forecast_steps(&bound, whole, &check.recorded, &resources, gpu)).collect()
+    } else {
+        Vec::new()
+    };
+    let first = steps.first().and_then(|p| p.as_deref().ok()).unwrap_or_default();
+    let (findings, lines) = diagnose_steps(&bound, &check.recorded, first, &resources);
+    let total = |steps: Result<Vec<Prediction>, ModelError>| {
+        steps.map(|steps| Prediction::in_a_row(&steps)).transpose()
+    };
+    let predictions = steps.into_iter().filter_map(total).collect();
+    Study { check, resources: resources.into_iter().next(), predictions, findings, lines, text, bound }
+}
+
+/// Root causes and line costs of a program's kernels. `predictions` and `resources` are those of each kernel,
+/// or empty. A finding's share and gain are those of the whole program.
+pub fn diagnose_steps(
+    bound: &Bound,
+    recorded: &[Recorded],
+    predictions: &[Prediction],
+    resources: &[Resources],
+) -> (Vec<Finding>, Vec<LineCost>) {
+    let (mut findings, mut lines) = (Vec::new(), Vec::new());
+    let issues = |r: &Recorded| r.counters.instructions.iter().map(|c| c.issues as f64).sum::<f64>();
+    let (all_us, all_issues): (f64, f64) =
+        (predictions.iter().map(|p| p.us).sum(), recorded.iter().map(issues).sum::<f64>().max(1.0));
+    for (at, (kernel, record)) in bound.steps().zip(recorded).enumerate() {
+        let prediction = predictions.get(at);
+        let evidence = Evidence::new(kernel, &record.counters, &record.traces, prediction, resources.get(at));
+        let of_issues = issues(record).max(1.0) / all_issues;
+        let part = prediction.map_or(of_issues, |p| p.us / all_us);
+        findings.extend(diagnose(&evidence).into_iter().map(|finding| finding.within(part)));
+        lines.extend(evidence.line_costs().into_iter().map(|l| LineCost { share: l.share * of_issues, ..l }));
+    }
+    findings.sort_by(|a, b| b.expected_gain.total_cmp(&a.expected_gain));
+    (findings, lines)
 }
 
 fn subject<'a>(
-    bound: &'a Bound,
+    kernel: &'a Kernel,
     launch: &'a Launch,
     traces: &'a [CtaTrace],
     resources: &'a Resources,
 ) -> Subject<'a> {
-    let kernel = &bound.kernel;
     let times = launch.grid.count() / kernel.launch.grid.count().max(1);
     // A buffer that is both read and written moves twice.
     let passes = |access: Access| if access == Access::ReadWrite { 2 } else { 1 };
+    let used = kernel.buffers.iter().enumerate().filter(|(index, _)| kernel.uses(*index));
     Subject {
         module: &kernel.module,
         launch,
         traced: kernel.launch.grid,
         traces,
         resources,
-        footprint: times * kernel.buffers.iter().map(|b| b.bytes as u64 * passes(b.access)).sum::<u64>(),
+        footprint: times * used.map(|(_, b)| b.bytes as u64 * passes(b.access)).sum::<u64>(),
         cache: CacheState::Warm,
     }
 }
 
 /// Like [`record`], but only for times: matrix products are not computed, buffers hold zeros, and a CTA that
-/// takes its tiles from a counter gets its share. The kernel's control flow must not depend on data, or zeros
+/// takes its tiles from a counter gets its share. The kernels' control flow must not depend on data, or zeros
 /// must be typical.
 ///
 /// # Errors
-/// When the kernel cannot be launched or does not end.
-pub fn sketch(bound: &Bound, count: u64) -> Result<Report, EmuError> {
+/// When a kernel cannot be launched or does not end.
+pub fn sketch(bound: &Bound, count: u64) -> Result<Vec<Recorded>, EmuError> {
     let mut buffers: Vec<Buffer> = bound.kernel.buffers.iter().map(|b| Buffer::zeroed(b.bytes)).collect();
     run_some(bound, count, Fidelity::Sketch, Options::default().step_limit, &mut buffers)
 }
 
-/// Runs and records a few CTAs, spread evenly over the grid, and no others. A forecast needs no more.
+/// Runs and records a few CTAs of each kernel, spread evenly over the grid, and no others. A forecast needs
+/// no more.
 ///
 /// # Errors
-/// When the kernel cannot be launched or does not end.
-pub fn record(bound: &Bound, count: u64) -> Result<Report, EmuError> {
+/// When a kernel cannot be launched or does not end.
+pub fn record(bound: &Bound, count: u64) -> Result<Vec<Recorded>, EmuError> {
     let mut buffers: Vec<Buffer> = contents(bound, 1).iter().map(|data| Buffer::from_bytes(data)).collect();
     run_some(bound, count, Fidelity::default(), RECORDED_STEPS, &mut buffers)
 }
@@ -130,18 +159,22 @@ fn run_some(
     fidelity: Fidelity,
     step_limit: u64,
     buffers: &mut [Buffer],
-) -> Result<Report, EmuError> {
-    let ctas = sample_ctas(bound.kernel.launch.grid.count(), count);
-    let checks = Checks { races: false, uninitialised: false, unwritten: false };
-    let options = Options {
-        traced_ctas: ctas.clone(),
-        only: Some(ctas),
-        checks,
-        fidelity,
-        step_limit,
-        ..Options::default()
+) -> Result<Vec<Recorded>, EmuError> {
+    let of_step = |kernel: &Kernel| {
+        let ctas = sample_ctas(kernel.launch.grid.count(), count);
+        let checks = Checks { races: false, uninitialised: false, unwritten: false };
+        let options = Options {
+            traced_ctas: ctas.clone(),
+            only: Some(ctas),
+            checks,
+            fidelity,
+            step_limit,
+            ..Options::default()
+        };
+        let mut handles: Vec<&mut Buffer> = buffers.iter_mut().collect();
+        emu::run(kernel, &mut handles, &options).map(Recorded::from)
     };
-    emu::run(&bound.kernel, &mut buffers.iter_mut().collect::<Vec<_>>(), &options)
+    bound.steps().map(of_step).collect()
 }
 
 /// Predicts the time of `launch` from recorded CTAs of a kernel that does the same work per CTA.
@@ -149,11 +182,30 @@ fn run_some(
 /// # Errors
 /// When the machine cannot run the kernel.
 pub fn forecast(
-    bound: &Bound,
+    kernel: &Kernel,
     launch: &Launch,
     traces: &[CtaTrace],
     resources: &Resources,
     gpu: &Gpu,
 ) -> Result<Prediction, ModelError> {
-    predict(&subject(bound, launch, traces, resources), gpu)
+    predict(&subject(kernel, launch, traces, resources), gpu)
+}
+
+/// Predicts the time of each kernel of `whole` from recorded CTAs of the kernels of `bound`, which do the same
+/// work per CTA.
+///
+/// # Errors
+/// When the machine cannot run a kernel.
+pub fn forecast_steps(
+    bound: &Bound,
+    whole: &Bound,
+    recorded: &[Recorded],
+    resources: &[Resources],
+    gpu: &Gpu,
+) -> Result<Vec<Prediction>, ModelError> {
+    let steps = bound.steps().zip(whole.steps()).zip(recorded.iter().zip(resources));
+    let of_step = |((kernel, whole), (record, resources)): ((&Kernel, &Kernel), (&Recorded, &Resources))| {
+        forecast(kernel, &whole.launch, &record.traces, resources, gpu)
+    };
+    steps.map(of_step).collect()
 }

@@ -22,7 +22,7 @@ fn fused(problem: &Problem) -> Bound {
     let arch = Arch::SM_80;
     let problem = &problem.clone().with_lse(true);
     let plan = Plan::default_for(problem, &arch).unwrap();
-    Bound::of_step(kernels::emit(problem, &plan, &arch).unwrap(), problem)
+    Bound::of_program(kernels::emit(problem, &plan, &arch).unwrap(), problem)
 }
 
 fn show(check: &CheckReport) -> String {
@@ -62,7 +62,7 @@ fn tiles_that_ctas_share_pass() {
         ..WgmmaPlan::default_for(&problem, &arch)
     };
     let step = kernels::emit(&problem, &Plan::Wgmma(plan), &arch).unwrap();
-    let check = check_kernel(&Bound::of_step(step, &problem), &Settings::thorough()).unwrap();
+    let check = check_kernel(&Bound::of_program(step, &problem), &Settings::thorough()).unwrap();
     assert_eq!(check.verdict, Verdict::Passed, "{}", show(&check));
 }
 
@@ -140,7 +140,7 @@ fn what_is_left_beside_one_heavy_key_counts() {
             let step = kernels::emit(&problem, &plan, &Arch::SM_90).unwrap();
             let runs = vec![(Style::Spike, 1, Schedule::Late)];
             let settings = Settings { runs, ..Settings::quick() };
-            let check = check_kernel(&Bound::of_step(step, &problem), &settings).unwrap();
+            let check = check_kernel(&Bound::of_program(step, &problem), &settings).unwrap();
             assert_eq!(check.verdict, Verdict::Passed, "{dtype} {plan:?} {}", show(&check));
         }
     }
@@ -182,7 +182,7 @@ fn of_each_softmax(dtype: DType) -> Vec<Bound> {
     );
     let bind = |plan: &Plan| {
         let step = kernels::emit(&problem, plan, &arch).unwrap_or_else(|e| panic!("{plan:?}: {e}"));
-        Bound::of_step(step, &problem)
+        Bound::of_program(step, &problem)
     };
     plans.iter().map(bind).collect()
 }
@@ -254,7 +254,7 @@ fn one_large_element_costs_the_others_nothing() {
             // Consecutive seeds put the element into different tensors.
             let runs = (3..9).map(|seed| (Style::Outlier, seed, Schedule::Late)).collect();
             let settings = Settings { runs, ..Settings::quick() };
-            let check = check_kernel(&Bound::of_step(step, &problem), &settings).unwrap();
+            let check = check_kernel(&Bound::of_program(step, &problem), &settings).unwrap();
             assert_eq!(check.verdict, Verdict::Passed, "{dtype} {plan:?} {}", show(&check));
         }
     }

@@ -16,7 +16,7 @@ fn problem(dtype: DType) -> Problem {
 
 fn bound(problem: &Problem, plan: &Plan) -> Bound {
     let step = kernels::emit(problem, plan, &Arch::SM_90).unwrap_or_else(|e| panic!("{plan:?}: {e}"));
-    Bound::of_step(step, problem)
+    Bound::of_program(step, problem)
 }
 
 /// The kernel with a constant of its text replaced. The text must contain the constant.

@@ -20,7 +20,7 @@ use ptx::{Item, Kernel, Op, Statement};
 fn rung(rung: RungPlan) -> Bound {
     let problem = Problem::new(1, 1, 128, 64, DType::F16).with_band(rung.mask());
     let step = kernels::emit(&problem, &Plan::Ladder { rung }, &Arch::SM_80).unwrap();
-    Bound::of_step(step, &problem)
+    Bound::of_program(step, &problem)
 }
 
 /// The fused family, causal, with ragged tails and several blocks of keys.

@@ -41,7 +41,7 @@ pub fn check(args: &Check) -> Result<Status, CliError> {
     }
     let launch = bound.kernel.launch;
     let gpu = gpu.unwrap_or(machine::L4);
-    let mut study = analyse(bound, &launch, Some(text), check, std::slice::from_ref(&gpu), ptxas.as_ref());
+    let mut study = analyse(bound, None, Some(text), check, std::slice::from_ref(&gpu), ptxas.as_ref());
     if let Some(resources @ Resources { source: Source::Ptxas(_), .. }) = &study.resources {
         study.check.require_room(&launch, resources, &gpu);
     }

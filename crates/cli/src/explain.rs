@@ -37,8 +37,7 @@ pub fn explain(args: &Explain) -> Result<Status, CliError> {
     ));
     let studied = |bound: Bound, text| -> Result<Study, CliError> {
         let check = watched(&bound, &Settings::quick(), args.timeout)?;
-        let launch = bound.kernel.launch;
-        Ok(analyse(bound, &launch, text, check, std::slice::from_ref(gpu), ptxas.as_ref()))
+        Ok(analyse(bound, None, text, check, std::slice::from_ref(gpu), ptxas.as_ref()))
     };
     let (study, other) = match (&args.file, &args.launch) {
         (Some(file), Some(launch)) => {
@@ -139,6 +138,12 @@ fn print_prediction(out: &mut Out, p: &Prediction) -> Result<(), CliError> {
     Ok(())
 }
 
+/// The names of a program's kernels in launch order.
+fn entries(study: &Study) -> String {
+    let names = study.bound.steps().map(|kernel| quote::cut(&kernel.entry).into_owned());
+    names.collect::<Vec<_>>().join(", then ")
+}
+
 /// A table of two kernels: times, resources, busy units and waits.
 fn compare(out: &mut Out, study: &Study, other: &Study) -> Result<(), CliError> {
     let dash = || "–".to_owned();
@@ -174,13 +179,13 @@ fn compare(out: &mut Out, study: &Study, other: &Study) -> Result<(), CliError> 
         }
     }
     writeln!(out)?;
-    let names = both.map(|s| quote::cut(&s.bound.kernel.entry).into_owned());
+    let names = both.map(entries);
     table::print(out, &["", &names[0], &format!("against {}", names[1]), "ratio"], &rows)?;
     Ok(())
 }
 
 fn print(out: &mut Out, study: &Study, lines: usize) -> Result<(), CliError> {
-    write!(out, "{}: ", quote::cut(&study.bound.kernel.entry))?;
+    write!(out, "{}: ", entries(study))?;
     out.paint(study.check.verdict.into(), study.check.verdict)?;
     writeln!(out)?;
     for reason in &study.check.reasons {

@@ -16,7 +16,7 @@ use bench::{median, problem_json};
 use check::forecast::{Fit, RECORDED, trials};
 use check::gate::contents;
 use check::launchfile::Bound;
-use check::study::{forecast, record};
+use check::study::{forecast_steps, record};
 use driver::{DriverError, Gpu};
 use flashcore_climb::rungs;
 use host::store::append_line;
@@ -113,8 +113,9 @@ fn forecasts(
         .par_iter()
         .zip(resources)
         .map(|(s, resources)| {
-            let traces = record(&s.head, RECORDED).ok()?.traces;
-            forecast(&s.head, &s.whole.kernel.launch, &traces, resources.as_ref()?, gpu).ok()
+            let recorded = record(&s.head, RECORDED).ok()?;
+            let resources = std::slice::from_ref(resources.as_ref()?);
+            Prediction::in_a_row(&forecast_steps(&s.head, &s.whole, &recorded, resources, gpu).ok()?)
         })
         .collect()
 }

@@ -93,7 +93,7 @@ fn subject(
     }
     let machines: Vec<predict::Gpu> = known.into_iter().cloned().collect();
     let check = check_kernel(&rung.head, &Settings::quick().first_run())?;
-    let study = analyse(rung.head.clone(), &rung.whole.kernel.launch, None, check, &machines, None);
+    let study = analyse(rung.head.clone(), Some(&rung.whole), None, check, &machines, None);
     let forecast = study.prediction().cloned();
     Ok(Subject { rung, buffers, forecast, times: Vec::new() })
 }

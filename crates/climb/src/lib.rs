@@ -283,7 +283,7 @@ fn examine(rung: &Rung, options: &Options, machines: &[Gpu]) -> Result<Study, Ga
             check.absorb(check_kernel(bound, &without_traces)?, name);
         }
     }
-    Ok(analyse(rung.head.clone(), &rung.whole.kernel.launch, None, check, machines, options.ptxas))
+    Ok(analyse(rung.head.clone(), Some(&rung.whole), None, check, machines, options.ptxas))
 }
 
 /// A report on the progress of a climb.

@@ -48,8 +48,8 @@ impl Quoted {
 /// Predicted time on an L4 for the quoted launch, µs.
 pub(super) fn as_quoted(rung: &Rung, study: &Study) -> Option<f64> {
     let launch = rung.quoted.as_ref()?.launch.as_ref()?;
-    let resources = study.resources.as_ref()?;
-    forecast(&rung.head, launch, &study.check.traces, resources, &machine::L4).ok().map(|p| p.us)
+    let (resources, recorded) = (study.resources.as_ref()?, study.check.recorded.first()?);
+    forecast(&rung.head.kernel, launch, &recorded.traces, resources, &machine::L4).ok().map(|p| p.us)
 }
 
 /// One quoted time and its prediction.

@@ -216,15 +216,17 @@ pub struct Counters {
 }
 
 impl Counters {
-    pub(crate) fn add(&mut self, other: &Counters) {
+    /// Adds the counts of another CTA, or of another launch of the same module. Sizes are those of the larger
+    /// CTA.
+    pub fn add(&mut self, other: &Counters) {
         if self.instructions.len() < other.instructions.len() {
             self.instructions.resize(other.instructions.len(), Counter::default());
         }
         for (mine, theirs) in self.instructions.iter_mut().zip(&other.instructions) {
             mine.add(theirs);
         }
-        self.shared_bytes = other.shared_bytes;
-        self.warps = other.warps;
+        self.shared_bytes = self.shared_bytes.max(other.shared_bytes);
+        self.warps = self.warps.max(other.warps);
         self.barriers += other.barriers;
         self.cluster_barriers += other.cluster_barriers;
         self.single_lane_issues += other.single_lane_issues;

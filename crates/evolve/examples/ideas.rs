@@ -88,7 +88,7 @@ fn one(
     let slices = [inputs[0].slice(), inputs[1].slice(), inputs[2].slice()];
     let calls = suites::calls(problem);
     let contestant = |name: Option<&str>, plan: &Plan| -> Result<Contestant<'_>, Error> {
-        let bound = Bound::of_step(emit(problem, plan, &arch)?, problem);
+        let bound = Bound::of_program(emit(problem, plan, &arch)?, problem);
         Ok(Contestant::kernel(stream, &bound, slices, calls, name, Some(json!(plan)))?)
     };
     let mut contestants = vec![contestant(None, &chosen)?];

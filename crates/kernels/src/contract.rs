@@ -8,6 +8,8 @@ use ptx::{
     Verified,
 };
 
+use crate::Program;
+
 /// An array of lengths, of 32-bit signed integers ([`problem::Lengths`]).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum LengthArray {
@@ -79,6 +81,9 @@ pub enum Operand {
     Counter,
     /// Memory that the kernel uses within a launch. Its contents before and after are arbitrary.
     Scratch,
+    /// Memory by which the kernels of a program pass results on. Temporaries of one name are one buffer in
+    /// all kernels of a program. The contents before and after the program are arbitrary.
+    Temporary(&'static str),
 }
 
 impl Operand {
@@ -104,7 +109,14 @@ impl Operand {
             Operand::Scales => "scales",
             Operand::Counter => "counter",
             Operand::Scratch => "scratch",
+            Operand::Temporary(name) => name,
         }
+    }
+
+    /// Whether all kernels of a program have the same buffer for this operand. Each kernel has counters and
+    /// scratch of its own.
+    pub(crate) const fn is_shared(self) -> bool {
+        !matches!(self, Operand::Counter | Operand::Scratch)
     }
 }
 
@@ -114,28 +126,8 @@ impl fmt::Display for Operand {
     }
 }
 
-/// A kernel and what each of its buffers holds.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Step {
-    pub kernel: Kernel,
-    /// One per buffer in `kernel.buffers`, in order. Buffers of one launch may share an operand, except for
-    /// tensors and the LSE.
-    pub operands: Vec<Operand>,
-}
-
-impl Step {
-    /// Gives the buffers of tensors the size that the strides of `problem` span.
-    pub(crate) fn span_tensors_of(&mut self, problem: &Problem) {
-        for (buffer, operand) in self.kernel.buffers.iter_mut().zip(&self.operands) {
-            if let Operand::Tensor(tensor) = *operand {
-                buffer.bytes = span_bytes(problem, tensor);
-            }
-        }
-    }
-}
-
 /// Bytes of a tensor's buffer: what the problem's strides span.
-fn span_bytes(problem: &Problem, tensor: Tensor) -> usize {
+pub(crate) fn span_bytes(problem: &Problem, tensor: Tensor) -> usize {
     problem.span(tensor).map_or(0, |(elements, _)| 2 * elements)
 }
 
@@ -227,6 +219,11 @@ impl<'a> Contract<'a> {
         self.memory(k, Operand::Scratch, bytes, Access::ReadWrite)
     }
 
+    /// The address of a temporary of `bytes` bytes.
+    pub fn temporary(&mut self, k: &mut Builder, name: &'static str, bytes: usize, access: Access) -> Global {
+        self.memory(k, Operand::Temporary(name), bytes, access)
+    }
+
     /// The address of the codes of a quantised input, dense.
     pub fn codes(&mut self, k: &mut Builder, tensor: Tensor) -> Global {
         let bytes = self.problem.extents(tensor).iter().product();
@@ -257,13 +254,11 @@ impl<'a> Contract<'a> {
         k.param_f32(name)
     }
 
-    /// The kernel with this contract.
-    pub fn into_step(self, module: Verified, entry: &str, launch: Launch) -> Step {
+    /// The program of one kernel with this contract.
+    pub fn into_program(self, module: Verified, entry: &str, launch: Launch) -> Program {
         let Contract { operands, buffers, tensor_maps, args, .. } = self;
-        Step {
-            kernel: Kernel { module, entry: entry.to_owned(), launch, buffers, tensor_maps, args },
-            operands,
-        }
+        let kernel = Kernel { module, entry: entry.to_owned(), launch, buffers, tensor_maps, args };
+        Program { kernel, then: Vec::new(), operands }
     }
 
     /// A buffer of its own, in a parameter of the operand's name.

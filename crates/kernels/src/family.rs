@@ -3,7 +3,7 @@
 use problem::Problem;
 use ptx::Violations;
 
-use crate::contract::Step;
+use crate::Program;
 use crate::forward::mma::MmaPlan;
 use crate::forward::small::SmallPlan;
 use crate::forward::wgmma::WgmmaPlan;
@@ -39,11 +39,11 @@ pub(crate) trait FamilyPlan {
     /// The first reason why not.
     fn check(&self, problem: &Problem, arch: &Arch) -> Result<(), PlanError>;
 
-    /// The kernel of a plan that was checked.
+    /// The kernels of a plan that was checked.
     ///
     /// # Errors
     /// When the verifier refuses what the generator wrote.
-    fn emit(&self, problem: &Problem, arch: &Arch) -> Result<Step, Violations>;
+    fn emit(&self, problem: &Problem, arch: &Arch) -> Result<Program, Violations>;
 
     /// The plan with the nearest genes that the problem allows. A plan that was found for another shape also
     /// loses the genes that fill tiles with queries.

@@ -1,6 +1,6 @@
 //! Kernel families. A [`Plan`] says how a [`Problem`](problem::Problem) is computed on an [`Arch`]; [`emit`]
-//! turns the three into a [`Step`], a kernel and what its buffers hold. Nothing else changes a kernel: no
-//! environment, no global, no device.
+//! turns the three into a [`Program`]: its kernels and what their buffers hold. Nothing else changes a kernel:
+//! no environment, no global, no device.
 //!
 //! ```
 //! # use flashcore_kernels as kernels;
@@ -9,8 +9,8 @@
 //!
 //! let (problem, arch) = (Problem::mission(), Arch::SM_80);
 //! let plan = Plan::default_for(&problem, &arch)?;
-//! let step = emit(&problem, &plan, &arch)?;
-//! let operands: Vec<String> = step.operands.iter().map(|o| o.to_string()).collect();
+//! let program = emit(&problem, &plan, &arch)?;
+//! let operands: Vec<String> = program.operands.iter().map(|o| o.to_string()).collect();
 //! assert_eq!(operands, ["q", "k", "v", "out"]);
 //! # Ok::<(), kernels::KernelError>(())
 //! ```
@@ -24,11 +24,13 @@ pub mod forward;
 pub mod genes;
 pub mod ladder;
 mod plan;
+mod program;
 pub mod select;
 
 pub use arch::Arch;
-pub use contract::{LengthArray, Operand, Step};
+pub use contract::{LengthArray, Operand};
 pub use error::{KernelError, PlanError};
 pub use family::Family;
 pub use features::Features;
 pub use plan::{Plan, emit};
+pub use program::Program;

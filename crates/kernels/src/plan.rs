@@ -1,7 +1,7 @@
 use problem::Problem;
 use serde::{Deserialize, Serialize};
 
-use crate::contract::Step;
+use crate::Program;
 use crate::forward::mma::MmaPlan;
 use crate::forward::small::SmallPlan;
 use crate::forward::wgmma::WgmmaPlan;
@@ -51,14 +51,14 @@ impl Plan {
     }
 }
 
-/// Emits the kernel of a plan with its launch contract, for the [canonical](Problem::canonical) form of the
+/// Emits the kernels of a plan with their launch contracts, for the [canonical](Problem::canonical) form of the
 /// problem, so keys that no row sees cost nothing. Buffers of tensors and of the LSE have exactly the size
 /// that the problem's strides span.
 ///
 /// # Errors
 ///
 /// When the problem is invalid, or the plan does not fit the problem or the architecture.
-pub fn emit(problem: &Problem, plan: &Plan, arch: &Arch) -> Result<Step, KernelError> {
+pub fn emit(problem: &Problem, plan: &Plan, arch: &Arch) -> Result<Program, KernelError> {
     problem.check()?;
     plan.check(problem, arch)?;
     let canonical = &*problem.canonical();
@@ -66,10 +66,10 @@ pub fn emit(problem: &Problem, plan: &Plan, arch: &Arch) -> Result<Step, KernelE
         Ok((_, plan)) => plan.emit(canonical, arch),
         Err(rung) => rung.emit(canonical, arch),
     };
-    let mut step =
+    let mut program =
         emitted.map_err(|violations| KernelError::Generator { family: plan.family(), violations })?;
     if canonical.seq_kv != problem.seq_kv {
-        step.span_tensors_of(problem);
+        program.span_tensors_of(problem);
     }
-    Ok(step)
+    Ok(program)
 }

@@ -186,6 +186,62 @@ pub struct Prediction {
 }
 
 impl Prediction {
+    /// The time of kernels that run one after the other: times, traffic and operations are sums, shares are
+    /// means weighted by time, and occupancy, waves and bound are those of the longest kernel. `None` without
+    /// a kernel.
+    pub fn in_a_row(steps: &[Prediction]) -> Option<Prediction> {
+        let longest = steps.iter().max_by(|a, b| a.us.total_cmp(&b.us))?;
+        if steps.len() == 1 {
+            return Some(longest.clone());
+        }
+        let sum = |of: &dyn Fn(&Prediction) -> f64| steps.iter().map(of).sum::<f64>();
+        let us = sum(&|p| p.us);
+        let mean = |of: &dyn Fn(&Prediction) -> f64| sum(&|p| of(p) * p.us) / us;
+        let busy = |of: fn(&Utilisation) -> f64| mean(&|p| of(&p.utilisation));
+        let mut split: Vec<(Cause, f64)> = (Cause::ALL.iter())
+            .map(|&cause| (cause, mean(&|p| p.share(cause))))
+            .filter(|&(_, share)| share > 0.0)
+            .collect();
+        split.sort_by(|a, b| b.1.total_cmp(&a.1));
+        let flops = sum(&|p| p.roofline.flops);
+        let (l2_bytes, dram_bytes) = (sum(&|p| p.roofline.l2_bytes), sum(&|p| p.roofline.dram_bytes));
+        let traffic = if dram_bytes > 0.0 { dram_bytes } else { l2_bytes };
+        Some(Prediction {
+            us,
+            us_low: sum(&|p| p.us_low),
+            us_high: sum(&|p| p.us_high),
+            split,
+            utilisation: Utilisation {
+                issue: busy(|u| u.issue),
+                fma: busy(|u| u.fma),
+                alu: busy(|u| u.alu),
+                half: busy(|u| u.half),
+                double: busy(|u| u.double),
+                mufu: busy(|u| u.mufu),
+                tensor: busy(|u| u.tensor),
+                shared: busy(|u| u.shared),
+                l1: busy(|u| u.l1),
+                l2: busy(|u| u.l2),
+                dram: busy(|u| u.dram),
+            },
+            cycles: sum(&|p| p.cycles),
+            tensor_share: mean(&|p| p.tensor_share),
+            local_fraction: mean(&|p| p.local_fraction),
+            tensor_fraction: mean(&|p| p.tensor_fraction),
+            roofline: Roofline {
+                flops,
+                tensor_flops: sum(&|p| p.roofline.tensor_flops),
+                l2_bytes,
+                dram_bytes,
+                intensity: flops / traffic.max(1.0),
+                tflops: flops / us * 1e-6,
+                roof_tflops: longest.roofline.roof_tflops,
+            },
+            replayed: mean(&|p| p.replayed),
+            ..longest.clone()
+        })
+    }
+
     /// The fraction of a cause in `split`; 0 if the cause has none.
     pub fn share(&self, cause: Cause) -> f64 {
         self.split.iter().find(|(c, _)| *c == cause).map_or(0.0, |(_, share)| *share)

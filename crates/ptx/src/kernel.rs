@@ -151,3 +151,15 @@ pub struct Kernel {
     /// One value per parameter of the entry, in order.
     pub args: Vec<Arg>,
 }
+
+impl Kernel {
+    /// Whether a parameter refers to the buffer with this index.
+    pub fn uses(&self, buffer: usize) -> bool {
+        let by_map = |index: usize| self.tensor_maps.get(index).is_some_and(|map| map.buffer == buffer);
+        self.args.iter().any(|arg| match *arg {
+            Arg::Buffer { index, .. } => index == buffer,
+            Arg::TensorMap { index } => by_map(index),
+            _ => false,
+        })
+    }
+}

@@ -91,6 +91,15 @@ pub struct Module {
 }
 
 impl Module {
+    /// The module with the items of another module for the same target after its own, and new line numbers.
+    #[must_use]
+    pub fn joined_with(mut self, other: Module) -> Module {
+        self.version = self.version.max(other.version);
+        self.items.extend(other.items);
+        self.number_lines();
+        self
+    }
+
     /// The functions, declarations included.
     pub fn functions(&self) -> impl Iterator<Item = &Function> {
         self.items.iter().filter_map(|item| match item {

@@ -4,15 +4,15 @@ use emu::trace::sample_ctas;
 use emu::{Buffer, Checks, EmuError, Fidelity, Options};
 use kernels::select::Shape;
 use kernels::{Arch, KernelError, Plan};
-use predict::resources::{Ptxas, estimate};
+use predict::resources::{Ptxas, Resources, estimate};
 use predict::{Gpu, Prediction, machine};
 use problem::Problem;
 
-use check::diagnose::{Evidence, Finding, LineCost, diagnose};
+use check::diagnose::{Finding, LineCost};
 use check::forecast::architecture;
-use check::gate::{bind, contents};
+use check::gate::{Recorded, bind, contents};
 use check::launchfile::{Bound, LaunchError, LaunchSpec};
-use check::study::{RECORDED_STEPS, forecast};
+use check::study::{RECORDED_STEPS, diagnose_steps, forecast_steps};
 use ledger::{Candidate, Language, Source};
 
 /// A kernel's PTX with its line costs, root causes and predicted time.
@@ -74,66 +74,69 @@ pub fn dissect(candidate: &Candidate, shape: &Shape, device: &str) -> Result<Ana
         Candidate::Kernel(Source { language: Language::Ptx, text, launch }) => {
             let gpu = machine_of(device).ok_or_else(no_device)?;
             let bound = launch.parse::<LaunchSpec>()?.bind(ptx::parse(text)?.verify()?)?;
-            let launch = bound.kernel.launch;
-            examine(&bound, &launch, gpu, Fidelity::Exact, Some(text.clone()))
+            examine(&bound, &bound, gpu, Fidelity::Exact, Some(text.clone()))
         }
         Candidate::Gpu(plan) => {
             let gpu = machine_of(device).ok_or_else(no_device)?;
             let arch = Arch::of(gpu.sm).ok_or_else(no_device)?;
             let arch = Arch { multiprocessors: gpu.sms, ..arch };
             let whole = bind(plan, &shape.problem(), &arch)?;
-            let launch = whole.kernel.launch;
             // As in a forecast: families that hand out tiles at run time need the whole grid, the others one
             // head.
             match plan {
-                Plan::Wgmma(_) | Plan::Small(_) => examine(&whole, &launch, gpu, Fidelity::Sketch, None),
+                Plan::Wgmma(_) | Plan::Small(_) => examine(&whole, &whole, gpu, Fidelity::Sketch, None),
                 Plan::Mma(_) | Plan::Ladder { .. } => {
                     let (p, rows) = (shape.problem(), shape.seq_q);
                     let head = Problem { seq_kv: p.seq_kv, ..Problem::new(1, 1, rows, p.head_dim, p.dtype) };
                     let head = Problem { head_dim_v: p.head_dim_v, band: p.band, ..head };
                     let head = bind(plan, &head.with_layout(problem::Layout::Bhsd), &arch)?;
-                    examine(&head, &launch, gpu, Fidelity::Exact, None)
+                    examine(&head, &whole, gpu, Fidelity::Exact, None)
                 }
             }
         }
     }
 }
 
-/// Runs CTAs of `bound` and predicts for `launch`. `text` is the PTX source of a kernel that no generator
-/// emitted.
+/// Runs CTAs of `bound` and predicts for the launches of `whole`. `text` is the PTX source of a kernel that no
+/// generator emitted.
 fn examine(
     bound: &Bound,
-    launch: &ptx::Launch,
+    whole: &Bound,
     gpu: &Gpu,
     fidelity: Fidelity,
     text: Option<String>,
 ) -> Result<Anatomy, AnatomyError> {
-    let kernel = &bound.kernel;
-    let ctas = sample_ctas(kernel.launch.grid.count(), CTAS);
-    let options = Options {
-        traced_ctas: ctas.clone(),
-        only: Some(ctas),
-        checks: Checks { races: false, uninitialised: false, unwritten: false },
-        fidelity,
-        step_limit: RECORDED_STEPS,
-        grid_limit: RECORDED_STEPS,
-        ..Options::default()
-    };
     let mut buffers: Vec<Buffer> = match fidelity {
-        Fidelity::Sketch => kernel.buffers.iter().map(|b| Buffer::zeroed(b.bytes)).collect(),
+        Fidelity::Sketch => bound.kernel.buffers.iter().map(|b| Buffer::zeroed(b.bytes)).collect(),
         Fidelity::Exact => contents(bound, 1).iter().map(|data| Buffer::from_bytes(data)).collect(),
     };
-    let report = emu::run(kernel, &mut buffers.iter_mut().collect::<Vec<_>>(), &options)?;
-    let text = text.unwrap_or_else(|| kernel.module.to_string());
-    let target = architecture(gpu.sm);
-    let assembled = Ptxas::find().ok().and_then(|p| p.resources(&text, &target, &kernel.entry).ok());
-    let resources = assembled.or_else(|| estimate(&kernel.module, &kernel.entry));
-    let prediction =
-        resources.as_ref().and_then(|resources| forecast(bound, launch, &report.traces, resources, gpu).ok());
-    let evidence =
-        Evidence::new(kernel, &report.counters, &report.traces, prediction.as_ref(), resources.as_ref());
-    let (findings, lines) = (diagnose(&evidence), evidence.line_costs());
-    Ok(Anatomy { text, lines, findings, prediction })
+    let mut recorded = Vec::new();
+    for kernel in bound.steps() {
+        let ctas = sample_ctas(kernel.launch.grid.count(), CTAS);
+        let options = Options {
+            traced_ctas: ctas.clone(),
+            only: Some(ctas),
+            checks: Checks { races: false, uninitialised: false, unwritten: false },
+            fidelity,
+            step_limit: RECORDED_STEPS,
+            grid_limit: RECORDED_STEPS,
+            ..Options::default()
+        };
+        let report = emu::run(kernel, &mut buffers.iter_mut().collect::<Vec<_>>(), &options)?;
+        recorded.push(Recorded::from(report));
+    }
+    let text = text.unwrap_or_else(|| bound.kernel.module.to_string());
+    let (target, ptxas) = (architecture(gpu.sm), Ptxas::find().ok());
+    let of_step = |kernel: &ptx::Kernel| {
+        let assembled = ptxas.as_ref().and_then(|p| p.resources(&text, &target, &kernel.entry).ok());
+        assembled.or_else(|| estimate(&kernel.module, &kernel.entry))
+    };
+    let resources: Vec<Resources> = bound.steps().map_while(of_step).collect();
+    let steps = forecast_steps(bound, whole, &recorded, &resources, gpu).unwrap_or_default();
+    // A prediction of some of the kernels is none.
+    let steps = if steps.len() == recorded.len() { steps } else { Vec::new() };
+    let (findings, lines) = diagnose_steps(bound, &recorded, &steps, &resources);
+    Ok(Anatomy { text, lines, findings, prediction: Prediction::in_a_row(&steps) })
 }
 
 #[cfg(test)]

@@ -70,11 +70,11 @@ fn the_model_orders_the_seeds_table() {
     let predict = |rung: &Rung| {
         let quoted = rung.quoted.as_ref()?;
         let kernel = &rung.head.kernel;
-        let report = check::study::record(&rung.head, 2).unwrap();
+        let recorded = &check::study::record(&rung.head, 2).unwrap()[0];
         let resources = predict::resources::estimate(&kernel.module, &kernel.entry).unwrap();
         let launch = quoted.launch.as_ref().unwrap();
         let l4 = &predict::machine::L4;
-        let predicted = check::study::forecast(&rung.head, launch, &report.traces, &resources, l4).unwrap();
+        let predicted = check::study::forecast(kernel, launch, &recorded.traces, &resources, l4).unwrap();
         Some((predicted.us, quoted.us))
     };
     let rungs = rungs(&problem, &Arch::SM_89).unwrap();

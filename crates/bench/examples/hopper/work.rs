@@ -117,7 +117,7 @@ fn try_out(
     arch: &Arch,
     found: &mut Found,
 ) -> Result<(), Error> {
-    let bound = Bound::of_step(emit(&case.problem, plan, arch)?, &case.problem);
+    let bound = Bound::of_program(emit(&case.problem, plan, arch)?, &case.problem);
     let launch = bound.kernel.launch;
     let began = Instant::now();
     let function = Function::load(context, &bound.kernel, &Expect::of(&launch))?;

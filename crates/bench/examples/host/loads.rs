@@ -25,11 +25,12 @@ pub fn load(family: &str, cached: bool) -> Outcome {
     for problem in problems() {
         let Ok(plan) = family.default_for(&problem, &arch) else { continue };
         let began = Instant::now();
-        let kernel = emit(&problem, &plan, &arch)?.kernel;
-        let function = Function::load(&context, &kernel, &Expect::of(&kernel.launch))?;
+        let program = emit(&problem, &plan, &arch)?;
+        let load = |kernel: &ptx::Kernel| Function::load(&context, kernel, &Expect::of(&kernel.launch));
+        let functions: Vec<Function> = program.steps().map(load).collect::<Result<_, _>>()?;
         let ms = began.elapsed().as_secs_f64() * 1e3;
         let text = format!("{ms:.1} ms: dim {}, S {}", problem.head_dim, problem.seq_q);
-        println!("{} {when} {text}, {:?}", family.name(), function.resources());
+        println!("{} {when} {text}, {:?}", family.name(), functions[0].resources());
         if samples.iter().all(|&other| other < ms) {
             slowest = text;
         }

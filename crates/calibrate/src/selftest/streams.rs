@@ -43,9 +43,10 @@ pub fn streams(gpu: &Gpu, arch: &Arch, settings: &Settings, progress: &mut dyn F
 /// Launches on all streams `rounds` times, each stream with its own outputs, and compares the results.
 fn at_once(gpu: &Gpu, bound: &Bound, rounds: u32, making: &mut Making) -> Result<(), DriverError> {
     let context = gpu.context();
-    let kernel = &bound.kernel;
-    let function = Function::load(context, kernel, &Expect::of(&kernel.launch))?;
-    let call = Call::of(kernel);
+    let mut steps = Vec::new();
+    for kernel in bound.steps() {
+        steps.push((Function::load(context, kernel, &Expect::of(&kernel.launch))?, Call::of(kernel)));
+    }
     let Some(feed) = Feed::draw(bound, Style::Normal, 3) else { return Ok(()) };
     let contents: Vec<Vec<u8>> = feed.buffers(bound).iter().map(emu::Buffer::to_bytes).collect();
     let mut lanes: Vec<(Stream, Vec<Buffer>)> = Vec::new();
@@ -69,7 +70,9 @@ fn at_once(gpu: &Gpu, bound: &Bound, rounds: u32, making: &mut Making) -> Result
         for lane in order {
             let (stream, buffers) = &lanes[lane];
             let slices: Vec<_> = buffers.iter().map(Buffer::slice).collect();
-            function.launch(stream, &call, &slices)?;
+            for (function, call) in &steps {
+                function.launch(stream, call, &slices)?;
+            }
             making.check.cases += 1;
         }
         for (stream, _) in &lanes {

@@ -25,6 +25,18 @@ pub struct Finding {
     pub cure: &'static str,
 }
 
+impl Finding {
+    /// The finding in a program of which the kernel takes `part` of the time.
+    #[must_use]
+    pub(crate) fn within(self, part: f64) -> Finding {
+        if part >= 1.0 {
+            return self;
+        }
+        let saved = part * (1.0 - 1.0 / self.expected_gain);
+        Finding { share: self.share * part, expected_gain: 1.0 / (1.0 - saved), ..self }
+    }
+}
+
 /// Causes below this share are not reported.
 const LEAST_SHARE: f64 = 0.03;
 

@@ -2,10 +2,12 @@
 
 use emu::Counters;
 use ptx::{Function, Instruction, Kernel, Op, Statement};
+
+use crate::launchfile::Bound;
 use serde_json::{Value, json};
 
-/// The instructions that are reachable from a kernel's entry, each with its line and whether any run executed
-/// it.
+/// The instructions that are reachable from the entries of a program, each with its line and whether any run
+/// executed it.
 ///
 /// An instruction counts as executed when it was issued with an active lane. A branch, return or exit that no
 /// lane took counts too: its condition was evaluated, and the instructions at its target are counted on their
@@ -18,16 +20,21 @@ pub struct Coverage {
 
 impl Coverage {
     /// Lists the reachable instructions, none of them executed yet.
-    pub(super) fn of(kernel: &Kernel) -> Coverage {
-        let reached = kernel.module.reached_from(&kernel.entry);
-        let all = kernel.module.functions().zip(reached).flat_map(|(function, reached)| {
+    pub(super) fn of(bound: &Bound) -> Coverage {
+        let module = &bound.kernel.module;
+        let mut reached = vec![false; module.functions().count()];
+        for kernel in bound.steps() {
+            let by_kernel = module.reached_from(&kernel.entry);
+            reached.iter_mut().zip(by_kernel).for_each(|(all, one)| *all |= one);
+        }
+        let all = module.functions().zip(reached).flat_map(|(function, reached)| {
             instructions(function).map(move |instruction| (reached, instruction.line))
         });
         let all = all.enumerate().filter(|(_, (reached, _))| *reached);
         Coverage { instructions: all.map(|(at, (_, line))| (at, line, false)).collect() }
     }
 
-    /// Adds the counters of one run.
+    /// Adds the counters of one kernel's run.
     pub(super) fn add(&mut self, kernel: &Kernel, counters: &Counters) {
         let ops: Vec<Op> = kernel.module.functions().flat_map(instructions).map(|inst| inst.op).collect();
         for (at, _, executed) in &mut self.instructions {

@@ -114,7 +114,7 @@ impl Feed {
                 (
                     Role::Operand(Operand::Tensor(_))
                     | Role::Operand(Operand::Lse)
-                    | Role::Operand(Operand::Scratch)
+                    | Role::Operand(Operand::Scratch | Operand::Temporary(_))
                     | Role::Operand(Operand::Codes(Tensor::Out)),
                     _,
                 ) => Buffer::uninitialised(spec.bytes),

@@ -2,6 +2,7 @@
 
 use std::fmt;
 
+use emu::trace::CtaTrace;
 use emu::{Counters, Hazard, Printed};
 use predict::Gpu;
 use predict::resources::{Resources, occupancy};
@@ -69,6 +70,19 @@ impl From<&Hazard> for HazardRow {
     }
 }
 
+/// What a run recorded of one kernel for the time model.
+#[derive(Clone, Debug)]
+pub struct Recorded {
+    pub counters: Counters,
+    pub traces: Vec<CtaTrace>,
+}
+
+impl From<emu::Report> for Recorded {
+    fn from(report: emu::Report) -> Recorded {
+        Recorded { counters: report.counters, traces: report.traces }
+    }
+}
+
 /// All findings of the gate.
 #[derive(Clone, Debug)]
 pub struct CheckReport {
@@ -94,10 +108,10 @@ pub struct CheckReport {
     pub runs: u32,
     /// The instructions that the runs executed; `None` before one run ended.
     pub coverage: Option<Coverage>,
-    /// The counters of the first run.
+    /// The counters of the first run, over all kernels.
     pub counters: Counters,
-    /// CTAs that the first run recorded for the time model.
-    pub traces: Vec<emu::trace::CtaTrace>,
+    /// What the first run recorded of each kernel, in launch order.
+    pub recorded: Vec<Recorded>,
     /// Warp instructions issued over all runs.
     pub steps: u64,
 }
@@ -118,7 +132,7 @@ impl CheckReport {
             runs: 0,
             coverage: None,
             counters: Counters::default(),
-            traces: Vec::new(),
+            recorded: Vec::new(),
             steps: 0,
         }
     }
@@ -197,10 +211,10 @@ impl CheckReport {
         self.quantisation = self.quantisation.or(other.quantisation);
         self.runs += other.runs;
         self.steps += other.steps;
-        if !other.traces.is_empty() {
+        if !other.recorded.is_empty() {
             self.counters = other.counters;
             self.coverage = other.coverage;
-            self.traces = other.traces;
+            self.recorded = other.recorded;
         }
     }
 

@@ -1,16 +1,17 @@
 //! Kernels whose CTAs wait for each other. A GPU starts the CTAs of a grid in waves, in any order, unless the
 //! launch is cooperative. A kernel that spins on a later CTA hangs when that CTA finds no room.
 
-use emu::{Buffer, Hazard, HazardKind, Options, Report, Schedule};
+use emu::{Buffer, Hazard, HazardKind, Options, Schedule};
 use predict::Gpu;
 use predict::machine::MACHINES;
 use predict::resources::{estimate, occupancy};
+use ptx::Kernel;
 
 use super::CheckReport;
 use super::feed::Feed;
 use crate::launchfile::Bound;
 
-/// Runs the kernel with one resident cluster at a time, in ascending order. `options` are those of a run
+/// Runs each kernel with one resident cluster at a time, in ascending order. `options` are those of a run
 /// without hazards.
 pub(super) fn check(
     bound: &Bound,
@@ -18,16 +19,37 @@ pub(super) fn check(
     options: &Options,
     check: &mut CheckReport,
 ) -> Result<(), emu::EmuError> {
-    let launch = &bound.kernel.launch;
-    let ctas = launch.grid.count();
-    let rooms = MACHINES.into_iter().filter(|gpu| bound.kernel.module.target.runs_on(gpu.sm));
-    let most = rooms.map(|gpu| (resident(bound, gpu), gpu.name)).max().unwrap_or_default();
-    if launch.cluster.count() >= ctas || bound.cooperative && ctas <= most.0 {
-        return Ok(());
+    let mut buffers: Option<Vec<Buffer>> = None;
+    for (at, kernel) in bound.steps().enumerate() {
+        let Some(most) = wait_for_room(bound, kernel) else { continue };
+        let buffers = buffers.get_or_insert_with(|| feed.buffers(bound));
+        let mut handles: Vec<&mut Buffer> = buffers.iter_mut().collect();
+        // What the kernels before this one leave is its input.
+        for before in bound.steps().take(at) {
+            emu::run(before, &mut handles, options)?;
+        }
+        let alone = Options { resident: Some(1), schedule: Schedule::Late, ..options.clone() };
+        let report = emu::run(kernel, &mut handles, &alone)?;
+        if let Some(hang) = report.hazards.iter().find(|h| h.kind == HazardKind::Deadlock) {
+            note(hang, kernel.launch.grid.count(), most, check);
+            return Ok(());
+        }
     }
-    let alone = Options { resident: Some(1), schedule: Schedule::Late, ..options.clone() };
-    let report = run(bound, feed, &alone)?;
-    let Some(hang) = report.hazards.iter().find(|h| h.kind == HazardKind::Deadlock) else { return Ok(()) };
+    Ok(())
+}
+
+/// The largest number of CTAs that a GPU holds at a time, and its name. `None` for a kernel whose CTAs are
+/// promised to be resident together.
+fn wait_for_room(bound: &Bound, kernel: &Kernel) -> Option<(u64, &'static str)> {
+    let ctas = kernel.launch.grid.count();
+    let rooms = MACHINES.into_iter().filter(|gpu| kernel.module.target.runs_on(gpu.sm));
+    let most = rooms.map(|gpu| (resident(kernel, gpu), gpu.name)).max().unwrap_or_default();
+    let promised = kernel.launch.cluster.count() >= ctas || bound.cooperative && ctas <= most.0;
+    (!promised).then_some(most)
+}
+
+/// Reports that CTAs wait for CTAs that were not started yet.
+fn note(hang: &Hazard, ctas: u64, most: (u64, &str), check: &mut CheckReport) {
     let Hazard { line, .. } = hang;
     let needs = format!(
         "CTAs wait for later CTAs (line {line}): all of them must be resident together, which only a \
@@ -35,23 +57,16 @@ pub(super) fn check(
     );
     if ctas <= most.0 {
         check.leave_incomplete(format!("{needs}; state `cooperative = true` under [launch] if it is one"));
-        return Ok(());
+        return;
     }
     check.add_hazards(vec![Hazard {
         message: format!("{needs}; the grid has {ctas}, and {} holds at most {}", most.1, most.0),
         ..hang.clone()
     }]);
-    Ok(())
-}
-
-fn run(bound: &Bound, feed: &Feed, options: &Options) -> Result<Report, emu::EmuError> {
-    let mut buffers = feed.buffers(bound);
-    emu::run(&bound.kernel, &mut buffers.iter_mut().collect::<Vec<&mut Buffer>>(), options)
 }
 
 /// The number of CTAs that a GPU holds at a time. Registers are estimated.
-fn resident(bound: &Bound, gpu: &Gpu) -> u64 {
-    let kernel = &bound.kernel;
+fn resident(kernel: &Kernel, gpu: &Gpu) -> u64 {
     let registers = estimate(&kernel.module, &kernel.entry).map_or((1, 0), |r| (r.registers, r.shared));
     let shared = registers.1.saturating_add(kernel.launch.dynamic_shared);
     let held = occupancy(gpu, kernel.launch.block.count(), registers.0, shared);

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use emu::{Buffer, Counters, EmuError, HazardKind, Options, Placement, Schedule};
+use emu::{Buffer, Counters, EmuError, HazardKind, Options, Placement, Report, Schedule};
 use kernels::Operand;
 use oracle::OracleError;
 use problem::{Problem, Tensor};
@@ -87,8 +87,11 @@ impl Settings {
     fn runs_of(&self, bound: &Bound) -> Vec<(Style, u64, Schedule)> {
         let mut runs = self.runs.clone();
         if self.lagging && waits_by_count(&bound.kernel) {
-            let Launch { block, cluster, .. } = bound.kernel.launch;
-            let warps = block.count().div_ceil(32) * cluster.count();
+            let warps = |kernel: &Kernel| {
+                let Launch { block, cluster, .. } = kernel.launch;
+                block.count().div_ceil(32) * cluster.count()
+            };
+            let warps = bound.steps().map(warps).max().unwrap_or(0);
             let seeds = (0..warps).map(|w| 2 * w).chain((0..warps.div_ceil(4)).map(|g| 2 * g + 1));
             runs.extend(seeds.map(|seed| (Style::Normal, seed, Schedule::Lagging)));
         }
@@ -96,7 +99,7 @@ impl Settings {
     }
 }
 
-/// Whether a kernel has mbarriers, or barriers for a given number of threads.
+/// Whether a kernel's module has mbarriers, or barriers for a given number of threads.
 fn waits_by_count(kernel: &Kernel) -> bool {
     let mut statements = kernel.module.functions().flat_map(|f| f.body.iter().flat_map(|b| &b.statements));
     statements.any(|statement| match statement {
@@ -145,14 +148,9 @@ pub fn check_watched(bound: &Bound, settings: &Settings, watch: &Watch) -> Resul
     let runs: Vec<_> = runs.iter().enumerate().filter(counts).collect();
     for (number, &(index, &(style, seed, schedule))) in runs.iter().enumerate() {
         watch.begin(number + 1, runs.len());
-        let traced_ctas = match index {
-            0 => emu::trace::sample_ctas(bound.kernel.launch.grid.count(), settings.traced_ctas),
-            _ => Vec::new(),
-        };
         let options = Options {
             seed,
             schedule,
-            traced_ctas,
             step_limit: settings.step_limit,
             grid_limit: settings.grid_limit,
             placement: settings.placement,
@@ -160,9 +158,9 @@ pub fn check_watched(bound: &Bound, settings: &Settings, watch: &Watch) -> Resul
             stopwatch: Some(watch.stopwatch()),
             ..Options::default()
         };
-        run_once(bound, (style, seed), &options, watch, &mut check)?;
+        let traced = if index == 0 { settings.traced_ctas } else { 0 };
+        run_once(bound, (style, seed), &options, traced, watch, &mut check)?;
         if number + 1 == runs.len() && check.communicates && check.verdict == Verdict::Passed {
-            let options = Options { traced_ctas: Vec::new(), ..options };
             if let Some(feed) = Feed::draw(bound, style, seed)
                 && let Err(error) = residency::check(bound, &feed, &options, &mut check)
             {
@@ -201,6 +199,7 @@ fn run_once(
     bound: &Bound,
     (style, seed): (Style, u64),
     options: &Options,
+    traced: u64,
     watch: &Watch,
     check: &mut CheckReport,
 ) -> Result<(), GateError> {
@@ -208,35 +207,45 @@ fn run_once(
     let options = &Options { must_write: must_write(bound, &feed), ..options.clone() };
     let mut buffers = feed.buffers(bound);
     let before: Vec<Vec<u8>> = buffers.iter().map(Buffer::to_bytes).collect();
-    let mut handles: Vec<&mut Buffer> = buffers.iter_mut().collect();
-    let report = match emu::run(&bound.kernel, &mut handles, options) {
-        Ok(report) => report,
+    let reports = match run_steps(bound, &mut buffers, options, traced) {
+        Ok(reports) => reports,
         Err(error) => return unfinished(error, watch, check),
     };
     check.runs += 1;
-    check.steps += report.steps;
-    let coverage = check.coverage.get_or_insert_with(|| Coverage::of(&bound.kernel));
-    coverage.add(&bound.kernel, &report.counters);
-    check.communicates |= report.communicates;
-    let cluster = bound.kernel.launch.cluster.count();
-    if cluster > PORTABLE_CLUSTER {
-        check.warn(format!(
-            "a cluster of {cluster} CTAs needs the attribute for non-portable cluster sizes, and a GPU may have no \
-             room for it"
-        ));
+    let mut counters = Counters::default();
+    for (kernel, report) in bound.steps().zip(&reports) {
+        check.steps += report.steps;
+        check.communicates |= report.communicates;
+        counters.add(&report.counters);
+        check.coverage.get_or_insert_with(|| Coverage::of(bound)).add(kernel, &report.counters);
+        let cluster = kernel.launch.cluster.count();
+        if cluster > PORTABLE_CLUSTER {
+            check.warn(format!(
+                "a cluster of {cluster} CTAs needs the attribute for non-portable cluster sizes, and a GPU may have \
+                 no room for it"
+            ));
+        }
     }
-    let stores = stores(&bound.kernel, &report.counters);
-    if check.runs == 1 {
-        check.counters = report.counters;
-        check.traces = report.traces;
-        check.printed = report.printed;
-    }
-    // A wrong output that follows from an access outside its memory is not reported again.
+    // A wrong output that follows from an access outside its memory, or from a kernel that was not run after
+    // a failed one, is not reported again.
     let lost = |h: &emu::Hazard| matches!(h.kind, HazardKind::Misaligned | HazardKind::OutOfBounds);
-    let whole = !report.hazards.iter().any(lost);
-    check.add_hazards(report.hazards);
-    if !stores {
+    let complete = reports.len() == bound.steps().count();
+    let whole = complete && !reports.iter().flat_map(|report| &report.hazards).any(lost);
+    if complete && !stores(&bound.kernel, &counters) {
         check.warn("a run executed no store to global memory, so the kernel has no result".into());
+    }
+    let first = check.runs == 1;
+    if first {
+        check.counters = counters;
+    }
+    let mut changed = Vec::new();
+    for mut report in reports {
+        check.add_hazards(std::mem::take(&mut report.hazards));
+        changed.append(&mut report.changed);
+        if first {
+            check.printed.append(&mut report.printed);
+            check.recorded.push(report.into());
+        }
     }
     for ((spec, role), buffer) in bound.kernel.buffers.iter().zip(&bound.roles).zip(&buffers) {
         if matches!(role, Role::Fill { init: Init::Uninitialised, .. }) && buffer.is_uninitialised() {
@@ -247,7 +256,7 @@ fn run_once(
     feed.check_inputs_kept(bound, &before, &after, check);
     if bound.problem.is_some() {
         // State that one launch leaves for the next could be a cached output.
-        for name in report.changed {
+        for name in changed {
             check.fail(format!("the kernel keeps something in {name} from one launch to the next"));
         }
     }
@@ -258,6 +267,35 @@ fn run_once(
         check.quantisation = feed.quantisation(bound)?;
     }
     Ok(())
+}
+
+/// Runs the kernels of a program one after the other on the same buffers, up to the first one with a hazard
+/// that fails the check. The hazards of a program of several kernels name their kernel.
+fn run_steps(
+    bound: &Bound,
+    buffers: &mut [Buffer],
+    options: &Options,
+    traced: u64,
+) -> Result<Vec<Report>, EmuError> {
+    let mut reports = Vec::new();
+    for kernel in bound.steps() {
+        let traced_ctas = match traced {
+            0 => Vec::new(),
+            count => emu::trace::sample_ctas(kernel.launch.grid.count(), count),
+        };
+        let options = Options { traced_ctas, ..options.clone() };
+        let mut report = emu::run(kernel, &mut buffers.iter_mut().collect::<Vec<_>>(), &options)?;
+        if !bound.then.is_empty() {
+            let said = |hazard: &mut emu::Hazard| hazard.message += &format!(", in {}", kernel.entry);
+            report.hazards.iter_mut().for_each(said);
+        }
+        let failed = report.hazards.iter().any(|hazard| hazard.kind.fails());
+        reports.push(report);
+        if failed {
+            break;
+        }
+    }
+    Ok(reports)
 }
 
 /// Notes that a run did not end.

@@ -51,12 +51,12 @@ pub enum TrialError<E: std::error::Error> {
     Oracle(#[from] OracleError),
 }
 
-/// Emits the kernel of a plan and assigns roles to its buffers.
+/// Emits the kernels of a plan and assigns roles to their buffers.
 ///
 /// # Errors
 /// When the kernel cannot be emitted.
 pub fn bind(plan: &Plan, problem: &Problem, arch: &Arch) -> Result<Bound, KernelError> {
-    Ok(Bound::of_step(kernels::emit(problem, plan, arch)?, problem))
+    Ok(Bound::of_program(kernels::emit(problem, plan, arch)?, problem))
 }
 
 /// Runs `bound` once on `feed`. `references` belong to the feed and are computed by the caller, so that
@@ -91,7 +91,7 @@ pub fn launch<M: Machine>(
 ) -> Result<Launched, TrialError<M::Error>> {
     let before: Vec<Vec<u8>> = feed.buffers(bound).iter().map(Buffer::to_bytes).collect();
     let mut check = CheckReport::empty();
-    let after = run_guarded(machine, &bound.kernel, &before, &mut check).map_err(TrialError::Machine)?;
+    let after = run_guarded(machine, bound, &before, &mut check).map_err(TrialError::Machine)?;
     Ok(Launched { before, after, check })
 }
 
@@ -109,14 +109,14 @@ impl Launched {
     }
 }
 
-/// Runs the kernel with guards and returns the buffers without them.
+/// Runs the kernels with guards and returns the buffers without them.
 fn run_guarded<M: Machine>(
     machine: &mut M,
-    kernel: &Kernel,
+    bound: &Bound,
     before: &[Vec<u8>],
     check: &mut CheckReport,
 ) -> Result<Vec<Vec<u8>>, M::Error> {
-    let kernel = guarded(kernel);
+    let kernel = guarded(&bound.kernel);
     let mut buffers = Vec::with_capacity(before.len());
     for (spec, data) in kernel.buffers.iter().zip(before) {
         let mut bytes = vec![GUARD_BYTE; spec.bytes];
@@ -126,6 +126,9 @@ fn run_guarded<M: Machine>(
         buffers.push(buffer);
     }
     machine.launch(&kernel, &mut buffers.iter_mut().collect::<Vec<_>>())?;
+    for kernel in &bound.then {
+        machine.launch(&guarded(kernel), &mut buffers.iter_mut().collect::<Vec<_>>())?;
+    }
     let mut after = Vec::with_capacity(before.len());
     for ((spec, data), buffer) in kernel.buffers.iter().zip(before).zip(&buffers) {
         let mut bytes = vec![0; spec.bytes];

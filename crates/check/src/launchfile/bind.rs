@@ -1,6 +1,6 @@
 //! Binds a launch file to the module that it launches.
 
-use kernels::{Operand, Step};
+use kernels::{Operand, Program};
 use problem::{Problem, Tensor};
 use ptx::{Access, Arg, BufferSpec, Function, Kernel, Launch, Module, Param, TensorMapSpec, Verified};
 
@@ -21,10 +21,14 @@ impl From<Operand> for Role {
     }
 }
 
-/// A kernel with the roles of its buffers, which the gate can check.
+/// The kernels of a program with the roles of their buffers, which the gate can check.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Bound {
+    /// The kernel that is launched first.
     pub kernel: Kernel,
+    /// The kernels that are launched after it, in order. They are entries of the same module and take the
+    /// same buffers.
+    pub then: Vec<Kernel>,
     /// The role of each buffer in `kernel.buffers`.
     pub roles: Vec<Role>,
     /// The problem that the buffers belong to; `None` when only hazards are judged.
@@ -34,10 +38,26 @@ pub struct Bound {
 }
 
 impl Bound {
-    /// A generated kernel. The module gets the line numbers of its printed form, so that findings name lines.
-    pub fn of_step(step: Step, problem: &Problem) -> Bound {
-        let roles = step.operands.into_iter().map(Role::from).collect();
-        Bound { kernel: step.kernel, roles, problem: Some(problem.clone()), cooperative: false }
+    /// A generated program. The module has the line numbers of its printed form, so that findings name lines.
+    pub fn of_program(program: Program, problem: &Problem) -> Bound {
+        let Program { kernel, then, operands } = program;
+        let roles = operands.into_iter().map(Role::from).collect();
+        Bound { kernel, then, roles, problem: Some(problem.clone()), cooperative: false }
+    }
+
+    /// One kernel whose buffers have these roles.
+    pub fn of_kernel(kernel: Kernel, roles: Vec<Role>, problem: Option<Problem>) -> Bound {
+        Bound { kernel, then: Vec::new(), roles, problem, cooperative: false }
+    }
+
+    /// All kernels in launch order.
+    pub fn steps(&self) -> impl Iterator<Item = &Kernel> {
+        std::iter::once(&self.kernel).chain(&self.then)
+    }
+
+    /// All kernels in launch order, to change them.
+    pub fn steps_mut(&mut self) -> impl Iterator<Item = &mut Kernel> {
+        std::iter::once(&mut self.kernel).chain(&mut self.then)
     }
 }
 
@@ -77,7 +97,8 @@ impl LaunchSpec {
         let entry = entry.name.to_string();
         let Contract { buffers, roles, maps: tensor_maps, args } = contract;
         let kernel = Kernel { tensor_maps, module, entry, launch, buffers, args };
-        Ok(Bound { kernel, roles, problem: self.problem.clone(), cooperative: self.cooperative })
+        let bound = Bound::of_kernel(kernel, roles, self.problem.clone());
+        Ok(Bound { cooperative: self.cooperative, ..bound })
     }
 
     fn pick_entry<'m>(&self, module: &'m Module) -> Result<&'m Function, LaunchError> {

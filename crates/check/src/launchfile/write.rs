@@ -11,11 +11,11 @@ use super::{Bound, Role};
 
 impl Bound {
     /// The launch file that gives the kernel's text the same launch. `None` where launch files have no such
-    /// feature: a counter, quantised codes, or overlapping launches.
+    /// feature: several kernels, a counter, quantised codes, or overlapping launches.
     pub fn launch_file(&self) -> Option<String> {
         let (kernel, problem) = (&self.kernel, self.problem.as_ref()?);
         let launch = &kernel.launch;
-        if launch.overlapping || *problem != Shape::of(problem).problem() {
+        if !self.then.is_empty() || launch.overlapping || *problem != Shape::of(problem).problem() {
             return None;
         }
         let mut text = problem_table(problem);
@@ -51,7 +51,7 @@ impl Bound {
             | Role::Operand(Operand::Codes(_))
             | Role::Operand(Operand::Scales)
             | Role::Operand(Operand::Counter)
-            | Role::Operand(Operand::Scratch)
+            | Role::Operand(Operand::Scratch | Operand::Temporary(_))
             | Role::Fill { .. } => None,
         }
     }

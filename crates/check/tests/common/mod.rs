@@ -21,5 +21,5 @@ pub fn small_tiles(problem: &Problem, queries: QueryHome, stages: u32) -> Bound 
         tile_order: Grid::RowsFirst,
         ..MmaPlan::default_for(problem, &arch)
     };
-    Bound::of_step(kernels::emit(problem, &Plan::Mma(genes), &arch).unwrap(), problem)
+    Bound::of_program(kernels::emit(problem, &Plan::Mma(genes), &arch).unwrap(), problem)
 }

@@ -40,8 +40,8 @@ pub fn serve() -> Result<(), Error> {
     let device = Device::open()?;
     for line in io::stdin().lines() {
         let (problem, plan): (Problem, Plan) = serde_json::from_str(&line?)?;
-        if let Ok(step) = emit(&problem, &plan, &device.arch) {
-            let _ = device.function(&step.kernel, || ());
+        if let Ok(program) = emit(&problem, &plan, &device.arch) {
+            program.steps().for_each(|kernel| drop(device.function(kernel, || ())));
         }
         println!();
     }

@@ -33,8 +33,8 @@ pub struct Device {
     pub context: Arc<Context>,
     pub stream: Stream,
     pub arch: Arch,
-    /// Functions by PTX; `None` for rejected kernels.
-    compiled: Mutex<HashMap<String, Option<Function>>>,
+    /// Functions by PTX and entry; `None` for rejected kernels.
+    compiled: Mutex<HashMap<(String, String), Option<Function>>>,
     compilers: Vec<Compiler>,
     /// The contents of the last problem's buffers, and their element type.
     drawn: Mutex<(DType, Vec<Vec<u8>>)>,
@@ -46,9 +46,9 @@ pub struct Candidate {
     pub registers: u32,
     /// Time of a call, µs.
     pub us: f64,
-    function: Function,
-    call: Call,
-    /// Buffers after the tensors: a counter, scratch.
+    /// The kernels in launch order.
+    steps: Vec<(Function, Call)>,
+    /// Buffers after the tensors: a counter, scratch, temporaries.
     own: Vec<Buffer>,
 }
 
@@ -101,21 +101,26 @@ impl Device {
     }
 
     fn candidate(&self, problem: &Problem, plan: Plan, compiler: Option<&Compiler>) -> Option<Candidate> {
-        let kernel = emit(problem, &plan, &self.arch).ok()?.kernel;
-        let function = self.function(&kernel, || {
-            if let Some(compiler) = compiler {
-                compiler.compile(problem, &plan);
-            }
-        })?;
-        let own = kernel.buffers.iter().skip(4).map(|spec| Buffer::zeroed(&self.context, spec.bytes));
+        let program = emit(problem, &plan, &self.arch).ok()?;
+        let load = |kernel: &Kernel| {
+            let function = self.function(kernel, || {
+                if let Some(compiler) = compiler {
+                    compiler.compile(problem, &plan);
+                }
+            })?;
+            Some((function, Call::of(kernel)))
+        };
+        let steps: Vec<_> = program.steps().map(load).collect::<Option<_>>()?;
+        let buffers = program.kernel.buffers.iter().skip(4);
+        let own = buffers.map(|spec| Buffer::zeroed(&self.context, spec.bytes));
         let own = own.collect::<Result<_, _>>().ok()?;
-        let registers = function.resources().registers;
-        Some(Candidate { plan, registers, us: f64::INFINITY, function, call: Call::of(&kernel), own })
+        let registers = steps.iter().map(|(function, _)| function.resources().registers).max()?;
+        Some(Candidate { plan, registers, us: f64::INFINITY, steps, own })
     }
 
     /// The kernel's function. A new kernel is compiled by `ahead` before it is loaded.
     pub fn function(&self, kernel: &Kernel, ahead: impl FnOnce()) -> Option<Function> {
-        let text = kernel.module.to_string();
+        let text = (kernel.module.to_string(), kernel.entry.clone());
         let lock = || self.compiled.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(known) = lock().get(&text) {
             // Equal code may be launched with more shared memory, so it is then loaded from the cache again.
@@ -142,7 +147,7 @@ impl Device {
 
     /// Draws the problem's tensors and computes the expected output by `plan`.
     pub fn tensors(&self, problem: &Problem, plan: &Plan) -> Result<Tensors, Error> {
-        let bound = Bound::of_step(emit(problem, plan, &self.arch)?, problem);
+        let bound = Bound::of_program(emit(problem, plan, &self.arch)?, problem);
         let mut buffers = Vec::new();
         let sizes: Vec<usize> = bound.kernel.buffers.iter().map(|spec| spec.bytes).collect();
         // Random inputs can be reused for another shape of equal size and element type.
@@ -202,7 +207,8 @@ impl Device {
         let mut slices: Vec<DeviceSlice> = tensors.buffers.iter().take(4).map(Buffer::slice).collect();
         slices.extend(c.own.iter().map(Buffer::slice));
         Graph::capture(&self.stream, |stream| {
-            (0..calls).try_for_each(|_| c.function.launch(stream, &c.call, &slices))
+            let mut launches = (0..calls).flat_map(|_| &c.steps);
+            launches.try_for_each(|(function, call)| function.launch(stream, call, &slices))
         })
     }
 

@@ -10,7 +10,6 @@ use serde_json::{Value, json};
 use super::super::task::{Finding, Stage};
 use super::subject;
 use bench::provenance::hash;
-use check::diagnose::{Evidence, diagnose};
 use check::forecast;
 use check::gate::{CheckReport, Settings, bind, check_kernel};
 use check::launchfile::Bound;
@@ -39,8 +38,8 @@ pub struct Built {
     /// The kernel with its launch contract.
     pub bound: Bound,
     pub text: String,
-    /// Registers and shared memory.
-    pub resources: Resources,
+    /// Registers and shared memory of each kernel.
+    pub resources: Vec<Resources>,
     /// Hash of the machine code, if ptxas made it.
     pub sass_hash: Option<String>,
 }
@@ -70,18 +69,26 @@ impl Bench {
     /// The rejection, when the kernel cannot be built.
     pub fn build(&self, candidate: &Candidate, problem: &Problem) -> Result<Built, Rejection> {
         let bound = self.bound(candidate, problem)?;
-        let (text, entry) = (bound.kernel.module.to_string(), &bound.kernel.entry);
-        let assembled =
-            self.ptxas.as_ref().map(|ptxas| ptxas.assemble(&text, &forecast::target(&bound), entry));
-        let (resources, sass_hash) = match assembled {
-            Some(Ok((resources, code))) => (Some(resources), Some(identity(&bound, &code))),
-            Some(Err(error @ PtxasError::Rejected { .. })) => {
-                return Err(reject(Stage::Screen, "ptxas", error));
-            }
-            // Without a working assembler the resources are estimated, and the kernel is not rejected.
-            Some(Err(_)) | None => (estimate(&bound.kernel.module, entry), None),
-        };
-        let resources = resources.ok_or_else(|| reject(Stage::Screen, "emit", "the kernel has no body"))?;
+        let text = bound.kernel.module.to_string();
+        let (mut resources, mut sass_hash) = (Vec::new(), None);
+        for kernel in bound.steps() {
+            let entry = &kernel.entry;
+            let assembled =
+                self.ptxas.as_ref().map(|ptxas| ptxas.assemble(&text, &forecast::target(&bound), entry));
+            let found = match assembled {
+                Some(Ok((resources, code))) => {
+                    // The machine code is that of the whole module.
+                    sass_hash = Some(identity(&bound, &code));
+                    Some(resources)
+                }
+                Some(Err(error @ PtxasError::Rejected { .. })) => {
+                    return Err(reject(Stage::Screen, "ptxas", error));
+                }
+                // Without a working assembler the resources are estimated, and the kernel is not rejected.
+                Some(Err(_)) | None => estimate(&kernel.module, entry),
+            };
+            resources.push(found.ok_or_else(|| reject(Stage::Screen, "emit", "the kernel has no body"))?);
+        }
         Ok(Built { bound, text, resources, sass_hash })
     }
 
@@ -95,16 +102,18 @@ impl Bench {
 
     /// The properties of a kernel that was built, its predicted time and the findings of the diagnosis.
     pub fn describe(&self, candidate: &Candidate, problem: &Problem, built: &Built) -> Finding {
-        let kernel = &built.bound.kernel;
-        let shared = built.resources.shared + kernel.launch.dynamic_shared;
+        // The figures of a program are the largest of its kernels.
+        let most = |of: &dyn Fn(&Resources) -> u32| built.resources.iter().map(of).max().unwrap_or(0);
+        let shared = built.bound.steps().zip(&built.resources);
+        let shared = shared.map(|(kernel, found)| found.shared + kernel.launch.dynamic_shared).max();
         let mut screening = Screening {
             ptx_hash: identity(&built.bound, built.text.as_bytes()),
             sass_hash: built.sass_hash.clone(),
-            registers: Some(built.resources.registers),
-            spill_bytes: Some(built.resources.spill_stores.max(built.resources.spill_loads)),
-            shared_bytes: Some(shared),
+            registers: Some(most(&|found| found.registers)),
+            spill_bytes: Some(most(&|found| found.spill_stores.max(found.spill_loads))),
+            shared_bytes: shared,
             bound: None,
-            tile: Some(tile(candidate, kernel)),
+            tile: Some(tile(candidate, &built.bound.kernel)),
         };
         let (mut predicted_us, mut findings) = (None, json!([]));
         // A kernel that the model cannot replay may still be run.
@@ -125,28 +134,20 @@ impl Bench {
         built: &Built,
         times: u64,
     ) -> Option<(Prediction, Value)> {
-        let resources = &built.resources;
+        let (bound, resources) = (&built.bound, &built.resources);
         match candidate {
             Candidate::Gpu(plan) => {
-                let (bound, gpu, arch) = (&built.bound, self.gpu, &self.arch);
+                let (gpu, arch) = (self.gpu, &self.arch);
                 let basis = forecast::of_kernel(plan, problem, bound, resources, gpu, arch, times).ok()?;
-                let (kernel, report) = (&basis.recorded.kernel, &basis.report);
-                let prediction = Some(&basis.prediction);
-                let evidence =
-                    Evidence::new(kernel, &report.counters, &report.traces, prediction, Some(resources));
-                let findings = json!(diagnose(&evidence));
-                Some((basis.prediction, findings))
+                let (findings, _) =
+                    study::diagnose_steps(&basis.bound, &basis.recorded, &basis.steps, resources);
+                Some((basis.prediction, json!(findings)))
             }
             Candidate::Kernel(_) => {
-                let (bound, kernel) = (&built.bound, &built.bound.kernel);
-                let report = study::record(bound, forecast::SKETCHED * times).ok()?;
-                let prediction =
-                    study::forecast(bound, &kernel.launch, &report.traces, resources, self.gpu).ok()?;
-                let counted = (&report.counters, &report.traces);
-                let evidence =
-                    Evidence::new(kernel, counted.0, counted.1, Some(&prediction), Some(resources));
-                let findings = json!(diagnose(&evidence));
-                Some((prediction, findings))
+                let recorded = study::record(bound, forecast::SKETCHED * times).ok()?;
+                let steps = study::forecast_steps(bound, bound, &recorded, resources, self.gpu).ok()?;
+                let (findings, _) = study::diagnose_steps(bound, &recorded, &steps, resources);
+                Some((Prediction::in_a_row(&steps)?, json!(findings)))
             }
             Candidate::Cpu(_) => None,
         }
@@ -213,11 +214,10 @@ pub fn fact(judge: Judge, check: &CheckReport, seconds: f64) -> CheckFact {
     }
 }
 
-/// A hash that identifies a kernel: its code and its launch.
+/// A hash that identifies a program: its code and its launches.
 pub(super) fn identity(bound: &Bound, code: &[u8]) -> String {
-    let kernel = &bound.kernel;
-    let contract = format!("{:?} {:?} {:?}", kernel.launch, kernel.args, kernel.tensor_maps);
-    hash(&[code, contract.as_bytes()].concat())
+    let contracts = bound.steps().map(|k| format!("{:?} {:?} {:?}", k.launch, k.args, k.tensor_maps));
+    hash(&[code, contracts.collect::<String>().as_bytes()].concat())
 }
 
 /// Rows and keys of a tile.

@@ -1,4 +1,4 @@
-//! Turns a candidate into a kernel with buffer roles, or into a fault.
+//! Turns a candidate into kernels with buffer roles, or into a fault.
 
 use kernels::select::Shape;
 use kernels::{Arch, KernelError, Operand, Plan, emit};
@@ -33,7 +33,7 @@ impl Fault {
 /// Number of CTAs that a launch for any problem may have.
 const FEW_CTAS: u64 = 4096;
 
-/// The kernel of a candidate on a device of this architecture.
+/// The kernels of a candidate on a device of this architecture.
 ///
 /// # Errors
 /// A fault with the reason `plan`, `emit`, `source` (it does not compile or is not valid PTX), `launch` (its
@@ -50,11 +50,11 @@ pub fn bound(candidate: &Candidate, problem: &Problem, arch: &Arch) -> Result<Bo
 
 fn of_plan(plan: &Plan, problem: &Problem, arch: &Arch) -> Result<Bound, Fault> {
     plan.check(problem, arch).map_err(|error| Fault::new("plan", error))?;
-    let step = emit(problem, plan, arch).map_err(|error| match error {
+    let program = emit(problem, plan, arch).map_err(|error| match error {
         KernelError::Plan(error) => Fault::new("plan", error),
         error => Fault::new("emit", error),
     })?;
-    Ok(Bound::of_step(step, problem))
+    Ok(Bound::of_program(program, problem))
 }
 
 fn of_source(source: &Source, problem: &Problem, arch: &Arch) -> Result<Bound, Fault> {

@@ -6,16 +6,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 use driver::{Context, DriverError, Expect, Function, Printed};
 use ptx::{Dim3, Kernel};
 
-use super::scratch::{OwnMemory, Purpose, Scratch};
+use super::scratch::Scratch;
 use crate::AttentionError;
-
-/// A function that passed admission, with its counter and scratch memory.
-#[derive(Debug)]
-pub(super) struct Loaded {
-    pub function: Function,
-    /// In the order of the kernel's buffers after the caller's.
-    pub own: Vec<Arc<OwnMemory>>,
-}
 
 /// What loading and admission depend on. Problems of different lengths often give the same text and differ
 /// only in the launch arguments.
@@ -25,38 +17,31 @@ struct Key {
     entry: String,
     expect: Expect,
     cluster: Dim3,
-    /// Purpose and size in bytes of each counter and scratch buffer.
-    own: Vec<(Purpose, usize)>,
 }
 
 /// The loaded kernels of a device, and the kernels whose loading failed for good.
 #[derive(Debug, Default)]
 pub(super) struct Kernels {
-    all: Mutex<HashMap<Key, Result<Arc<Loaded>, DriverError>>>,
+    all: Mutex<HashMap<Key, Result<Arc<Function>, DriverError>>>,
     pub scratch: Scratch,
 }
 
 impl Kernels {
-    /// The loaded kernel; loads it on the first call. `own` lists purpose and size in bytes of its counter
-    /// and scratch buffers.
+    /// The loaded kernel, which passed admission; loads it on the first call.
     pub(super) fn load(
         &self,
         context: &Arc<Context>,
         kernel: &Kernel,
         expect: &Expect,
-        own: Vec<(Purpose, usize)>,
-    ) -> Result<Arc<Loaded>, AttentionError> {
+    ) -> Result<Arc<Function>, AttentionError> {
         let printed = Printed::new(kernel);
         let (text, entry) = (printed.text().to_owned(), kernel.entry.clone());
-        let key = Key { text, entry, expect: *expect, cluster: kernel.launch.cluster, own };
+        let key = Key { text, entry, expect: *expect, cluster: kernel.launch.cluster };
         let known = self.all.lock().unwrap_or_else(PoisonError::into_inner).get(&key).cloned();
         if let Some(known) = known {
             return Ok(known?);
         }
-        let made = Function::load_printed(context, &printed, expect).and_then(|function| {
-            let own = key.own.iter().map(|&(purpose, bytes)| self.scratch.of_size(context, purpose, bytes));
-            Ok(Arc::new(Loaded { function, own: own.collect::<Result<_, _>>()? }))
-        });
+        let made = Function::load_printed(context, &printed, expect).map(Arc::new);
         if made.as_ref().is_err_and(may_pass) {
             return Ok(made?);
         }

@@ -3,14 +3,14 @@
 use std::sync::{Arc, OnceLock};
 
 use driver::{Call, Context, DeviceSlice, DriverError, Expect, Function, Resources, Stream};
-use kernels::{Arch, Operand, Plan, Step, emit, select};
+use kernels::{Arch, Operand, Plan, Program, emit, select};
 use problem::{Problem, Tensor};
-use ptx::{BufferSpec, Launch};
+use ptx::{BufferSpec, Kernel, Launch};
 use smallvec::SmallVec;
 
 use super::candidates::{Candidate, PlanSource, candidates, needs_alignment, unaligned};
-use super::loaded::{Kernels, Loaded};
-use super::scratch::{Lease, Purpose};
+use super::loaded::Kernels;
+use super::scratch::{Layout, Lease, OwnMemory, Purpose};
 use crate::AttentionError;
 
 /// Maximum spilled bytes per thread of an unmeasured plan. A few registers saved outside the main loop have
@@ -44,7 +44,7 @@ pub struct Fallback {
     pub reason: AttentionError,
 }
 
-/// A kernel for one problem on one device, loaded and admitted. Any thread may use it.
+/// The kernels for one problem on one device, loaded and admitted. Any thread may use them.
 #[derive(Debug)]
 pub struct Prepared {
     context: Arc<Context>,
@@ -63,16 +63,27 @@ pub struct Prepared {
     fallbacks: Vec<Fallback>,
 }
 
-/// A plan's loaded kernel and its launch arguments for the problem.
+/// A plan's loaded kernels and their launch arguments for the problem.
 #[derive(Debug)]
 struct Ready {
     plan: Plan,
-    loaded: Arc<Loaded>,
-    call: Call,
-    /// One per buffer of the kernel.
+    /// The kernel that is launched first.
+    first: Launched,
+    /// The kernels that are launched after it, in order.
+    then: Vec<Launched>,
+    /// One per buffer, which all kernels share.
     sources: Vec<Source>,
+    /// Counters, scratch and temporaries of all kernels.
+    own: Vec<Arc<OwnMemory>>,
     /// Minimum bytes of each of the caller's buffers.
     needed: [usize; CALLERS.len()],
+}
+
+/// A loaded kernel and its launch arguments.
+#[derive(Debug)]
+struct Launched {
+    function: Arc<Function>,
+    call: Call,
 }
 
 /// Where a launch takes a buffer from.
@@ -80,8 +91,8 @@ struct Ready {
 enum Source {
     /// The caller's buffer of this index in [`CALLERS`].
     Caller(usize),
-    /// The kernel's own memory of this index in [`Loaded::own`].
-    Own(usize),
+    /// A part of the program's own memory of this index in [`Ready::own`].
+    Own { index: usize, offset: usize, bytes: usize },
 }
 
 impl Prepared {
@@ -148,14 +159,14 @@ impl Prepared {
         &self.fallbacks
     }
 
-    /// Registers, shared memory and spills of the compiled kernel, as the driver reports them.
+    /// Registers, shared memory and spills of the plan's first kernel, as the driver reports them.
     pub fn resources(&self) -> Resources {
-        self.main.loaded.function.resources()
+        self.main.first.function.resources()
     }
 
-    /// The function and its launch arguments, to measure the overhead of [`Prepared::enqueue`].
+    /// The function of the first kernel and its launch arguments, to measure the overhead of [`Prepared::enqueue`].
     pub fn parts(&self) -> (&Function, &Call) {
-        (&self.main.loaded.function, &self.main.call)
+        (&self.main.first.function, &self.main.first.call)
     }
 
     /// Enqueues the computation on the stream and returns. The call does not wait, and it may be captured in
@@ -167,8 +178,8 @@ impl Prepared {
     /// kernel may be needed; the first such call compiles that kernel.
     ///
     /// Any number of streams and threads may enqueue at once. A plan that hands out tiles from a counter has
-    /// one counter per stream and per graph. A plan whose CTAs share tiles also has scratch memory, tens of
-    /// megabytes per stream and per graph. Both are reused when a graph is destroyed or the launches of a
+    /// one counter per stream and per graph. A plan whose CTAs share tiles, or that splits the keys over CTAs,
+    /// also has scratch memory, up to tens of megabytes per stream and per graph. Both are reused when a graph is destroyed or the launches of a
     /// stream are done; only the first four streams keep theirs.
     ///
     /// One executable graph never runs concurrently with itself. But executable graphs that were instantiated
@@ -226,61 +237,78 @@ impl Ready {
         plan: Plan,
         spills: Option<u32>,
     ) -> Result<Ready, AttentionError> {
-        let step = emit(problem, &plan, arch)?;
-        let (sources, own) = sources(&step, &CALLERS[..4 + usize::from(problem.pass.lse())])?;
+        let program = emit(problem, &plan, arch)?;
+        let (sources, own) = sources(&program, &CALLERS[..4 + usize::from(problem.pass.lse())])?;
         let mut needed = [0; CALLERS.len()];
-        for (source, buffer) in sources.iter().zip(&step.kernel.buffers) {
+        for (source, buffer) in sources.iter().zip(&program.kernel.buffers) {
             if let Source::Caller(index) = *source {
                 needed[index] = buffer.bytes;
             }
         }
-        let expect = Expect { local_bytes: spills, ..expect(&plan, &step.kernel.launch) };
-        let call = Call::of(&step.kernel);
-        call.check()?;
-        let loaded = kernels.load(context, &step.kernel, &expect, own)?;
-        Ok(Ready { plan, loaded, call, sources, needed })
+        let load = |kernel: &Kernel, expect: Expect| -> Result<Launched, AttentionError> {
+            let call = Call::of(kernel);
+            call.check()?;
+            let function = kernels.load(context, kernel, &Expect { local_bytes: spills, ..expect })?;
+            Ok(Launched { function, call })
+        };
+        let first = load(&program.kernel, expect(&plan, &program.kernel.launch))?;
+        let then = program.then.iter().map(|kernel| load(kernel, Expect::of(&kernel.launch)));
+        let then = then.collect::<Result<_, _>>()?;
+        let own = own.allocations.into_iter();
+        let own = own.map(|(purpose, bytes)| kernels.scratch.of_size(context, purpose, bytes));
+        let own = own.collect::<Result<_, _>>()?;
+        Ok(Ready { plan, first, then, sources, own, needed })
     }
 
     /// `slices` are the caller's, in the order of [`CALLERS`].
     fn enqueue(&self, stream: &Stream, slices: &[DeviceSlice<'_>]) -> Result<(), AttentionError> {
         let mut leases: SmallVec<[Lease<'_>; 2]> = SmallVec::new();
-        if !self.loaded.own.is_empty() {
+        if !self.own.is_empty() {
             let queue = stream.queue()?;
-            for own in &self.loaded.own {
+            for own in &self.own {
                 leases.push(own.lease(stream, queue)?);
             }
         }
         let mut all: SmallVec<[DeviceSlice<'_>; INLINE]> = SmallVec::new();
         all.extend(self.sources.iter().map(|source| match *source {
             Source::Caller(index) => slices[index],
-            Source::Own(index) => leases[index].slice(),
+            // `of_size` gives at least the bytes of the layout, so the part exists.
+            Source::Own { index, offset, bytes } => {
+                leases[index].slice().part(offset, bytes).unwrap_or(DeviceSlice::EMPTY)
+            }
         }));
-        self.loaded.function.launch(stream, &self.call, &all)?;
+        // Another thread may use this queue, and then the same scratch.
+        let turn = leases.iter().find_map(Lease::turn);
+        for Launched { function, call } in std::iter::once(&self.first).chain(&self.then) {
+            function.launch(stream, call, &all)?;
+        }
+        drop(turn);
         drop(all);
         leases.into_iter().for_each(|lease| lease.launched(stream));
         Ok(())
     }
 }
 
-/// Purpose and size in bytes of a kernel's own memory.
-type OwnSizes = Vec<(Purpose, usize)>;
-
-/// Where each buffer of a kernel comes from, and purpose and size in bytes of the kernel's own memory. An
-/// error when the kernel has a buffer that is neither among the `callers`' nor the kernel's own.
-fn sources(step: &Step, callers: &[Operand]) -> Result<(Vec<Source>, OwnSizes), AttentionError> {
-    let mut own = Vec::new();
+/// Where each buffer of a program comes from, and the program's own memory. An error when it has a buffer that
+/// is neither among the `callers`' nor its own.
+fn sources(program: &Program, callers: &[Operand]) -> Result<(Vec<Source>, Layout), AttentionError> {
+    let mut own = Layout::default();
     let source = |(&operand, buffer): (&Operand, &BufferSpec)| {
         if let Some(index) = callers.iter().position(|&caller| caller == operand) {
             return Ok::<_, AttentionError>(Source::Caller(index));
         }
         let purpose = Purpose::of(operand).ok_or_else(|| AttentionError::Unsupported {
             what: format!("a plan whose kernel takes the buffer {operand}"),
-            accepted: format!("a plan whose kernel takes only {}, counters and scratch", names(callers)),
+            accepted: format!(
+                "a plan whose kernels take only {}, counters, scratch and temporaries",
+                names(callers)
+            ),
         })?;
-        own.push((purpose, buffer.bytes));
-        Ok(Source::Own(own.len() - 1))
+        let (index, offset) = own.add(purpose, buffer.bytes);
+        Ok(Source::Own { index, offset, bytes: buffer.bytes })
     };
-    let sources = step.operands.iter().zip(&step.kernel.buffers).map(source).collect::<Result<_, _>>()?;
+    let buffers = program.operands.iter().zip(&program.kernel.buffers);
+    let sources = buffers.map(source).collect::<Result<_, _>>()?;
     Ok((sources, own))
 }
 

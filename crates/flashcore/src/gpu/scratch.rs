@@ -1,4 +1,7 @@
-//! Device memory that kernels need besides the caller's tensors: counters and scratch.
+//! Device memory that kernels need besides the caller's tensors: counters, scratch, and the temporaries by
+//! which the kernels of a program pass results on.
+//!
+//! All counters of a program lie in one allocation, and all its scratch and temporaries in another.
 //!
 //! Launches that may run concurrently must not share this memory. The launches of one [`Queue`] never run
 //! concurrently. A queue is a stream, or a graph that one stream captures. So each queue has its own place
@@ -19,6 +22,9 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use driver::{Buffer, Context, DeviceSlice, DriverError, Event, Pool, PoolBuffer, Queue, Stream};
 use kernels::Operand;
 
+/// Alignment in bytes of the buffers in an allocation, as the driver aligns allocations (CUDA C++ Programming
+/// Guide, "Size and Alignment Requirement").
+const ALIGNMENT: usize = 256;
 /// A sector of L2 in bytes. The memory of two queues never shares a sector.
 const SECTOR: usize = 32;
 /// Scratch sizes are rounded up to this, so that more kernels share places.
@@ -28,13 +34,36 @@ const COUNTERS: usize = 64;
 /// Number of streams that keep their places for good.
 const STEADY: usize = 4;
 
-/// Use of a kernel's own memory.
+/// Use of a program's own memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) enum Purpose {
     /// Tile counter and completion counts: zero before each launch and after it.
     Counter,
-    /// Data that CTAs exchange within a launch; its content before the launch is arbitrary.
+    /// Data that CTAs exchange within a launch, or that one launch of a program leaves for the next; its
+    /// content before the first launch is arbitrary.
     Scratch,
+}
+
+/// The memory of its own that a program needs, one allocation for each purpose.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Layout {
+    /// Purpose and size in bytes of each allocation.
+    pub allocations: Vec<(Purpose, usize)>,
+}
+
+impl Layout {
+    /// Makes room for a buffer. Returns the index of its allocation and its first byte there.
+    pub(super) fn add(&mut self, purpose: Purpose, bytes: usize) -> (usize, usize) {
+        let known = self.allocations.iter().position(|(of, _)| *of == purpose);
+        let index = known.unwrap_or_else(|| {
+            self.allocations.push((purpose, 0));
+            self.allocations.len() - 1
+        });
+        let end = &mut self.allocations[index].1;
+        let start = end.next_multiple_of(ALIGNMENT);
+        *end = start + bytes;
+        (index, start)
+    }
 }
 
 impl Purpose {
@@ -42,7 +71,7 @@ impl Purpose {
     pub(super) fn of(operand: Operand) -> Option<Purpose> {
         match operand {
             Operand::Counter => Some(Purpose::Counter),
-            Operand::Scratch => Some(Purpose::Scratch),
+            Operand::Scratch | Operand::Temporary(_) => Some(Purpose::Scratch),
             Operand::Tensor(_)
             | Operand::Lse
             | Operand::Lengths(_)
@@ -116,7 +145,15 @@ struct Source {
 
 /// The memory of one queue.
 #[derive(Debug)]
-enum Place {
+struct Place {
+    memory: Memory,
+    /// Held while all kernels of a program are enqueued, so that no launch of another thread on the same queue
+    /// comes between them and overwrites their temporaries. Counters need none: every launch leaves them at 0.
+    turn: Mutex<()>,
+}
+
+#[derive(Debug)]
+enum Memory {
     /// The counters of a slab from `offset` on.
     Counter {
         slab: Arc<Buffer>,
@@ -127,13 +164,17 @@ enum Place {
 }
 
 impl Place {
+    fn new(memory: Memory) -> Arc<Place> {
+        Arc::new(Place { memory, turn: Mutex::default() })
+    }
+
     fn slice(&self) -> DeviceSlice<'_> {
-        match self {
+        match &self.memory {
             // `grow` has divided the slab into places, so the part exists.
-            Place::Counter { slab, offset, bytes } => {
+            Memory::Counter { slab, offset, bytes } => {
                 slab.slice().part(*offset, *bytes).unwrap_or(DeviceSlice::EMPTY)
             }
-            Place::Scratch(buffer) => buffer.slice(),
+            Memory::Scratch(buffer) => buffer.slice(),
         }
     }
 }
@@ -253,12 +294,12 @@ impl OwnMemory {
         match self.purpose {
             Purpose::Counter => {
                 let slab = Arc::new(Buffer::zeroed(&self.context, COUNTERS * bytes)?);
-                let place = |i| Place::Counter { slab: slab.clone(), offset: i * bytes, bytes };
-                free.extend((0..COUNTERS).rev().map(|i| Arc::new(place(i))));
+                let place = |i| Place::new(Memory::Counter { slab: slab.clone(), offset: i * bytes, bytes });
+                free.extend((0..COUNTERS).rev().map(place));
             }
             Purpose::Scratch => {
                 let Source { pool, stream } = &*self.source;
-                free.push(Arc::new(Place::Scratch(pool.allocate_now(stream, bytes)?)));
+                free.push(Place::new(Memory::Scratch(pool.allocate_now(stream, bytes)?)));
             }
         }
         Ok(())
@@ -285,7 +326,7 @@ impl Drop for Returned {
     }
 }
 
-/// A place while a launch that uses it is being enqueued.
+/// A place while the launches that use it are being enqueued.
 pub(super) struct Lease<'a> {
     own: &'a OwnMemory,
     queue: Queue,
@@ -299,7 +340,12 @@ impl Lease<'_> {
         self.place.slice()
     }
 
-    /// To be called after the launch was enqueued: records the event.
+    /// Keeps every other program off the place's scratch while the guard lives.
+    pub(super) fn turn(&self) -> Option<MutexGuard<'_, ()>> {
+        (self.own.purpose == Purpose::Scratch).then(|| locked(&self.place.turn))
+    }
+
+    /// To be called after the launches were enqueued: records the event.
     pub(super) fn launched(self, stream: &Stream) {
         if let Some(last) = &self.last
             && last.record(stream).is_err()

@@ -9,7 +9,8 @@ use ptx::{
 };
 
 use super::RungPlan;
-use crate::contract::{Contract, Step};
+use crate::Program;
+use crate::contract::Contract;
 use crate::{Arch, PlanError};
 
 /// Head dimension, a constant in the seeds' kernels.
@@ -117,7 +118,7 @@ pub(super) fn kernel(
     rows: u32,
     threads: u32,
     body: impl FnOnce(&mut Builder, &Cta),
-) -> Result<Step, Violations> {
+) -> Result<Program, Violations> {
     let mut k = Builder::kernel(rung.name());
     let mut contract = Contract::new(problem);
     let cta = cta(&mut k, &mut contract, problem, rows, threads);
@@ -129,7 +130,7 @@ pub(super) fn kernel(
         dynamic_shared: 0,
         overlapping: false,
     };
-    Ok(contract.into_step(k.into_verified(arch.target())?, rung.name(), launch))
+    Ok(contract.into_program(k.into_verified(arch.target())?, rung.name(), launch))
 }
 
 fn cta(k: &mut Builder, contract: &mut Contract<'_>, problem: &Problem, rows: u32, threads: u32) -> Cta {

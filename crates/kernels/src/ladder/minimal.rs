@@ -20,12 +20,12 @@ use super::common::{
     serial_max, serial_sum, store_half, weigh,
 };
 use crate::Arch;
-use crate::contract::Step;
+use crate::Program;
 
 const THREADS: u32 = 128;
 const MATH: Math = Math::Accurate;
 
-pub(super) fn emit(problem: &Problem, arch: &Arch) -> Result<Step, Violations> {
+pub(super) fn emit(problem: &Problem, arch: &Arch) -> Result<Program, Violations> {
     common::kernel(problem, arch, RungPlan::Minimal, 1, THREADS, |k, cta| {
         let row = Row::new(k, cta);
         cta.for_each_tile(k, |k, tile| {

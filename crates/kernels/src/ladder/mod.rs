@@ -33,7 +33,7 @@ use problem::{Band, Problem};
 use ptx::Violations;
 use serde::{Deserialize, Serialize};
 
-use crate::contract::Step;
+use crate::Program;
 use crate::{Arch, PlanError};
 
 /// A rung: the whole plan of a kernel without genes.
@@ -265,7 +265,7 @@ impl RungPlan {
     }
 
     /// The kernel; the plan has been checked.
-    pub(crate) fn emit(self, problem: &Problem, arch: &Arch) -> Result<Step, Violations> {
+    pub(crate) fn emit(self, problem: &Problem, arch: &Arch) -> Result<Program, Violations> {
         match self {
             RungPlan::Minimal => minimal::emit(problem, arch),
             RungPlan::NanReduction => nan_reduction::emit(problem, arch),

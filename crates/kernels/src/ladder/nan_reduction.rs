@@ -19,9 +19,9 @@ use super::RungPlan;
 use super::common::{self, Array, Cta, shuffle_down};
 use super::phase1::{self, MATH, ROWS, Reduced, THREADS, Turn};
 use crate::Arch;
-use crate::contract::Step;
+use crate::Program;
 
-pub(super) fn emit(problem: &Problem, arch: &Arch) -> Result<Step, Violations> {
+pub(super) fn emit(problem: &Problem, arch: &Arch) -> Result<Program, Violations> {
     common::kernel(problem, arch, RungPlan::NanReduction, ROWS, THREADS, |k, cta| {
         let warps = Warps::new(k, cta);
         phase1::body(k, cta, |k, row| warps.update(k, row));

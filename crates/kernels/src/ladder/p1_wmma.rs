@@ -23,7 +23,7 @@ use super::common::{
     self, ALIGN, Array, Cta, DIM, KEYS, Math, ROW_BYTES, serial_max, serial_sum, store_half, weigh,
 };
 use crate::Arch;
-use crate::contract::Step;
+use crate::Program;
 
 const ROWS: u32 = 32;
 const THREADS: u32 = 128;
@@ -31,7 +31,7 @@ const MATH: Math = Math::Fast;
 /// Extent of a WMMA fragment.
 const FRAGMENT: u32 = 16;
 
-pub(super) fn emit(problem: &Problem, arch: &Arch) -> Result<Step, Violations> {
+pub(super) fn emit(problem: &Problem, arch: &Arch) -> Result<Program, Violations> {
     common::kernel(problem, arch, RungPlan::P1Wmma, ROWS, THREADS, |k, cta| {
         k.max_threads(THREADS);
         let rows = SerialRows::new(k, cta);

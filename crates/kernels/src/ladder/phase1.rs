@@ -21,14 +21,14 @@ use super::common::{
     scale_in_place, serial_max, serial_sum, store_half, weigh,
 };
 use crate::Arch;
-use crate::contract::Step;
+use crate::Program;
 
 /// Query rows of a CTA (`BLOCK_M`).
 pub(super) const ROWS: u32 = 16;
 pub(super) const THREADS: u32 = 128;
 pub(super) const MATH: Math = Math::Accurate;
 
-pub(super) fn emit(problem: &Problem, arch: &Arch) -> Result<Step, Violations> {
+pub(super) fn emit(problem: &Problem, arch: &Arch) -> Result<Program, Violations> {
     common::kernel(problem, arch, RungPlan::Phase1, ROWS, THREADS, |k, cta| {
         let serial = Serial::new(k, cta);
         body(k, cta, |k, row| serial.update(k, row));

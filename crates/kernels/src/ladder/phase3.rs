@@ -22,14 +22,14 @@ use super::common::{
     scale_in_place, serial_max, serial_sum, store_half, weigh,
 };
 use crate::Arch;
-use crate::contract::Step;
+use crate::Program;
 
 /// Query rows of a CTA (`BLOCK_M`).
 pub(super) const ROWS: u32 = 32;
 pub(super) const THREADS: u32 = 128;
 const WARPS: u32 = THREADS / 32;
 
-pub(super) fn emit(problem: &Problem, arch: &Arch) -> Result<Step, Violations> {
+pub(super) fn emit(problem: &Problem, arch: &Arch) -> Result<Program, Violations> {
     common::kernel(problem, arch, RungPlan::Phase3, ROWS, THREADS, |k, cta| {
         let rows = Rows::new(k, cta, Math::Accurate);
         let lane_0 = k.setp_u(CmpOp::Eq, rows.lane, 0);

@@ -20,7 +20,7 @@ use super::RungPlan;
 use super::common::{self, Array, DIM, Math, Tile, shuffle_down};
 use super::phase3::{ROWS, Reduced, Row, Rows, THREADS};
 use crate::Arch;
-use crate::contract::Step;
+use crate::Program;
 
 /// Whether a barrier separates the writer of the scores from their readers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -31,7 +31,7 @@ pub(super) enum Scores {
     BehindBarrier,
 }
 
-pub(super) fn emit(problem: &Problem, arch: &Arch, order: Scores) -> Result<Step, Violations> {
+pub(super) fn emit(problem: &Problem, arch: &Arch, order: Scores) -> Result<Program, Violations> {
     let rung = match order {
         Scores::Unordered => RungPlan::Phase4Race,
         Scores::BehindBarrier => RungPlan::Phase4,

@@ -25,7 +25,7 @@ use super::common::{
     scale_in_place, store_half,
 };
 use crate::Arch;
-use crate::contract::Step;
+use crate::Program;
 
 const ROWS: u32 = 32;
 const THREADS: u32 = 256;
@@ -40,7 +40,7 @@ pub(super) enum Home {
     Shared,
 }
 
-pub(super) fn emit(problem: &Problem, arch: &Arch, home: Home) -> Result<Step, Violations> {
+pub(super) fn emit(problem: &Problem, arch: &Arch, home: Home) -> Result<Program, Violations> {
     const ARRAYS: [(&str, u32); 3] = [("maxima", 4 * ROWS), ("sums", 4 * ROWS), ("output", 4 * ROWS * DIM)];
     match home {
         Home::Local => common::kernel(problem, arch, RungPlan::Phase6It1, ROWS, THREADS, |k, cta| {

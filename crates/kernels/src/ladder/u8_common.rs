@@ -21,7 +21,8 @@ use ptx::{
 use super::common::ALIGN;
 use super::{RungPlan, common};
 use crate::Arch;
-use crate::contract::{Contract, Step};
+use crate::Program;
+use crate::contract::Contract;
 
 /// Query rows of a CTA.
 pub(super) const ROWS: u32 = 32;
@@ -141,7 +142,7 @@ pub(super) fn emit<T: Tiles>(
     arch: &Arch,
     rung: RungPlan,
     declare: impl FnOnce(&mut Builder) -> T,
-) -> Result<Step, Violations> {
+) -> Result<Program, Violations> {
     let mut k = Builder::kernel(rung.name());
     k.max_threads(THREADS);
     k.min_ctas_per_sm(2);
@@ -156,7 +157,7 @@ pub(super) fn emit<T: Tiles>(
         dynamic_shared: 0,
         overlapping: false,
     };
-    Ok(contract.into_step(k.into_verified(arch.target())?, rung.name(), launch))
+    Ok(contract.into_program(k.into_verified(arch.target())?, rung.name(), launch))
 }
 
 fn body<T: Tiles>(k: &mut Builder, cta: &Cta, mut tiles: T) {

@@ -14,12 +14,12 @@ use super::RungPlan;
 use super::common::ALIGN;
 use super::u8_common::{self, Cta, KEYS, ROWS, Tile, Tiles, load_decoded};
 use crate::Arch;
-use crate::contract::Step;
+use crate::Program;
 
 /// Elements from row to row.
 const PITCH: u32 = 72;
 
-pub(super) fn emit(problem: &Problem, arch: &Arch) -> Result<Step, Violations> {
+pub(super) fn emit(problem: &Problem, arch: &Arch) -> Result<Program, Violations> {
     u8_common::emit(problem, arch, RungPlan::U8Cycle2a, |k| Words {
         queries: k.shared_array("queries", ALIGN, ROWS * PITCH),
         tiles: ["keys", "values"].map(|name| k.shared_array(name, ALIGN, KEYS * PITCH)),

@@ -14,13 +14,13 @@ use super::RungPlan;
 use super::common::ALIGN;
 use super::u8_common::{self, Cta, KEYS, ROWS, THREADS, Tile, Tiles, decode, load_code};
 use crate::Arch;
-use crate::contract::Step;
+use crate::Program;
 
 /// Elements from row to row.
 const PITCH: u32 = 80;
 const TILE_BYTES: u32 = KEYS * PITCH;
 
-pub(super) fn emit(problem: &Problem, arch: &Arch) -> Result<Step, Violations> {
+pub(super) fn emit(problem: &Problem, arch: &Arch) -> Result<Program, Violations> {
     u8_common::emit(problem, arch, RungPlan::U8StageA, |k| {
         let stages = ["keys", "values"].map(|name| k.shared_array(name, 16, 2 * TILE_BYTES));
         let queries = k.shared_array("queries", 16, ROWS * PITCH);

@@ -17,7 +17,7 @@ use super::common::{load_half, store_half};
 use super::u8_common::{self, Cta, DIM, KEYS, ROWS, THREADS, Tile, Tiles, decode, load_code};
 use super::u8_stage_a::Tables;
 use crate::Arch;
-use crate::contract::Step;
+use crate::Program;
 
 /// Elements from row to row.
 const PITCH: u32 = 80;
@@ -31,7 +31,7 @@ pub(super) enum Conversion {
     ThroughRegisters,
 }
 
-pub(super) fn emit(problem: &Problem, arch: &Arch, conversion: Conversion) -> Result<Step, Violations> {
+pub(super) fn emit(problem: &Problem, arch: &Arch, conversion: Conversion) -> Result<Program, Violations> {
     let rung = match conversion {
         Conversion::Union => RungPlan::U8StageB,
         Conversion::ThroughRegisters => RungPlan::U8StageBRepaired,

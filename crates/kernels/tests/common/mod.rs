@@ -72,10 +72,11 @@ fn bytes<T: Copy, const N: usize>(values: &[T], to: impl Fn(T) -> [u8; N]) -> Ve
     values.iter().flat_map(|&v| to(v)).collect()
 }
 
-/// Emits the plan's kernel and runs it on fresh inputs.
+/// Emits the plan's program and runs it on fresh inputs.
 pub fn run<M: Machine>(machine: &mut M, problem: &Problem, plan: &Plan, arch: &Arch, seed: u64) -> Run {
-    let kernel = emit(problem, plan, arch).unwrap_or_else(|e| panic!("{plan:?}: {e}")).kernel;
-    run_kernel(machine, problem, &kernel, seed).unwrap_or_else(|e| panic!("{plan:?}: {e}"))
+    let program = emit(problem, plan, arch).unwrap_or_else(|e| panic!("{plan:?}: {e}"));
+    let steps: Vec<&Kernel> = program.steps().collect();
+    run_steps(machine, problem, &steps, seed).unwrap_or_else(|e| panic!("{plan:?}: {e}"))
 }
 
 /// Runs a kernel of the problem on fresh inputs.
@@ -85,6 +86,17 @@ pub fn run_kernel<M: Machine>(
     kernel: &Kernel,
     seed: u64,
 ) -> Result<Run, M::Error> {
+    run_steps(machine, problem, &[kernel], seed)
+}
+
+/// Runs the kernels of a program on fresh inputs.
+fn run_steps<M: Machine>(
+    machine: &mut M,
+    problem: &Problem,
+    steps: &[&Kernel],
+    seed: u64,
+) -> Result<Run, M::Error> {
+    let kernel = steps[0];
     let inputs = [Tensor::Q, Tensor::K, Tensor::V].map(|t| input(problem, t, seed + 7 * t as u64));
     let mut contents: Vec<Vec<u8>> = inputs.iter().map(|data| bytes(data, u16::to_le_bytes)).collect();
     for spec in &kernel.buffers[3..] {
@@ -98,14 +110,16 @@ pub fn run_kernel<M: Machine>(
         .map(|(data, spec)| {
             assert_eq!(data.len(), spec.bytes, "{}", spec.name);
             let mut buffer = machine.allocate(spec.bytes).expect("memory");
-            // Scratch may hold anything.
-            if spec.name != "scratch" {
+            // Scratch and temporaries may hold anything.
+            if ["q", "k", "v", "out", "lse", "counter"].contains(&spec.name.as_str()) {
                 machine.upload(&mut buffer, data).expect("upload");
             }
             buffer
         })
         .collect();
-    machine.launch(kernel, &mut buffers.iter_mut().collect::<Vec<_>>())?;
+    for kernel in steps {
+        machine.launch(kernel, &mut buffers.iter_mut().collect::<Vec<_>>())?;
+    }
     for (buffer, data) in buffers.iter().zip(&mut contents) {
         machine.download(buffer, data).expect("download");
     }

@@ -152,7 +152,10 @@ impl GpuCard {
         contents: &[Vec<u8>],
         seconds: f64,
     ) -> Result<Vec<f64>, DriverError> {
-        let function = self.function(&bound.kernel)?;
+        let mut steps = Vec::new();
+        for kernel in bound.steps() {
+            steps.push((self.function(kernel)?, Call::of(kernel)));
+        }
         let context = self.gpu.context();
         let mut buffers = Vec::with_capacity(contents.len());
         for bytes in contents {
@@ -161,10 +164,10 @@ impl GpuCard {
             buffers.push(buffer);
         }
         let slices: Vec<DeviceSlice> = buffers.iter().map(Buffer::slice).collect();
-        let call = Call::of(&bound.kernel);
         let graph = |calls: u32| {
             Graph::capture(&self.stream, |stream| -> Result<(), DriverError> {
-                (0..calls).try_for_each(|_| function.launch(stream, &call, &slices))
+                let mut launches = (0..calls).flat_map(|_| &steps);
+                launches.try_for_each(|(function, call)| function.launch(stream, call, &slices))
             })
         };
         let began = Instant::now();

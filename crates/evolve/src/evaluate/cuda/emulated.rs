@@ -52,13 +52,17 @@ fn told(error: EmuError) -> Fault {
     Fault::new(reason, error)
 }
 
-/// Warp instructions of a launch, scaled to µs.
-fn clock(kernel: &Kernel, buffers: &mut [Buffer], options: &Options) -> Result<f64, EmuError> {
-    let report = emu::run(kernel, &mut buffers.iter_mut().collect::<Vec<_>>(), options)?;
-    if let Some(first) = report.hazards.first() {
-        return Err(EmuError::Hazards { first: first.to_string(), count: report.hazards.len() });
+/// Warp instructions of a program's launches, scaled to µs.
+fn clock(bound: &Bound, buffers: &mut [Buffer], options: &Options) -> Result<f64, EmuError> {
+    let mut issued = 0;
+    for kernel in bound.steps() {
+        let report = emu::run(kernel, &mut buffers.iter_mut().collect::<Vec<_>>(), options)?;
+        if let Some(first) = report.hazards.first() {
+            return Err(EmuError::Hazards { first: first.to_string(), count: report.hazards.len() });
+        }
+        issued += report.steps;
     }
-    Ok(report.steps as f64 / A_MICROSECOND)
+    Ok(issued as f64 / A_MICROSECOND)
 }
 
 impl Card for EmulatedCard {
@@ -110,7 +114,7 @@ impl Card for EmulatedCard {
 
     fn time(&mut self, bound: &Bound, contents: &[Vec<u8>], _: f64) -> Result<Vec<f64>, Fault> {
         let mut buffers: Vec<Buffer> = contents.iter().map(|bytes| Buffer::from_bytes(bytes)).collect();
-        let us = clock(&bound.kernel, &mut buffers, &self.options).map_err(told)?;
+        let us = clock(bound, &mut buffers, &self.options).map_err(told)?;
         Ok(vec![us; SAMPLES])
     }
 
@@ -197,7 +201,7 @@ impl Stage for Track {
 
     fn time(&mut self, who: usize, _: Work) -> Result<Timing, EmuError> {
         let Runner { bound, buffers } = &mut self.contestants[who];
-        let us = clock(&bound.kernel, buffers, &self.options)?;
+        let us = clock(bound, buffers, &self.options)?;
         Ok(Timing { us, host_us: us })
     }
 

@@ -85,16 +85,20 @@ impl<C: Card> Cuda<C> {
         let problem = task.problem.problem();
         let bound = self.bench.bound(&task.subject, &problem)?;
         (self.allow)(HOST_WORK);
-        let built = self.card.build(&bound.kernel).map_err(|fault| fault.at(Stage::Screen))?;
-        let resources = Resources {
+        let built = self.build(&bound).map_err(|fault| fault.at(Stage::Screen))?;
+        let driver = self.card.environment().driver;
+        let resources = built.iter().map(|built| Resources {
             registers: built.registers,
             spill_stores: built.local_bytes,
             spill_loads: built.local_bytes,
             stack: built.local_bytes,
             shared: built.static_shared,
-            source: Source::Ptxas(self.card.environment().driver),
-        };
-        let sass_hash = built.code.map(|code| kernel::identity(&bound, &code));
+            source: Source::Ptxas(driver.clone()),
+        });
+        let resources = resources.collect();
+        // The kernels are entries of one module, so the code of one is that of all.
+        let code = built.into_iter().next().and_then(|built| built.code);
+        let sass_hash = code.map(|code| kernel::identity(&bound, &code));
         let built = kernel::Built { text: bound.kernel.module.to_string(), bound, resources, sass_hash };
         Ok(match self.bench.describe(&task.subject, &problem, &built) {
             // The predicted bound gives the niche even for another device of the architecture. The predicted
@@ -106,11 +110,16 @@ impl<C: Card> Cuda<C> {
         })
     }
 
+    /// Compiles all kernels of a program.
+    fn build(&mut self, bound: &Bound) -> Result<Vec<Built>, Fault> {
+        bound.steps().map(|kernel| self.card.build(kernel)).collect()
+    }
+
     /// The gate on the card, then a short timing.
     fn microbench(&mut self, task: &Task, held: &mut Held) -> Result<Finding, Fault> {
         let bound = bound(&task.subject, &task.problem.problem(), &self.card.arch())?;
         (self.allow)(HOST_WORK);
-        self.card.build(&bound.kernel)?;
+        self.build(&bound)?;
         self.gate.prepare(&bound)?;
         let patience = patience(&bound);
         (self.allow)(patience);
@@ -156,7 +165,7 @@ impl<C: Card> Cuda<C> {
         let rival = bound(rival, &problem, &arch)
             .map_err(|fault| Fault::new(INCUMBENT, format!("the incumbent cannot race: {fault}")))?;
         (self.allow)(HOST_WORK);
-        self.card.build(&ours.kernel)?;
+        self.build(&ours)?;
         let deck = self.deck(&problem)?;
         let (patience, allow) = (patience(&ours), &mut self.allow);
         allow(patience);

@@ -12,7 +12,8 @@ use tile::{
 
 use super::plan::{Grid, MmaPlan, QueryHome};
 use crate::Arch;
-use crate::contract::{Contract, Step};
+use crate::Program;
+use crate::contract::Contract;
 use crate::forward::contract::{
     declare_band, declare_head_strides, declare_softcap, factor, half, lse_of_row, stepped,
 };
@@ -21,7 +22,7 @@ const ENTRY: &str = "flash_forward_mma";
 
 impl MmaPlan {
     /// The kernel; the plan has been checked.
-    pub(crate) fn emit(&self, problem: &Problem, arch: &Arch) -> Result<Step, Violations> {
+    pub(crate) fn emit(&self, problem: &Problem, arch: &Arch) -> Result<Program, Violations> {
         let mut k = Builder::kernel(ENTRY);
         k.max_threads(self.threads());
         if let Some(resident) = self.resident_ctas {
@@ -30,7 +31,7 @@ impl MmaPlan {
         let mut contract = Contract::new(problem);
         let params = Params::declare(&mut k, &mut contract, problem);
         Forward::new(&mut k, problem, self, params).body(&mut k);
-        Ok(contract.into_step(k.into_verified(arch.target())?, ENTRY, self.launch(problem)))
+        Ok(contract.into_program(k.into_verified(arch.target())?, ENTRY, self.launch(problem)))
     }
 
     fn launch(&self, problem: &Problem) -> Launch {

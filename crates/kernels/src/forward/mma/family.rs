@@ -5,7 +5,7 @@ use ptx::Violations;
 use serde_json::{Value, json};
 
 use super::MmaPlan;
-use crate::contract::Step;
+use crate::Program;
 use crate::family::FamilyPlan;
 use crate::forward::contract::rescale_within;
 use crate::genes::Turn::{Down, To, Up};
@@ -79,7 +79,7 @@ impl FamilyPlan for MmaPlan {
         self.check(problem, arch)
     }
 
-    fn emit(&self, problem: &Problem, arch: &Arch) -> Result<Step, Violations> {
+    fn emit(&self, problem: &Problem, arch: &Arch) -> Result<Program, Violations> {
         self.emit(problem, arch)
     }
 

@@ -11,7 +11,8 @@ use tile::{AccTile, Mbarriers, Products, SwizzledTile, Threads, WARPGROUP_ROWS, 
 use super::block::{Block, WARP_ROWS};
 use super::loads::{Loads, Source};
 use super::plan::{Merge, RowOrder, Scores, SmallPlan};
-use crate::contract::{Contract, Step};
+use crate::Program;
+use crate::contract::Contract;
 use crate::forward::contract::{
     declare_band, declare_head_strides, declare_map, declare_softcap, half, unsigned_factor,
 };
@@ -20,14 +21,14 @@ const ENTRY: &str = "flash_forward_small";
 
 impl SmallPlan {
     /// The kernel; the plan has been checked.
-    pub(crate) fn emit(&self, problem: &Problem) -> Result<Step, Violations> {
+    pub(crate) fn emit(&self, problem: &Problem) -> Result<Program, Violations> {
         let mut k = Builder::kernel(ENTRY);
         k.max_threads(self.threads());
         k.min_ctas_per_sm(self.resident_ctas);
         let mut contract = Contract::new(problem);
         let params = Params::declare(&mut k, &mut contract, problem, self);
         Forward::new(&mut k, problem, self, params).body(&mut k);
-        Ok(contract.into_step(k.into_verified(Target::sm_a(90))?, ENTRY, self.launch(problem)))
+        Ok(contract.into_program(k.into_verified(Target::sm_a(90))?, ENTRY, self.launch(problem)))
     }
 
     fn launch(&self, problem: &Problem) -> Launch {

@@ -5,7 +5,7 @@ use ptx::Violations;
 use serde_json::{Value, json};
 
 use super::SmallPlan;
-use crate::contract::Step;
+use crate::Program;
 use crate::family::{FamilyPlan, row_tiles};
 use crate::genes::Turn::{Down, Up};
 use crate::genes::{BLOCK_N, CLUSTER, Gene, PACKING, RESIDENT_CTAS, STAGES, TURNS};
@@ -70,7 +70,7 @@ impl FamilyPlan for SmallPlan {
         self.check(problem, arch)
     }
 
-    fn emit(&self, problem: &Problem, _: &Arch) -> Result<Step, Violations> {
+    fn emit(&self, problem: &Problem, _: &Arch) -> Result<Program, Violations> {
         self.emit(problem)
     }
 

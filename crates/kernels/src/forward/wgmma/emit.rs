@@ -18,7 +18,8 @@ use tile::{
 
 use super::plan::{Diagonal, Ends, Rescaling, Store, WgmmaPlan};
 use crate::Arch;
-use crate::contract::{Contract, Step};
+use crate::Program;
+use crate::contract::Contract;
 use crate::forward::contract::{
     declare_band, declare_head_strides, declare_map, declare_softcap, half, unsigned_factor,
 };
@@ -29,7 +30,7 @@ const LOADED: [Tensor; 3] = [Tensor::Q, Tensor::K, Tensor::V];
 
 impl WgmmaPlan {
     /// The kernel; the plan has been checked.
-    pub(crate) fn emit(&self, problem: &Problem, arch: &Arch) -> Result<Step, Violations> {
+    pub(crate) fn emit(&self, problem: &Problem, arch: &Arch) -> Result<Program, Violations> {
         let mut k = Builder::kernel(ENTRY);
         k.max_threads(self.threads());
         // Without this bound ptxas ignores `setmaxnreg`.
@@ -37,7 +38,7 @@ impl WgmmaPlan {
         let mut contract = Contract::new(problem);
         let params = Params::declare(&mut k, &mut contract, problem, self, arch);
         Forward::new(&mut k, problem, self, params).body(&mut k);
-        Ok(contract.into_step(k.into_verified(Target::sm_a(arch.sm))?, ENTRY, self.launch(problem, arch)))
+        Ok(contract.into_program(k.into_verified(Target::sm_a(arch.sm))?, ENTRY, self.launch(problem, arch)))
     }
 
     fn launch(&self, problem: &Problem, arch: &Arch) -> Launch {

@@ -5,7 +5,7 @@ use ptx::Violations;
 use serde_json::{Value, json};
 
 use super::WgmmaPlan;
-use crate::contract::Step;
+use crate::Program;
 use crate::family::{FamilyPlan, row_tiles};
 use crate::genes::Turn::{Down, To, Up};
 use crate::genes::{BLOCK_N, CLUSTER, Gene, PACKING, PRODUCTS, RESIDENT_CTAS, STAGES, TURNS};
@@ -82,7 +82,7 @@ impl FamilyPlan for WgmmaPlan {
         self.check(problem, arch)
     }
 
-    fn emit(&self, problem: &Problem, arch: &Arch) -> Result<Step, Violations> {
+    fn emit(&self, problem: &Problem, arch: &Arch) -> Result<Program, Violations> {
         self.emit(problem, arch)
     }
 

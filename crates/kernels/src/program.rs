@@ -1,0 +1,95 @@
+//! What a plan emits: one kernel or several, launched one after the other.
+
+use problem::Problem;
+use ptx::{Access, Arg, Kernel, Violations};
+
+use crate::Operand;
+use crate::contract::span_bytes;
+
+/// The kernels of a plan, which one call launches in order, and what their buffers hold.
+///
+/// All kernels are entries of one module and take the same buffers in the same order, so a machine binds the
+/// buffers once. A kernel that does not use a buffer has it with [`Access::Read`]. Most programs are one
+/// kernel.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Program {
+    /// The kernel that is launched first.
+    pub kernel: Kernel,
+    /// The kernels that are launched after it, in order.
+    pub then: Vec<Kernel>,
+    /// One per buffer of each kernel, in order. Buffers may share an operand, except for tensors, the LSE and
+    /// temporaries.
+    pub operands: Vec<Operand>,
+}
+
+impl Program {
+    /// All kernels in launch order.
+    pub fn steps(&self) -> impl Iterator<Item = &Kernel> {
+        std::iter::once(&self.kernel).chain(&self.then)
+    }
+
+    /// Name and size in bytes of each temporary.
+    pub fn temporaries(&self) -> impl Iterator<Item = (&'static str, usize)> {
+        self.operands.iter().zip(&self.kernel.buffers).filter_map(|(operand, buffer)| match operand {
+            Operand::Temporary(name) => Some((*name, buffer.bytes)),
+            _ => None,
+        })
+    }
+
+    /// The program that goes on with the kernels of `next`, which are for the same target and whose entries
+    /// have other names.
+    ///
+    /// # Errors
+    /// When the verifier refuses the joint module.
+    pub(crate) fn followed_by(mut self, next: Program) -> Result<Program, Violations> {
+        let [own, added] = [&self.kernel, &next.kernel].map(|kernel| kernel.module.clone().into_module());
+        let module = own.joined_with(added).verify()?;
+        self.kernel.module = module.clone();
+        self.then.iter_mut().for_each(|kernel| kernel.module = module.clone());
+        let places = self.make_room(&next.operands, &next.kernel.buffers);
+        for mut kernel in std::iter::once(next.kernel).chain(next.then) {
+            let mut buffers = self.kernel.buffers.clone();
+            buffers.iter_mut().for_each(|buffer| buffer.access = Access::Read);
+            for (&place, buffer) in places.iter().zip(kernel.buffers) {
+                buffers[place] = buffer;
+            }
+            kernel.buffers = buffers;
+            for arg in &mut kernel.args {
+                if let Arg::Buffer { index, .. } = arg {
+                    *index = places[*index];
+                }
+            }
+            kernel.tensor_maps.iter_mut().for_each(|map| map.buffer = places[map.buffer]);
+            kernel.module = module.clone();
+            self.then.push(kernel);
+        }
+        Ok(self)
+    }
+
+    /// The indices of buffers of another program among this program's, which gets those that it lacks.
+    fn make_room(&mut self, operands: &[Operand], buffers: &[ptx::BufferSpec]) -> Vec<usize> {
+        let own = self.operands.len();
+        let place = |(&operand, buffer): (&Operand, &ptx::BufferSpec)| {
+            let known = self.operands[..own].iter().position(|&o| o == operand && o.is_shared());
+            known.unwrap_or_else(|| {
+                self.operands.push(operand);
+                let unused = ptx::BufferSpec { access: Access::Read, ..buffer.clone() };
+                let kernels = std::iter::once(&mut self.kernel).chain(&mut self.then);
+                kernels.for_each(|kernel| kernel.buffers.push(unused.clone()));
+                self.operands.len() - 1
+            })
+        };
+        operands.iter().zip(buffers).map(place).collect()
+    }
+
+    /// Gives the buffers of tensors the size that the strides of `problem` span.
+    pub(crate) fn span_tensors_of(&mut self, problem: &Problem) {
+        for kernel in std::iter::once(&mut self.kernel).chain(&mut self.then) {
+            for (buffer, operand) in kernel.buffers.iter_mut().zip(&self.operands) {
+                if let Operand::Tensor(tensor) = *operand {
+                    buffer.bytes = span_bytes(problem, tensor);
+                }
+            }
+        }
+    }
+}
