@@ -1,6 +1,6 @@
 //! Tensors of a problem as values and as bytes.
 
-use cpu::{CpuError, CpuPlan};
+use cpu::{CpuError, CpuPlan, Input};
 use half::{bf16, f16};
 use oracle::{OracleError, Reference};
 use problem::{DType, Element, Problem, Tensor};
@@ -242,15 +242,27 @@ impl Inputs {
         out: &mut Values,
         lse: Option<&mut [f32]>,
     ) -> Result<(), CpuError> {
+        fn run<T: Element>(
+            problem: &Problem,
+            inputs: [&Vec<T>; 3],
+            others: &OtherInputs,
+            out: &mut [T],
+            lse: Option<&mut [f32]>,
+            plan: &CpuPlan,
+        ) -> Result<(), CpuError> {
+            let inputs = inputs.map(|x| Input::from(&x[..]));
+            others.with(|others| cpu::attention_with(problem, inputs, others, out, lse, plan))
+        }
+        let others = &self.others;
         match (&self.q, &self.k, &self.v, out) {
             (Values::F16(q), Values::F16(k), Values::F16(v), Values::F16(out)) => {
-                cpu::attention(problem, q, k, v, out, lse, plan)
+                run(problem, [q, k, v], others, out, lse, plan)
             }
             (Values::Bf16(q), Values::Bf16(k), Values::Bf16(v), Values::Bf16(out)) => {
-                cpu::attention(problem, q, k, v, out, lse, plan)
+                run(problem, [q, k, v], others, out, lse, plan)
             }
             (Values::F32(q), Values::F32(k), Values::F32(v), Values::F32(out)) => {
-                cpu::attention(problem, q, k, v, out, lse, plan)
+                run(problem, [q, k, v], others, out, lse, plan)
             }
             (q, k, v, out) => {
                 let odd = [q, k, v, out].into_iter().map(|x| x.dtype()).find(|&d| d != problem.dtype);

@@ -253,12 +253,6 @@ impl CpuPlan {
     /// problem's own error.
     pub fn check(&self, problem: &Problem) -> Result<(), CpuError> {
         problem.check()?;
-        if !problem.lengths.is_even() {
-            return Err(CpuError::Feature("uneven lengths"));
-        }
-        if problem.score.sink {
-            return Err(CpuError::Feature("attention sinks"));
-        }
         if !problem.programs.is_empty() {
             return Err(CpuError::Feature("score and mask programs"));
         }
