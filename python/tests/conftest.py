@@ -40,7 +40,7 @@ def pretended_gpu(monkeypatch):
     """The way of a CUDA call, with the CPU kernels where Rust would launch: tensors say that they are on device -1."""
     from flashcore_attn import _cuda, _flashcore, _torch
 
-    def enqueue(q, k, v, out, lse, heads, code, terms, device, stream):
+    def enqueue(q, k, v, out, lse, heads, code, terms, device, stream, features=None):
         assert (device, stream) == (-1, 7)
         strided = [d > 1 and s != 1 for d, s in ((x[1][3], x[2][3]) for x in (q, k, v))]
         if any(strided):
@@ -52,7 +52,7 @@ def pretended_gpu(monkeypatch):
 
         result = (out[0], (*q[1][:3], v[1][3]), out[1])
         tensors = [described(*x) for x in (q, k, v, result)]
-        _flashcore.attention_cpu(*tensors, lse, ("f16", "bf16", "f32")[code], terms)
+        _flashcore.attention_cpu(*tensors, lse, ("f16", "bf16", "f32")[code], terms, None, features)
         return 0
 
     monkeypatch.setattr(_cuda, "_enqueue", enqueue)

@@ -427,6 +427,7 @@ impl<'a, T: Element> Attention<'a, T> {
             ..Problem::new(batch, q[1], seq_q, q[3], T::DTYPE)
         };
         problem.check()?;
+        problem.check_length_values(&self.features.lengths)?;
         Ok((problem, tables))
     }
 }

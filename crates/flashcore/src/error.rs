@@ -59,18 +59,6 @@ pub enum AttentionError {
         /// What is accepted.
         expected: String,
     },
-    /// An element of an array of lengths is out of range.
-    #[error("invalid value '{value}' for {argument}[{index}]: expected {expected}")]
-    Length {
-        /// `cu_seqlens_q`, `cu_seqlens_k`, `seqused_q`, `seqused_k` or `leftpad_k`.
-        argument: &'static str,
-        /// Index in the array.
-        index: usize,
-        /// The element.
-        value: i32,
-        /// What is accepted.
-        expected: String,
-    },
     /// A table's shape or strides cannot be read.
     #[error("invalid table: {reason}")]
     Table {

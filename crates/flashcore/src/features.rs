@@ -42,11 +42,6 @@ impl<'a> Features<'a> {
             let (tensor, what, other) = ("k", "batch", "q");
             return Err(AttentionError::Shape { tensor, what, value: batch_kv, other, expected: batch_q });
         }
-        for (argument, values, most) in
-            [("seqused_q", used_q, seq_q), ("seqused_k", used_kv, seq_kv), ("leftpad_k", left_pad, seq_kv)]
-        {
-            check_used(argument, values, batch_q, most)?;
-        }
         let packed = |values: &[i32], rows| (!values.is_empty()).then_some(rows);
         let lengths = Lengths {
             q: SideLengths { packed: packed(cumulative_q, q[2]), used: !used_q.is_empty() },
@@ -156,45 +151,13 @@ fn side(
     cumulative: &[i32],
     [batch, rows]: [usize; 2],
 ) -> Result<(usize, usize), AttentionError> {
-    let [first, rest @ ..] = cumulative else { return Ok((batch, rows)) };
+    let [_, rest @ ..] = cumulative else { return Ok((batch, rows)) };
     if batch != 1 {
         let (what, other, expected) = ("batch", argument, 1);
         return Err(AttentionError::Shape { tensor, what, value: batch, other, expected });
     }
-    let refuse = |index, value: i32, expected| Err(AttentionError::Length { argument, index, value, expected });
-    if *first < 0 {
-        return refuse(0, *first, "0 or more".to_owned());
-    }
-    let (mut end, mut longest) = (*first, 0);
-    for (i, &next) in rest.iter().enumerate() {
-        if next < end {
-            return refuse(i + 1, next, format!("at least the element before it, {end}"));
-        }
-        longest = longest.max(next - end);
-        end = next;
-    }
-    if end as usize > rows {
-        return refuse(rest.len(), end, format!("at most the rows of {tensor}, {rows}"));
-    }
-    // A problem has a row, if only as an upper bound.
-    Ok((rest.len(), longest.max(1) as usize))
-}
-
-fn check_used(
-    argument: &'static str,
-    values: &[i32],
-    batch: usize,
-    most: usize,
-) -> Result<(), AttentionError> {
-    if !values.is_empty() && values.len() != batch {
-        let (len, expected) = (values.len(), batch);
-        return Err(problem::ProblemError::Lengths { argument, len, expected }.into());
-    }
-    let outside = |&(_, &value): &(usize, &i32)| !usize::try_from(value).is_ok_and(|n| n <= most);
-    match values.iter().enumerate().find(outside) {
-        None => Ok(()),
-        Some((index, &value)) => {
-            Err(AttentionError::Length { argument, index, value, expected: format!("0 to {most}") })
-        }
-    }
+    // Wrong values are refused later; a problem has a row, if only as an upper bound.
+    let ends = cumulative.iter().zip(rest);
+    let longest = ends.map(|(&start, &end)| end.saturating_sub(start)).max().unwrap_or(0).max(1);
+    Ok((rest.len(), rows.min(longest as usize)))
 }

@@ -31,11 +31,6 @@ impl Expr {
         Expr(Arc::new(node))
     }
 
-    /// Whether the expression is a number or a truth value.
-    pub(super) fn is_constant(&self) -> bool {
-        matches!(&*self.0, Node::Leaf(Op::Float(_) | Op::Int(_) | Op::Bool(_)))
-    }
-
     /// A position or a parameter.
     pub fn input(input: Input) -> Expr {
         Expr::new(Node::Leaf(Op::Input(input)))
