@@ -8,9 +8,6 @@ pub enum CpuError {
     /// The problem is not valid.
     #[error(transparent)]
     Problem(#[from] ProblemError),
-    /// The CPU kernels do not compute a feature of the problem.
-    #[error("the CPU kernels do not compute {0}")]
-    Feature(&'static str),
     /// An element of an array of lengths does not ascend or exceeds the tensor.
     #[error("invalid value '{value}' for {array}[{index}]: expected {low} to {high}")]
     Length {

@@ -1,6 +1,6 @@
 //! Attention on slices: checks, tasks, threads, and the loop of one task over its keys.
 
-use std::cell::Cell;
+use std::cell::{Cell, OnceCell};
 use std::cmp::Reverse;
 use std::f64::consts::{LN_2, LOG2_E};
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -13,13 +13,14 @@ use crate::operands;
 use crate::output::OutputRows;
 use crate::parts::{self, Parts};
 use crate::plan::{Lanes, Order, Rows};
+use crate::programs::{Compiled, Evaluators, Layout, Place, Region, Values, Verdict};
 #[cfg(target_arch = "aarch64")]
 use crate::simd::Neon;
 #[cfg(target_arch = "x86_64")]
 use crate::simd::{Amx, Avx2, Avx512, Avx512Vnni};
 use crate::simd::{HasTiles, Isa, Pairs, Portable, PortablePairs, PortableTiles, Simd};
 use crate::threads::{CallingThread, Executor, with_default};
-use crate::tile::{Block, MAX_WIDTH, Panel, Step, Tile};
+use crate::tile::{Block, MAX_WIDTH, Panel, Scores, Step, Tile};
 use crate::view::{Input, Inputs, origin};
 use crate::{CpuError, CpuPlan, Element, narrow, terms};
 
@@ -107,7 +108,9 @@ pub fn attention_with_on<T: Element>(
     let lse_strides = Strides { batch: heads * rows, head: rows, row: 1 };
     let lse = lse.map(|lse| OutputRows::new(lse, 0, lse_strides, 1));
     let sinks = problem.score.sink.then_some(operands.sinks);
-    let call = Call { executor, problem, sequences: &sequences, sinks, inputs, out, lse, plan };
+    let grouped = plan.rows == Rows::Group && problem.group_size() > 1;
+    let programs = &Evaluators::new(problem, operands, grouped);
+    let call = Call { executor, problem, sequences: &sequences, sinks, programs, inputs, out, lse, plan };
     // `plan.check` has found the instruction set, so `detect` succeeds.
     match plan.isa {
         #[cfg(target_arch = "x86_64")]
@@ -141,6 +144,7 @@ struct Call<'a, T> {
     sequences: &'a [Sequence],
     /// A logit per query head, if the problem has sinks.
     sinks: Option<&'a [f32]>,
+    programs: &'a Evaluators<'a>,
     inputs: Inputs<'a, T>,
     out: OutputRows<'a, T>,
     lse: Option<OutputRows<'a, f32>>,
@@ -158,6 +162,16 @@ struct Task {
     part: usize,
 }
 
+/// How products of queries and keys become exponents.
+struct Scale {
+    /// The factor that turns a product, or the tanh of a cap, into a logit.
+    factor: f32,
+    /// As [`Step::scale`].
+    scale: f32,
+    /// As [`Step::cap`].
+    cap: Option<f32>,
+}
+
 /// Working memory of a thread. It is kept between calls. Its size is bounded by the plan and the head
 /// dimensions.
 #[derive(Default)]
@@ -165,14 +179,17 @@ struct Scratch {
     panels: Vec<Panel>,
     blocks: Blocks,
     rows: Aligned,
+    scores: Values,
+    masks: Values,
 }
 
-/// Words of a block of keys, of the block's values, and of the weights of a panel.
+/// Words of a block of keys, of the block's values, of the weights of a panel and of its evaluated mask.
 #[derive(Default)]
 struct Blocks {
     keys: Aligned,
     values: Aligned,
     weights: Aligned,
+    shown: Aligned,
 }
 
 thread_local! {
@@ -363,19 +380,20 @@ impl<T: Element> Call<'_, T> {
         parts: Option<&Parts<'_>>,
         keys: &mut Option<KeyRange>,
     ) {
-        let Scratch { panels, blocks, rows } = scratch;
         let mut left = match *keys {
             Some(left) => left,
             None => {
-                blocks.weights.resize(arithmetic.weights(self.plan.block_kv));
-                let panels = self.fill_panels(simd, arithmetic, task, panels, rows);
-                self.keys(task, panels)
+                scratch.blocks.weights.resize(arithmetic.weights(self.plan.block_kv));
+                self.fill_panels(simd, arithmetic, task, &mut scratch.panels, &mut scratch.rows);
+                self.place_panels(simd, task, scratch);
+                self.keys(task, &scratch.panels[..self.panels(task)])
             }
         };
-        let panels = &mut panels[..(task.last - task.first).div_ceil(self.plan.panel_rows())];
         if !left.is_empty() {
-            left.start = self.run_blocks(arithmetic, task, left, panels, blocks);
+            left.start = self.run_blocks(simd, arithmetic, task, left, scratch);
         }
+        let Scratch { panels, rows, .. } = scratch;
+        let panels = &mut panels[..self.panels(task)];
         if left.is_empty() {
             let mut index = task.first;
             for panel in panels {
@@ -400,60 +418,121 @@ impl<T: Element> Call<'_, T> {
     }
 
     /// Runs a task's panels over the first blocks of `keys`. Returns where the remaining blocks start.
-    fn run_blocks<A: Arithmetic>(
+    fn run_blocks<S: Simd, A: Arithmetic>(
         &self,
+        simd: S,
         arithmetic: A,
         task: Task,
         keys: KeyRange,
-        panels: &mut [Panel],
-        blocks: &mut Blocks,
+        scratch: &mut Scratch,
     ) -> usize {
+        let Scratch { panels, blocks: Blocks { keys: k, values: v, weights, shown }, scores, masks, .. } =
+            scratch;
+        let panels = &mut panels[..self.panels(task)];
         let p = self.problem;
         let tile = Tile { rows: self.plan.tile_rows, vectors: self.plan.vectors };
         let kv_head = task.head / p.group_size();
-        let logit = f64::from(p.softmax_scale().abs()) * arithmetic.logit_factor();
-        let softcap = p.score.softcap.map(f64::from);
-        let (scale, cap) = (softcap.unwrap_or(logit), softcap.map(|softcap| (logit / softcap) as f32));
-        // The scale must not be 0: 0 times the −∞ of a hidden key would be NaN.
-        let scale = ((scale * LOG2_E) as f32).max(f32::from_bits(1));
+        let Scale { factor, scale, cap } = self.scale(arithmetic.logit_factor());
         let products_of_key = (task.last - task.first) * (p.head_dim + p.head_dim_v);
         let most = (PRODUCTS_BETWEEN_STOPS / products_of_key.max(1)).saturating_add(keys.start).min(keys.end);
         let mut first = keys.start;
         while first < most.max(keys.start + 1) {
             let range = KeyRange { start: first, end: (first + self.plan.block_kv).min(keys.end) };
-            let of = |view| HeadRows::of(view, self.sequences[task.batch].kv, kv_head, range);
-            let block = Block {
-                keys: range,
-                k: arithmetic.keys(of(self.inputs.k), &mut blocks.keys),
-                v: arithmetic.values(of(self.inputs.v), &mut blocks.values),
-                dim_v: p.head_dim_v,
-            };
-            for panel in panels.iter_mut() {
-                if panel.by_any.start < range.end && range.start < panel.by_any.end {
-                    let block = block.up_to(panel.by_any.end);
-                    arithmetic.step(Step { panel, block, scale, cap, weights: &mut blocks.weights, tile });
-                }
-            }
             first = range.end;
+            let mut verdict = Verdict::All;
+            if let Some(mask) = &self.programs.mask {
+                simd.evaluate(mask, masks, Region::Block(range));
+                verdict = masks.verdict(mask, 0..panels.len());
+            }
+            if verdict == Verdict::None {
+                continue;
+            }
+            let is_finite = OnceCell::new();
+            let (mut room, mut made) = (Some((&mut *k, &mut *v)), None);
+            for (number, panel) in panels.iter_mut().enumerate() {
+                if panel.by_any.end <= range.start || range.end <= panel.by_any.start {
+                    continue;
+                }
+                let mut hidden = None;
+                if let Some(mask) = self.programs.mask.as_ref().filter(|_| verdict == Verdict::Some) {
+                    let keys = range.end.min(panel.by_any.end) - range.start;
+                    match show::<S, A>(simd, mask, masks, (number, panel), keys, shown) {
+                        (Verdict::None, _) => continue,
+                        (Verdict::Some, words) => hidden = Some(words),
+                        (Verdict::All, _) => {}
+                    }
+                }
+                // Keys and values that no panel sees are not read.
+                if let Some((k, v)) = room.take() {
+                    if let Some(program) = &self.programs.score {
+                        simd.evaluate(program, scores, Region::Block(range));
+                    }
+                    let of = |view| HeadRows::of(view, self.sequences[task.batch].kv, kv_head, range);
+                    let (k, v) =
+                        (arithmetic.keys(of(self.inputs.k), k), arithmetic.values(of(self.inputs.v), v));
+                    made = Some(Block { keys: range, k, v, dim_v: p.head_dim_v, is_finite: &is_finite });
+                }
+                let Some(block) = made.map(|block| block.up_to(panel.by_any.end)) else { continue };
+                let program = self.programs.score.as_ref();
+                let scores = program.map(|program| Scores { program, values: scores, panel: number, factor });
+                arithmetic.step(Step { panel, block, scale, cap, weights, tile, scores, shown: hidden });
+            }
         }
         first
     }
 
+    /// How steps turn products of queries and keys into exponents. `logit_factor` is the arithmetic's.
+    fn scale(&self, logit_factor: f64) -> Scale {
+        let p = self.problem;
+        let logit = f64::from(p.softmax_scale().abs()) * logit_factor;
+        let softcap = p.score.softcap.map(f64::from);
+        let factor = softcap.unwrap_or(logit);
+        // The scale must not be 0: 0 times the −∞ of a hidden key would be NaN.
+        let scale = match self.programs.score {
+            None => ((factor * LOG2_E) as f32).max(f32::from_bits(1)),
+            Some(_) => LOG2_E as f32,
+        };
+        Scale { factor: factor as f32, scale, cap: softcap.map(|softcap| (logit / softcap) as f32) }
+    }
+
+    /// Number of panels of a task.
+    fn panels(&self, task: Task) -> usize {
+        (task.last - task.first).div_ceil(self.plan.panel_rows())
+    }
+
+    /// Evaluates what programs compute from the rows of a task.
+    fn place_panels<S: Simd>(&self, simd: S, task: Task, scratch: &mut Scratch) {
+        let Scratch { panels, scores, masks, .. } = scratch;
+        let Sequence { q, kv } = self.sequences[task.batch];
+        let place = Place { batch: task.batch, query_length: q.len, key_length: kv.len };
+        for (program, values) in [(&self.programs.score, scores), (&self.programs.mask, masks)] {
+            let Some(program) = program else { continue };
+            let mut first = task.first;
+            for (number, panel) in panels[..self.panels(task)].iter().enumerate() {
+                // Padding lanes repeat the last row.
+                let of = |lane: usize| self.place(task, first + lane.min(panel.rows - 1));
+                let lanes: [_; MAX_WIDTH] = std::array::from_fn(of);
+                let lanes = &lanes[..panel.width];
+                simd.evaluate(program, values, Region::Panel { panel: number, place, lanes });
+                first += panel.rows;
+            }
+        }
+    }
+
     /// Divides the task's rows into panels and fills each panel with Qᵀ.
-    fn fill_panels<'s, S: Simd, A: Arithmetic>(
+    fn fill_panels<S: Simd, A: Arithmetic>(
         &self,
         simd: S,
         arithmetic: A,
         task: Task,
-        panels: &'s mut Vec<Panel>,
+        panels: &mut Vec<Panel>,
         rows: &mut Aligned,
-    ) -> &'s mut [Panel] {
+    ) {
         let p = self.problem;
         let Sequence { q, kv } = self.sequences[task.batch];
         let widest = self.plan.panel_rows();
         let dim = arithmetic.words(p.head_dim);
-        let needed = (task.last - task.first).div_ceil(widest);
-        panels.resize_with(panels.len().max(needed), Panel::new);
+        panels.resize_with(panels.len().max(self.panels(task)), Panel::new);
         let dim_out = arithmetic.words_out(p.head_dim_v);
         rows.resize(MAX_WIDTH * dim.max(dim_out));
         for (panel, first) in panels.iter_mut().zip((task.first..task.last).step_by(widest)) {
@@ -474,7 +553,6 @@ impl<T: Element> Call<'_, T> {
                 panel.q.copy_from_slice(&rows[..count * dim]);
             }
         }
-        &mut panels[..needed]
     }
 
     /// Normalises a panel, whose first row is the `index`-th row of the task, and writes its rows of O and
@@ -534,6 +612,31 @@ impl<T: Element> Call<'_, T> {
             row[0] = logarithm as f32;
         }
     }
+}
+
+/// Evaluates a mask for the first `keys` keys of a block and a panel with its number. Returns a word for each
+/// weight, where the panel sees some of the keys only.
+fn show<'s, S: Simd, A: Arithmetic>(
+    simd: S,
+    mask: &Compiled<'_>,
+    masks: &mut Values,
+    (number, panel): (usize, &Panel),
+    keys: usize,
+    room: &'s mut Aligned,
+) -> (Verdict, &'s [f32]) {
+    let verdict = masks.verdict(mask, number..number + 1);
+    if verdict != Verdict::Some {
+        return (verdict, &[]);
+    }
+    let (layout, words) = if A::TRANSPOSED {
+        (Layout::Keys(panel.width), keys * panel.width)
+    } else {
+        let line = keys.next_multiple_of(S::LANES);
+        (Layout::Rows(line), panel.rows * line)
+    };
+    let to = room.resize(words);
+    simd.evaluate(mask, masks, Region::Tile { panel: number, keys, layout, factor: 1.0, to });
+    (masks.shown(), to)
 }
 
 /// The factor that normalises O, and the LSE, with a sink in the denominator. A sink of −∞ has no weight.

@@ -22,6 +22,7 @@ mod output;
 mod parts;
 pub mod peak;
 mod plan;
+mod programs;
 mod simd;
 mod softcap;
 mod terms;

@@ -1,9 +1,9 @@
 //! Bounds of integer values, from the bounds of positions.
 
-use super::{BinaryOp, Input, Op, Program, UnaryOp};
+use super::{BinaryOp, Comparison, Id, Input, Op, Program, Type, UnaryOp};
 use crate::Problem;
 
-/// The smallest and the largest value that an integer can have.
+/// The smallest and the largest value that an integer can have. Truth values are 0 and 1.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Range {
     /// The smallest value.
@@ -15,7 +15,11 @@ pub struct Range {
 }
 
 impl Range {
-    const ALL: Range = Range { low: i32::MIN as i64, high: i32::MAX as i64, position: false };
+    /// Every integer of 32 bits.
+    pub const ALL: Range = Range { low: i32::MIN as i64, high: i32::MAX as i64, position: false };
+
+    /// Either truth value.
+    const EITHER: Range = Range { low: 0, high: 1, position: false };
 
     /// Whether all values are indices of `extent` elements.
     pub const fn is_within(&self, extent: usize) -> bool {
@@ -32,25 +36,75 @@ impl Range {
 }
 
 impl Program {
-    /// The range of each operation's value over all scores of the problem. Floats and truth values have an
-    /// unlimited range.
+    /// The range of each operation's value over all scores of the problem. Floats have an unlimited range.
     pub fn ranges(&self, problem: &Problem) -> Vec<Range> {
         let mut found: Vec<Range> = Vec::with_capacity(self.ops.len());
-        for op in &self.ops {
+        for (id, op) in self.ops.iter().enumerate() {
             let range = match *op {
                 Op::Input(input) => position(input, problem),
-                Op::Int(x) => Range::computed(x.into(), x.into()),
-                Op::Unary(op, a) => unary(op, found[a]),
-                Op::Binary(op, a, b) => binary(op, found[a], found[b]),
-                Op::Select(_, b, c) => {
-                    Range::computed(found[b].low.min(found[c].low), found[b].high.max(found[c].high))
-                }
-                _ => Range::ALL,
+                _ => self.range(id, &found),
             };
             found.push(range);
         }
         found
     }
+
+    /// The range of an operation's value, from the ranges `found` of the operations before it. Floats,
+    /// inputs and elements of tables have an unlimited range.
+    pub fn range(&self, id: Id, found: &[Range]) -> Range {
+        let result = self.types[id];
+        let of = |a: Id| found.get(a).copied().unwrap_or(Range::ALL);
+        match self.ops[id] {
+            Op::Bool(x) => truth(x),
+            Op::Compare(op, a, b) if self.types[a] != Type::Float => compare(op, of(a), of(b)),
+            Op::Unary(UnaryOp::Not, a) if result == Type::Bool => {
+                Range { low: 1 - of(a).high, high: 1 - of(a).low, position: false }
+            }
+            Op::Binary(op, a, b) if result == Type::Bool => join(op, of(a), of(b)),
+            Op::Unary(UnaryOp::ToInt, a) if self.types[a] == Type::Bool => of(a),
+            Op::Select(a, b, _) if of(a).low == 1 => Range { position: false, ..of(b) },
+            Op::Select(a, _, c) if of(a).high == 0 => Range { position: false, ..of(c) },
+            Op::Select(_, b, c) => Range::computed(of(b).low.min(of(c).low), of(b).high.max(of(c).high)),
+            _ if result == Type::Bool => Range::EITHER,
+            _ if result == Type::Float => Range::ALL,
+            Op::Int(x) => Range::computed(x.into(), x.into()),
+            Op::Unary(op, a) => unary(op, of(a)),
+            Op::Binary(op, a, b) => binary(op, of(a), of(b)),
+            _ => Range::ALL,
+        }
+    }
+}
+
+fn truth(x: bool) -> Range {
+    Range { low: x.into(), high: x.into(), position: false }
+}
+
+/// The range of a comparison of integers or truth values.
+fn compare(op: Comparison, a: Range, b: Range) -> Range {
+    let one = |yes: bool, no: bool| {
+        if yes || no { truth(yes) } else { Range::EITHER }
+    };
+    let equal = a.low == a.high && b.low == b.high && a.low == b.low;
+    let apart = a.high < b.low || b.high < a.low;
+    match op {
+        Comparison::Eq => one(equal, apart),
+        Comparison::Ne => one(apart, equal),
+        Comparison::Lt => one(a.high < b.low, a.low >= b.high),
+        Comparison::Le => one(a.high <= b.low, a.low > b.high),
+        Comparison::Gt => one(a.low > b.high, a.high <= b.low),
+        Comparison::Ge => one(a.low >= b.high, a.high < b.low),
+    }
+}
+
+/// The range of two truth values that an operator joins.
+fn join(op: BinaryOp, a: Range, b: Range) -> Range {
+    let (low, high) = match op {
+        BinaryOp::And => (a.low.min(b.low), a.high.min(b.high)),
+        BinaryOp::Or => (a.low.max(b.low), a.high.max(b.high)),
+        _ if a.low == a.high && b.low == b.high => ((a.low ^ b.low), (a.low ^ b.low)),
+        _ => (0, 1),
+    };
+    Range { low, high, position: false }
 }
 
 fn position(input: Input, problem: &Problem) -> Range {
