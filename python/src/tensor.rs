@@ -57,16 +57,22 @@ pub fn problem_of(
     if let Some(features) = features {
         features.apply(&mut problem)?;
     }
-    let packed = features.map_or([false; 2], Features::packed);
-    for ((tensor, batch), packed) in [("q", q.1[0]), ("k", k.1[0])].into_iter().zip(packed) {
-        let expected = if packed { 1 } else { problem.batch };
+    check_batch(&problem, [("q", q.1[0]), ("k", k.1[0])], features.map_or([false; 2], Features::packed))?;
+    computed(&problem).check()?;
+    Ok(problem)
+}
+
+/// Rejects tensors of another batch extent than the problem's: 1 if they are packed.
+fn check_batch(problem: &Problem, tensors: [(&str, usize); 2], packed: [bool; 2]) -> Result<(), Error> {
+    for ((tensor, batch), packed) in tensors.into_iter().zip(packed) {
+        let (other, expected) = if packed { ("a packed tensor", 1) } else { ("q", problem.batch) };
         if batch != expected {
-            let message = format!("{tensor} has batch = {batch}; expected {expected}, as of the other tensors");
+            let message =
+                format!("{tensor} has batch = {batch}, {other} has {expected}; they must be equal");
             return Err(Error::Argument(message));
         }
     }
-    computed(&problem).check()?;
-    Ok(problem)
+    Ok(())
 }
 
 /// The band and the score of a call.
