@@ -65,8 +65,8 @@ pub struct Attention<'a, T> {
 /// mask and `scale = 1/√head_dim`.
 ///
 /// A logit is made in this order, whichever the order of the builder's methods: the scale, the softcap, the
-/// score program, ALiBi, the bias. A row sees the keys that the band, the mask program and the mask tensor all
-/// show it, within its sequence. A row that sees no key has O = 0, and LSE = −∞ or the sink.
+/// score program, ALiBi, the bias. A row sees the keys that the band, the mask program and the mask tensor
+/// all show it, within its sequence. A row that sees no key has O = 0, and LSE = −∞ or the sink.
 ///
 /// On a GPU, a hidden key has probability 0, and the kernel multiplies its value by that 0, as every fused
 /// attention does. A hidden value that is infinite or NaN can therefore make rows NaN that do not see it. The

@@ -51,7 +51,8 @@ impl<'a> Features<'a> {
         Ok(Extents { batch: batch_q, seq_q, seq_kv, lengths })
     }
 
-    /// The programs of a call over scores `[batch, heads_q, seq_q, seq_kv]`, and the contents of their tables.
+    /// The programs of a call over scores `[batch, heads_q, seq_q, seq_kv]`, and the contents of their
+    /// tables.
     pub fn programs(&self, scores: [usize; 4]) -> Result<(Programs, Vec<TableData<'a>>), AttentionError> {
         let [batch, heads, ..] = scores;
         let mut tables: Vec<Table> = self.tables.iter().map(|view| view.table.clone()).collect();

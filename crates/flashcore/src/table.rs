@@ -4,16 +4,15 @@ use problem::{Table, TableData};
 
 use crate::AttentionError;
 
-/// A read-only tensor of 1 to 4 dimensions that a score or a mask reads: a bias, a boolean mask, or a table of
-/// a program. Its elements are `f32`, [`half::f16`], [`half::bf16`], `i32`, `u8` or `bool`.
+/// A read-only tensor of 1 to 4 dimensions that a score or a mask reads: a bias, a boolean mask, or a table
+/// of a program. Its elements are `f32`, [`half::f16`], [`half::bf16`], `i32`, `u8` or `bool`.
 ///
 /// ```
 /// use flashcore::TableView;
 ///
-/// let bias = [0.0f32; 6];
-/// TableView::dense(&bias[..], &[2, 3])?;
-/// let refused = TableView::dense(&bias[..], &[2, 4]).unwrap_err().to_string();
-/// assert_eq!(refused, "invalid value '6' for the number of elements of a table: expected 8 for shape [2, 4]");
+/// let bias = [0.0f32; 6]; TableView::dense(&bias[..], &[2, 3])?; let refused = TableView::dense(&bias[..],
+/// &[2, 4]).unwrap_err().to_string(); assert_eq!(refused, "invalid value '6' for the number of elements of a
+/// table: expected 8 for shape [2, 4]");
 /// # Ok::<(), flashcore::AttentionError>(())
 /// ```
 #[derive(Clone, Debug)]

@@ -134,8 +134,8 @@ impl Problem {
 }
 
 impl Problem {
-    /// Rejects lengths that a caller cannot mean: cumulative lengths that descend, lengths that reach beyond a
-    /// tensor or the longest sequence, and negative ones. For values that the host can read;
+    /// Rejects lengths that a caller cannot mean: cumulative lengths that descend, lengths that reach beyond
+    /// a tensor or the longest sequence, and negative ones. For values that the host can read;
     /// [`Problem::sequences`] cuts others.
     ///
     /// # Errors
