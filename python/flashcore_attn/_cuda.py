@@ -190,7 +190,11 @@ def as_lengths(name: str, x: Tensor, elements: int) -> Tensor:
 def describe(features: Features, q: Tensor) -> DescribedFeatures:
     """Addresses, types, shapes and strides of features, for Rust."""
     lengths, batch, max_q, max_k, sink, score, mask, floats, ints, tables = features
-    named = (*zip(_features.LENGTHS, lengths), ("learnable_sink", sink), *((f"table {i}", t) for i, t in enumerate(tables)))
+    named = (
+        *zip(_features.LENGTHS, lengths),
+        ("learnable_sink", sink),
+        *((f"table {i}", t) for i, t in enumerate(tables)),
+    )
     for name, x in named:
         if x is not None and x.device != q.device:
             raise ArgumentError(f"{name} is on {x.device}, q on {q.device}; they must be on one device")

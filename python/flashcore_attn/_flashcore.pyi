@@ -17,9 +17,7 @@ _Lengths = tuple[int, int, int, list[_Address]]
 # Address, code of the type, extents and strides in elements.
 _Table = tuple[int, int, tuple[int, ...], tuple[int, ...]]
 # Lengths, the sinks' address, the texts of the score and the mask program, parameters, tables.
-DescribedFeatures = tuple[
-    _Lengths | None, _Address, str, str, tuple[float, ...], tuple[int, ...], list[_Table]
-]
+DescribedFeatures = tuple[_Lengths | None, _Address, str, str, tuple[float, ...], tuple[int, ...], list[_Table]]
 
 _Described = tuple[int, tuple[int, int, int, int], tuple[int, int, int, int]]
 

@@ -63,7 +63,9 @@ def flex_attention(
     if not _leads_agree(q.shape, k.shape, v.shape, enable_gqa):
         for name, tensor in (("query", q), ("key", k), ("value", v)):
             if tensor.ndim != 4:
-                raise ArgumentError(f"{name} has {tensor.ndim} dimensions; it takes 4: batch, heads, sequence, head_dim")
+                raise ArgumentError(
+                    f"{name} has {tensor.ndim} dimensions; it takes 4: batch, heads, sequence, head_dim"
+                )
         _, q, k, v = _broadcast(backend, q, k, v, enable_gqa)
     tracing = backend.Tracing(q)
     parts = _features.Parts()
@@ -122,4 +124,3 @@ def _blocks(parts: _features.Parts, backend: Any, mask: Any, shape: tuple[int, i
     whole = backend.expand(dense, (*shape[:2], *dense.shape[-2:]))
     number = parts.table(whole)
     parts.mask = f"n{number}[b, h, q / {rows}, k / {keys}] != 0"
-

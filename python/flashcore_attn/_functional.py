@@ -100,9 +100,9 @@ def flash_attn_func(
         softmax_scale: factor on the scores; None means ``1 / sqrt(head_dim)``.
         causal: query ``i`` sees key ``j`` iff ``j <= i + seqlen_k - seqlen_q`` (aligned to the bottom right). It is
             ``window_size=(-1, 0)``.
-        window_size: ``(left, right)``, two integers of -1 (all keys; so is None) to 2^32 - 1. Query ``i`` sees key ``j`` iff
-            ``i + seqlen_k - seqlen_q - left <= j <= i + seqlen_k - seqlen_q + right``. A model's "window of W" counts
-            the query's own key: ``left = W - 1``. Blocks of keys outside the window cost no time. ``causal`` makes
+        window_size: ``(left, right)``, two integers of -1 (all keys; so is None) to 2^32 - 1. Query ``i`` sees key
+            ``j`` iff ``i + seqlen_k - seqlen_q - left <= j <= i + seqlen_k - seqlen_q + right``. A model's "window of
+            W" counts the query's own key: ``left = W - 1``. Blocks of keys outside cost no time. ``causal`` makes
             ``right`` 0.
         softcap: bound of the scores' magnitude, 0 for none. Kernels are compiled for scores with a cap or without one,
             not for its value.
@@ -118,8 +118,8 @@ def flash_attn_func(
 
     Returns:
         ``(batch, seqlen_q, heads, head_dim_v)`` of q's kind, dtype, device and order in memory. A row that sees no key
-        is 0, its ``lse`` minus infinity or the sink. On a GPU a value that is infinite or NaN makes NaN of rows from which a mask
-        hides it, too (0 times infinity), as in FlashAttention.
+        is 0, its ``lse`` minus infinity or the sink. On a GPU a value that is infinite or NaN makes NaN of rows from
+        which a mask hides it, too (0 times infinity), as in FlashAttention.
 
     Tensors are read in place, with any strides; only one whose last dimension is not contiguous is copied first. On a
     GPU (sm_80 or later; head dims that are multiples of 8 up to 256) the kernel is enqueued on PyTorch's current
@@ -144,10 +144,11 @@ def flash_attn_func(
         tensors = {"q": q, "k": k, "v": v, **{name: x for name, x in others.items() if x is not None}}
 
         def call(*views: Any) -> Any:
+            named: dict[str, Any] = dict(zip(tensors, views))
             return flash_attn_func(
-                **dict(zip(tensors, views)), softmax_scale=softmax_scale, causal=causal, window_size=window_size,
+                **named, softmax_scale=softmax_scale, causal=causal, window_size=window_size,
                 softcap=softcap, attention_chunk=attention_chunk, return_attn_probs=return_attn_probs,
-            )  # fmt: skip
+            )  # type: ignore[call-overload]  # fmt: skip
 
         return foreign(call, tensors)
     backend.check_kinds(q, k, v)

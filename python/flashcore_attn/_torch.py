@@ -114,8 +114,7 @@ def _now(
     lse_address = None if lse is None else lse.data_ptr()
     # The interpreter is released during the call. Another thread may give a tensor new memory, which must not
     # free the old memory.
-    held = q.untyped_storage(), k.untyped_storage(), v.untyped_storage()
-    others = [] if features is None else [x.untyped_storage() for x in tensors_of(features)]
+    held = [x.untyped_storage() for x in (q, k, v, *(() if features is None else tensors_of(features)))]
     _flashcore.attention_cpu(
         _describe("q", q, heads, held[0]),
         _describe("k", k, heads, held[1]),
@@ -159,7 +158,7 @@ class Tracing:
         return _Recording(recorder)
 
 
-class _Recording(TorchFunctionMode):
+class _Recording(TorchFunctionMode):  # type: ignore[misc]
     def __init__(self, recorder: _trace.Trace) -> None:
         super().__init__()
         self.recorder = recorder

@@ -304,8 +304,8 @@ def _call(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 
 _ACCEPTED = (
-    "a program has Python's operators, where, abs, sign, floor, ceil, trunc, exp, exp2, log, log2, sqrt, rsqrt, square, "
-    "tanh, sigmoid, minimum, maximum and clamp"
+    "a program has Python's operators, where, abs, sign, floor, ceil, trunc, exp, exp2, log, log2, sqrt, rsqrt, "
+    "square, tanh, sigmoid, minimum, maximum and clamp"
 )
 _IGNORED = frozenset({"device", "copy", "non_blocking", "memory_format", "requires_grad", "layout", "pin_memory"})
 
@@ -600,10 +600,10 @@ def _literal(value: float | int) -> str:
 def refused(what: str, hint: str = "") -> UnsupportedError:
     """The error for what a program cannot state, with the line of the user's function."""
     hint = f"; {hint}" if hint else ""
-    return UnsupportedError(f"{_where()}: {what} cannot be part of a program{hint}", "program")
+    return UnsupportedError(f"{_line()}: {what} cannot be part of a program{hint}", "program")
 
 
-def _where() -> str:
+def _line() -> str:
     """File and line of the user's code that is being traced."""
     frame = sys._getframe(1)
     ours = (_HERE, os.sep + "torch" + os.sep, os.sep + "numpy" + os.sep, "<frozen", os.sep + "functools.py")
@@ -673,6 +673,9 @@ def _contents(value: Any, captured: set[int], depth: int = 0) -> Any:
         return type(value), repr(value)
     if depth > 8:
         return None
+    if isinstance(value, types.ModuleType):
+        stable = value.__name__.partition(".")[0] in ("torch", "numpy", "math", "operator")
+        return ("module", value.__name__) if stable else None
     if isinstance(value, types.FunctionType):
         return _contents_of_function(value, captured, depth)
     if isinstance(value, functools.partial):
@@ -686,9 +689,6 @@ def _contents(value: Any, captured: set[int], depth: int = 0) -> Any:
     if _is_array(value):
         captured.add(id(value))
         return "array", id(value), tuple(value.shape), str(value.dtype), str(getattr(value, "device", ""))
-    if isinstance(value, types.ModuleType):
-        stable = value.__name__.partition(".")[0] in ("torch", "numpy", "math", "operator")
-        return ("module", value.__name__) if stable else None
     if isinstance(value, (types.BuiltinFunctionType, type)) or type(value).__name__ in ("dtype", "device"):
         return "named", repr(value)
     return None

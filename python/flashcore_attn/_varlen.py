@@ -89,7 +89,11 @@ def flash_attn_varlen_func(
     lengths = (cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, leftpad_k)
     backend = backend_of(q)
     if backend is None:
-        named = {**dict(zip(_features.LENGTHS, lengths)), "alibi_slopes": alibi_slopes, "learnable_sink": learnable_sink}
+        named = {
+            **dict(zip(_features.LENGTHS, lengths)),
+            "alibi_slopes": alibi_slopes,
+            "learnable_sink": learnable_sink,
+        }
         tensors = {"q": q, "k": k, "v": v, **{name: x for name, x in named.items() if x is not None}}
 
         def call(*views: Any) -> Any:
@@ -107,7 +111,7 @@ def flash_attn_varlen_func(
         if tensor.ndim != int(wanted[0]):
             raise ArgumentError(f"{name} has {tensor.ndim} dimensions; it takes {wanted}")
     batch = _batch(q, k, cu_seqlens_q, cu_seqlens_k)
-    lengths = tuple(
+    arrays = tuple(
         None if array is None else backend.as_lengths(name, array, batch + name.startswith("cu_"))
         for name, array in zip(_features.LENGTHS, lengths)
     )
@@ -123,7 +127,7 @@ def flash_attn_varlen_func(
         _features.check_sink("learnable_sink", learnable_sink, heads)
         sink = backend.as_sink("learnable_sink", learnable_sink)
     features = parts.features(
-        lengths=lengths,
+        lengths=arrays,
         batch=batch,
         max_q=_longest("max_seqlen_q", max_seqlen_q, 0, q.shape[0] if packed_q else q.shape[1]),
         max_k=_longest("max_seqlen_k", max_seqlen_k, 0, k.shape[0] if packed_k else k.shape[1]),
@@ -222,10 +226,7 @@ def _refuse(dropout_p: float, **others: Any) -> None:
 
 def _batch(q: Any, k: Any, cu_seqlens_q: Any, cu_seqlens_k: Any) -> int:
     """The number of batch entries."""
-    if cu_seqlens_q is not None:
-        of_q = len(cu_seqlens_q) - 1
-    else:
-        of_q = q.shape[0]
+    of_q = len(cu_seqlens_q) - 1 if cu_seqlens_q is not None else q.shape[0]
     of_k = len(cu_seqlens_k) - 1 if cu_seqlens_k is not None else k.shape[0]
     if of_q != of_k or of_q < 0:
         raise ArgumentError(f"q has {of_q} sequences, k has {of_k}; they must be as many")

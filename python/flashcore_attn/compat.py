@@ -8,10 +8,10 @@
 ``torch.nn.attention.flex_attention.flex_attention`` is routed in the same way.
 
 Calls that FlashCore does not support (dropout, gradients, a device, type or head dim that it lacks, a function that
-cannot be a program) run in PyTorch as before, and are counted with their reason. The same holds for tensors of other classes than ``torch.Tensor``
-(distributed tensors, for example), for calls that ``torch.jit`` and ``torch.fx`` trace, and for calls where
-``torch.nn.attention.sdpa_kernel`` or ``torch.backends.cuda`` excludes flash attention: the user's choice of a kernel
-stays in force.
+cannot be a program) run in PyTorch as before, and are counted with their reason. The same holds for tensors of other
+classes than ``torch.Tensor`` (distributed tensors, for example), for calls that ``torch.jit`` and ``torch.fx`` trace,
+and for calls where ``torch.nn.attention.sdpa_kernel`` or ``torch.backends.cuda`` excludes flash attention: the user's
+choice of a kernel stays in force.
 
 Code is routed if it looks the function up when it calls it: as ``F.scaled_dot_product_attention`` or
 ``torch.nn.functional.scaled_dot_product_attention`` in any module. Two cases are not routed: a name that was imported
@@ -209,8 +209,6 @@ def _flex(
         return flex_attention(query, key, value, score_mod, block_mask, scale, enable_gqa, return_lse)
 
     return _counted(ours, fall_back, reason)
-
-
 
 
 def _unsupported_reason(torch: Any, query: Any, key: Any, value: Any, attn_mask: Any, dropout_p: float) -> str | None:

@@ -24,15 +24,8 @@ const TYPES: [TableType; 5] =
 
 /// Lengths, the address of the sinks, the texts of the score and of the mask program (empty: none), the
 /// values of float and integer parameters, and the tables.
-pub type Described = (
-    Option<DescribedLengths>,
-    Option<usize>,
-    String,
-    String,
-    Vec<f32>,
-    Vec<i32>,
-    Vec<DescribedTable>,
-);
+pub type Described =
+    (Option<DescribedLengths>, Option<usize>, String, String, Vec<f32>, Vec<i32>, Vec<DescribedTable>);
 
 /// The features of a call without addresses: what changes the problem.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -112,14 +105,14 @@ pub fn operands(
     problem: &Problem,
 ) -> Vec<(Operand, usize, usize)> {
     let arrays = lengths.map_or([None; 5], |(.., arrays)| arrays);
-    let arrays = LengthArray::ALL.into_iter().zip(arrays).filter_map(|(array, address)| {
-        Some((Operand::Lengths(array), address?, 4 * array.len(problem)?))
-    });
+    let arrays = LengthArray::ALL
+        .into_iter()
+        .zip(arrays)
+        .filter_map(|(array, address)| Some((Operand::Lengths(array), address?, 4 * array.len(problem)?)));
     let sinks = sink.map(|address| (Operand::Sinks, address, 4 * problem.heads_q));
     let tables = (0..).zip(tables).zip(&problem.programs.tables);
-    let tables = tables.map(|((i, (address, ..)), table)| {
-        (Operand::Table(i), *address, table.span() * table.dtype.bytes())
-    });
+    let tables = tables
+        .map(|((i, (address, ..)), table)| (Operand::Table(i), *address, table.span() * table.dtype.bytes()));
     arrays.chain(sinks).chain(tables).collect()
 }
 

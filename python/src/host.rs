@@ -132,10 +132,7 @@ impl Addresses {
     }
 
     /// The operands beside Q, K and V.
-    fn others(
-        &self,
-        problem: &Problem,
-    ) -> Result<(LengthValues<'_>, &[f32], Vec<TableData<'_>>), Error> {
+    fn others(&self, problem: &Problem) -> Result<(LengthValues<'_>, &[f32], Vec<TableData<'_>>), Error> {
         let (mut lengths, mut sinks, mut tables) = (LengthValues::default(), [].as_slice(), Vec::new());
         for &(operand, address, bytes) in &self.others {
             match operand {

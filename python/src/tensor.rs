@@ -67,8 +67,7 @@ fn check_batch(problem: &Problem, tensors: [(&str, usize); 2], packed: [bool; 2]
     for ((tensor, batch), packed) in tensors.into_iter().zip(packed) {
         let (other, expected) = if packed { ("a packed tensor", 1) } else { ("q", problem.batch) };
         if batch != expected {
-            let message =
-                format!("{tensor} has batch = {batch}, {other} has {expected}; they must be equal");
+            let message = format!("{tensor} has batch = {batch}, {other} has {expected}; they must be equal");
             return Err(Error::Argument(message));
         }
     }
@@ -100,10 +99,7 @@ fn bound(name: &str, keys: i64) -> Result<Option<u32>, Error> {
 
 /// Whether there is nothing to compute: no batch, no head or no row.
 pub fn is_empty(problem: &Problem) -> bool {
-    problem.batch == 0
-        || problem.heads_q == 0
-        || problem.seq_q == 0
-        || problem.lengths.q.packed == Some(0)
+    problem.batch == 0 || problem.heads_q == 0 || problem.seq_q == 0 || problem.lengths.q.packed == Some(0)
 }
 
 /// The problem, or, if there is nothing to compute, a problem of one row that is valid or invalid for the

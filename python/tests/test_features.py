@@ -50,7 +50,10 @@ def per_batch(tensors, q, k, v, **options):
     """``exact`` of each batch entry of ``(batch, sequence, heads, dim)`` tensors, and its log-sum-exp."""
     arrays = [tensors.array(x).swapaxes(1, 2) for x in (q, k, v)]
     results = [
-        exact(*(x[b] for x in arrays), **{name: f(b) if callable(f) and name != "score" else f for name, f in options.items()})
+        exact(
+            *(x[b] for x in arrays),
+            **{name: f(b) if callable(f) and name != "score" else f for name, f in options.items()},
+        )
         for b in range(len(arrays[0]))
     ]
     return np.stack([out.swapaxes(0, 1) for out, _ in results]), np.stack([lse for _, lse in results])
@@ -64,7 +67,7 @@ def test_slopes(tensors, dtype, causal):
     q, k, v = tensors.three(37, 53, 4, 2, 32, dtype)
     far = distance(37, 53)
     for shape in [(4,), (2, 4)]:
-        slopes = tensors.draw(shape, "float32", 7)
+        slopes = tensors.of(np.random.default_rng(7).random(shape) / 8, "float32")
         values = np.broadcast_to(tensors.array(slopes), (2, 4))
         out, lse, _ = flashcore_attn.flash_attn_func(
             q, k, v, causal=causal, alibi_slopes=slopes, return_attn_probs=True
@@ -124,7 +127,8 @@ def test_packed_sequences(tensors, dtype, causal):
     tensors.skip_unless_computed(dtype)
     (q, k, v), rows, keys = packed(tensors, LENGTHS, 4, 2, 32, dtype)
     starts = tensors.of(rows, "int32"), tensors.of(keys, "int32")
-    sink, slopes = tensors.draw((4,), "float32", 4), tensors.draw((6, 4), "float32", 5)
+    sink = tensors.draw((4,), "float32", 4)
+    slopes = tensors.of(np.random.default_rng(5).random((6, 4)) / 8, "float32")
     for options in [{}, {"softcap": 2.0}, {"alibi_slopes": slopes}, {"learnable_sink": sink}, {"window_size": (9, 3)}]:
         out, lse = flashcore_attn.flash_attn_varlen_func(
             q, k, v, *starts, 64, 90, causal=causal, return_lse=True, **options
@@ -190,18 +194,34 @@ def test_lengths_that_are_refused(tensors):
     (q, k, v), rows, keys = packed(tensors, [(3, 4), (5, 6)], 2, 2, 16, "float32")
     call = flashcore_attn.flash_attn_varlen_func
     for change, error, words in [
-        ({"cu_seqlens_q": rows[::-1].copy()}, ValueError, r"invalid value '3' for cu_seqlens_q\[1\]: expected at least"),
-        ({"cu_seqlens_k": keys + 1}, ValueError, r"invalid value '11' for cu_seqlens_k\[2\]: expected 0 to 10, the rows"),
+        (
+            {"cu_seqlens_q": rows[::-1].copy()},
+            ValueError,
+            r"invalid value '3' for cu_seqlens_q\[1\]: expected at least",
+        ),
+        (
+            {"cu_seqlens_k": keys + 1},
+            ValueError,
+            r"invalid value '11' for cu_seqlens_k\[2\]: expected 0 to 10, the rows",
+        ),
         ({"cu_seqlens_q": rows.astype(np.int64)}, TypeError, "invalid value 'int64' for the dtype of cu_seqlens_q"),
         ({"cu_seqlens_q": rows[:2]}, ValueError, "q has 1 sequences, k has 2; they must be as many"),
         ({"seqused_k": rows}, ValueError, r"seqused_k has shape \(3,\); expected \(2,\)"),
-        ({"seqused_k": np.array([9, 1], np.int32)}, ValueError, r"invalid value '9' for seqused_k\[0\]: expected 0 to 6"),
+        (
+            {"seqused_k": np.array([9, 1], np.int32)},
+            ValueError,
+            r"invalid value '9' for seqused_k\[0\]: expected 0 to 6",
+        ),
         ({"max_seqlen_q": 4}, ValueError, r"invalid value '8' for cu_seqlens_q\[2\]: expected at most 7"),
         ({"max_seqlen_q": -1}, ValueError, "invalid value '-1' for max_seqlen_q: expected an integer of 0 or more"),
         ({"q": q[None]}, ValueError, "q has 4 dimensions; it takes 3: rows, heads, head_dim"),
         ({"block_table": rows}, NotImplementedError, "invalid value 'a ndarray' for block_table: expected None"),
         ({"dropout_p": 0.5}, NotImplementedError, "invalid value '0.5' for dropout_p"),
-        ({"alibi_slopes": np.ones(3)}, ValueError, r"for the shape of alibi_slopes: expected \(2,\), or \(batch, heads\)"),
+        (
+            {"alibi_slopes": np.ones(3)},
+            ValueError,
+            r"for the shape of alibi_slopes: expected \(2,\), or \(batch, heads\)",
+        ),
     ]:
         arguments = {"q": q, "k": k, "v": v, "cu_seqlens_q": rows, "cu_seqlens_k": keys, "max_seqlen_q": 5}
         with pytest.raises(error, match=words):
@@ -339,7 +359,9 @@ def branch(score, b, h, q, k):
 def test_what_no_program_can_state_is_refused_with_its_line():
     x = np.ones((1, 1, 4, 8), np.float32)
     line = branch.__code__.co_firstlineno + 1
-    with pytest.raises(flashcore_attn.UnsupportedError, match=rf"test_features.py:{line}: a branch on a score or a position"):
+    with pytest.raises(
+        flashcore_attn.UnsupportedError, match=rf"test_features.py:{line}: a branch on a score or a position"
+    ):
         flashcore_attn.flex_attention(x, x, x, branch)
     for function, words in [
         (lambda s, b, h, q, k: np.sin(s), "the function sin cannot be part of a program"),
@@ -352,10 +374,14 @@ def test_what_no_program_can_state_is_refused_with_its_line():
     ]:
         with pytest.raises((flashcore_attn.UnsupportedError, TypeError), match=words):
             flashcore_attn.flex_attention(x, x, x, function)
-    with pytest.raises(flashcore_attn.ArgumentError, match="invalid value 'int' for the type of score_mod: expected a function"):
+    with pytest.raises(
+        flashcore_attn.ArgumentError, match="invalid value 'int' for the type of score_mod: expected a function"
+    ):
         flashcore_attn.flex_attention(x, x, x, 3)
     short = flashcore_attn.table(np.ones(3, np.float32))
-    with pytest.raises(flashcore_attn.ArgumentError, match="it reads t0 at 0 to 3 in dimension 0, which has 3 elements"):
+    with pytest.raises(
+        flashcore_attn.ArgumentError, match="it reads t0 at 0 to 3 in dimension 0, which has 3 elements"
+    ):
         flashcore_attn.flex_attention(x, x, x, lambda s, b, h, q, k: s + short[k])
 
 

@@ -108,7 +108,9 @@ def test_a_block_mask_without_a_function_is_taken_by_its_blocks(device):
     ours = flashcore_attn.flex_attention(q, k, v, block_mask=mask)
     theirs = TORCH_SDPA(q.double(), k.double(), v.double(), attn_mask=dense)
     torch.testing.assert_close(ours.double(), theirs, atol=3e-3, rtol=0)
-    with pytest.raises(ValueError, match=r"invalid value '\(256, 384\)' for the lengths of block_mask: expected one for"):
+    with pytest.raises(
+        ValueError, match=r"invalid value '\(256, 384\)' for the lengths of block_mask: expected one for"
+    ):
         flashcore_attn.flex_attention(torch.cat([q, q], 2), k, v, block_mask=mask)
 
 
@@ -159,7 +161,9 @@ def test_compat_serves_masks_and_functions(device):
         for mask in (shown, bias, bias.float()):
             ours = F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
             wanted = mask if mask.dtype == torch.bool else mask.float()
-            torch.testing.assert_close(ours.float(), TORCH_SDPA(q.float(), k.float(), v.float(), wanted), atol=atol, rtol=1e-3)
+            torch.testing.assert_close(
+                ours.float(), TORCH_SDPA(q.float(), k.float(), v.float(), wanted), atol=atol, rtol=1e-3
+            )
         ours = flex.flex_attention(q, k, v, tanh_cap, block_mask)
         theirs = TORCH_FLEX(q.float(), k.float(), v.float(), tanh_cap, block_mask)
         torch.testing.assert_close(ours.float(), theirs, atol=atol, rtol=1e-3)
@@ -190,7 +194,9 @@ def test_compiled_calls_with_features(device):
     torch._dynamo.reset()
     compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
     with torch.no_grad():
-        for ours, theirs in zip(compiled(q, k, v, shown, slopes, sink, starts), layer(q, k, v, shown, slopes, sink, starts)):
+        for ours, theirs in zip(
+            compiled(q, k, v, shown, slopes, sink, starts), layer(q, k, v, shown, slopes, sink, starts)
+        ):
             torch.testing.assert_close(ours, theirs)
 
 
@@ -225,5 +231,7 @@ def test_a_captured_tensor_beyond_its_storage_is_refused():
 
 def test_a_python_number_of_a_position_is_refused():
     q, k, v = three()
-    with pytest.raises(flashcore_attn.UnsupportedError, match=r"test_flex.py:\d+: a Python number of a score or a position"):
+    with pytest.raises(
+        flashcore_attn.UnsupportedError, match=r"test_flex.py:\d+: a Python number of a score or a position"
+    ):
         flashcore_attn.flex_attention(q, k, v, lambda s, b, h, q, k: s + math.floor(float(q)))

@@ -154,7 +154,7 @@ ONE = np.ones((1, 8, 2, 16), np.float32)
 
 @pytest.mark.parametrize(("arguments", "error", "words"), [
     ({"dropout_p": 0.1}, NotImplementedError, "^invalid value '0.1' for dropout_p: expected 0.0, no other"),
-    ({"alibi_slopes": ONE}, ValueError, r"^invalid value '\(1, 8, 2, 16\)' for the shape of alibi_slopes: expected \(2,\)"),
+    ({"alibi_slopes": ONE}, ValueError, r"^invalid value '\(1, 8, 2, 16\)' for the shape of alibi_slopes: expected"),
     ({"alibi_slopes": np.ones(2, int)}, TypeError, "^invalid value 'int64' for the dtype of alibi_slopes"),
     ({"learnable_sink": np.ones(3)}, ValueError, r"^invalid value '\(3,\)' for the shape of learnable_sink"),
     ({"learnable_sink": np.ones(2, np.int32)}, TypeError, "^invalid value 'int32' for the dtype of learnable_sink"),
@@ -191,7 +191,9 @@ def test_sdpa_refusals():
     ]:
         with pytest.raises(error, match=words):
             flashcore_attn.scaled_dot_product_attention(ONE, ONE, ONE, attn_mask=mask)
-    with pytest.raises(ValueError, match="^invalid value 'True' for is_causal: expected False where attn_mask is given"):
+    with pytest.raises(
+        ValueError, match="^invalid value 'True' for is_causal: expected False where attn_mask is given"
+    ):
         flashcore_attn.scaled_dot_product_attention(ONE, ONE, ONE, attn_mask=np.ones((2, 2), bool), is_causal=True)
     with pytest.raises(ValueError, match="^invalid value 'x' for scale: expected a number"):
         flashcore_attn.scaled_dot_product_attention(ONE, ONE, ONE, scale="x")

@@ -74,7 +74,9 @@ def test_llama_with_a_padded_batch(monkeypatch):
     model = built(transformers.LlamaForCausalLM, transformers.LlamaConfig, **DECODER)
     mask = padded()
     compare(model, monkeypatch, 2, keep=mask.bool(), input_ids=tokens(), attention_mask=mask)
-    compare(built(transformers.LlamaForCausalLM, transformers.LlamaConfig, **DECODER), monkeypatch, 2, input_ids=tokens())
+    compare(
+        built(transformers.LlamaForCausalLM, transformers.LlamaConfig, **DECODER), monkeypatch, 2, input_ids=tokens()
+    )
 
 
 def test_mistral_with_a_window(monkeypatch):
@@ -151,13 +153,7 @@ def test_the_vision_tower_of_qwen_2_5_vl(monkeypatch):
     )  # fmt: skip
     grid = torch.tensor([[1, 8, 12], [1, 4, 4]])
     patches = torch.randn(8 * 12 + 16, 3 * 2 * 4 * 4, generator=torch.Generator().manual_seed(4))
-    with torch.no_grad():
-        layers = [1 for _ in model.blocks]
-    assert len(layers) == 2
-    compare(model, monkeypatch, CALLS_OF_QWEN, hidden_states=patches, grid_thw=grid)
-
-
-CALLS_OF_QWEN = 10
+    compare(model, monkeypatch, 2, hidden_states=patches, grid_thw=grid)
 
 
 def test_generation_reads_a_cache(monkeypatch):

@@ -446,10 +446,7 @@ mod tests {
         let (q, k, v) = (ramp::<T>(4 * 5 * 8, 3), ramp::<T>(2 * 7 * 8, 5), ramp::<T>(2 * 7 * 8, 11));
         let view = |data, shape| TensorView::dense(data, shape, Layout::Bshd).unwrap();
         let full = attention(view(&q, [1, 4, 5, 8]), view(&k, [1, 2, 7, 8]), view(&v, [1, 2, 7, 8]));
-        let bands = [
-            (full.clone().causal(), Band::CAUSAL),
-            (full.causal_top_left(), Band::CAUSAL_TOP_LEFT),
-        ];
+        let bands = [(full.clone().causal(), Band::CAUSAL), (full.causal_top_left(), Band::CAUSAL_TOP_LEFT)];
         for (call, mask) in bands {
             let output = call.clone().run().unwrap();
             let (problem, _) = call.problem([1, 4, 5, 8], Layout::Bhsd.strides(4, 5, 8), true).unwrap();

@@ -66,7 +66,9 @@ pub enum AttentionError {
         reason: String,
     },
     /// A slice is shorter than its table.
-    #[error("invalid value '{len}' for the number of elements of a table: expected {needed} for shape {shape:?}")]
+    #[error(
+        "invalid value '{len}' for the number of elements of a table: expected {needed} for shape {shape:?}"
+    )]
     TableTooShort {
         /// Elements given.
         len: usize,

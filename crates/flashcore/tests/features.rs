@@ -77,7 +77,12 @@ fn compare(call: Attention<'_, f32>, exact: &Reference) {
 /// Programs as the façade must state them.
 fn stated(score: Option<&str>, mask: Option<&str>, tables: &[Table]) -> Programs {
     let parse = |text: &str| text.parse::<Program>().unwrap();
-    Programs { score: score.map(parse), mask: mask.map(parse), tables: tables.to_vec(), ..Programs::default() }
+    Programs {
+        score: score.map(parse),
+        mask: mask.map(parse),
+        tables: tables.to_vec(),
+        ..Programs::default()
+    }
 }
 
 #[test]
@@ -110,7 +115,11 @@ fn a_bias_and_a_mask_broadcast() {
     let mask: Vec<bool> = mask.into_iter().map(|x| x > 0.3).collect();
     let (rows, keys) = (ROWS as i64, KEYS as i64);
     let tables = [
-        Table { dtype: TableType::F32, extents: vec![BATCH, HEADS, ROWS, KEYS], strides: vec![0, keys, 0, 1] },
+        Table {
+            dtype: TableType::F32,
+            extents: vec![BATCH, HEADS, ROWS, KEYS],
+            strides: vec![0, keys, 0, 1],
+        },
         Table {
             dtype: TableType::U8,
             extents: vec![BATCH, HEADS, ROWS, KEYS],
@@ -139,8 +148,7 @@ fn a_score_program_comes_before_slopes_and_bias() {
     let mut programs = stated(Some(text), Some("(q / i0 == k / i0)"), &tables);
     (programs.floats, programs.ints) = (vec![1.5], vec![7]);
     let data = [TableData::F32(&own), TableData::F32(&slopes), TableData::F32(&bias)];
-    let exact = inputs
-        .exact(|p| p.programs = programs, &Operands { tables: &data, ..Operands::default() });
+    let exact = inputs.exact(|p| p.programs = programs, &Operands { tables: &data, ..Operands::default() });
     let program = lib::score() * Expr::load(0, true, [lib::head()]) * lib::float(0);
     let call = inputs
         .call()
@@ -177,12 +185,8 @@ fn packed_and_padded_sequences() {
     compare(call.causal().lengths(lengths), &exact);
 
     let inputs = Inputs::new();
-    let lengths = LengthValues {
-        used_q: &[19, 5],
-        used_kv: &[33, 20],
-        left_pad: &[0, 9],
-        ..LengthValues::default()
-    };
+    let lengths =
+        LengthValues { used_q: &[19, 5], used_kv: &[33, 20], left_pad: &[0, 9], ..LengthValues::default() };
     let operands = Operands { lengths, ..Operands::default() };
     let even = |p: &mut Problem| {
         let used = SideLengths { packed: None, used: true };

@@ -232,10 +232,7 @@ mod tests {
         assert_eq!(kv, [(0, 1, 2), (1, 8, 0), (2, 0, 0)]);
         let refused = |values: &LengthValues<'_>| p.check_length_values(values).unwrap_err().to_string();
         let told = refused(&values);
-        assert_eq!(
-            told,
-            "invalid value '-4' for cu_seqlens_q[0]: expected 0 to 20, the rows of the tensor"
-        );
+        assert_eq!(told, "invalid value '-4' for cu_seqlens_q[0]: expected 0 to 20, the rows of the tensor");
         let values = LengthValues { used_q: &[7, 8, 0], left_pad: &[1, 2, 0], ..values };
         for (cumulative_q, used_kv, told) in [
             ([0, 5, 4, 9], [3, 8, 0], "'4' for cu_seqlens_q[2]: expected at least the element before it, 5"),

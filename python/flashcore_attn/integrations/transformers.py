@@ -7,14 +7,19 @@ Importing the module registers ``"flashcore"`` with ``AttentionInterface`` and `
 are read in place. Soft caps, attention sinks (GPT-OSS), position biases (T5), causal masks, windows, chunks and padding
 are computed by the kernel. There is no way back to another implementation: what FlashCore does not compute (gradients,
 dropout) is refused by name.
+
+``transformers`` takes every name with "flash" in it for a variant of the package ``flash-attn``, which it imports or
+replaces. :func:`register` exempts this name. Models that hand cumulative lengths to such variants (the vision towers of
+Qwen) hand them to this one, too.
 """
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import torch
-from transformers import AttentionInterface, AttentionMaskInterface
+from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 from transformers.masking_utils import sdpa_mask
 
 from .. import _features
@@ -32,6 +37,17 @@ def register() -> None:
     AttentionInterface.register(NAME, attention)
     # A mask of truth values, `(batch, 1, L, S)`, or none where attention is causal or full.
     AttentionMaskInterface.register(NAME, sdpa_mask)
+    if PreTrainedModel._check_and_adjust_attn_implementation is not _check_and_adjust:
+        PreTrainedModel._check_and_adjust_attn_implementation = _check_and_adjust
+
+
+_adjusted = PreTrainedModel._check_and_adjust_attn_implementation
+
+
+@functools.wraps(_adjusted)
+def _check_and_adjust(self: Any, attn_implementation: Any, *args: Any, **kwargs: Any) -> Any:
+    """The name as it is, without the search for a package of FlashAttention."""
+    return NAME if attn_implementation == NAME else _adjusted(self, attn_implementation, *args, **kwargs)
 
 
 def attention(
@@ -99,7 +115,9 @@ def attention(
         batch = len(cu_seq_lens_q) - 1
         packed = (("cu_seq_lens_q", cu_seq_lens_q), ("cu_seq_lens_k", cu_seq_lens_k))
         lengths = (*(backend.as_lengths(name, array.int(), batch + 1) for name, array in packed), None, None, None)
-    longest = tuple(int(rows if given is None else given) for given, rows in zip((max_length_q, max_length_k), shape[2:]))
+    longest = tuple(
+        int(rows if given is None else given) for given, rows in zip((max_length_q, max_length_k), shape[2:])
+    )
     features = parts.features(lengths=lengths, batch=batch, max_q=longest[0], max_k=longest[1], sink=sink)
     terms = (True, -1, 0 if causal else -1, scaling, float(softcap or 0.0))
     out, _ = backend.attend(q, k, v, 1, terms, False, features)
