@@ -32,8 +32,10 @@ from ._errors import (
     UnsupportedError,
 )
 from ._flashcore import __version__
+from ._flex import flex_attention, table
 from ._functional import explain, flash_attn_func, scaled_dot_product_attention
 from ._packed import flash_attn_kvpacked_func, flash_attn_qkvpacked_func
+from ._varlen import flash_attn_varlen_func, flash_attn_varlen_kvpacked_func, flash_attn_varlen_qkvpacked_func
 
 __all__ = [
     "ArgumentError",
@@ -50,5 +52,10 @@ __all__ = [
     "flash_attn_func",
     "flash_attn_kvpacked_func",
     "flash_attn_qkvpacked_func",
+    "flash_attn_varlen_func",
+    "flash_attn_varlen_kvpacked_func",
+    "flash_attn_varlen_qkvpacked_func",
+    "flex_attention",
     "scaled_dot_product_attention",
+    "table",
 ]

@@ -11,15 +11,19 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from . import _flashcore
+from . import _features, _flashcore
 from ._errors import ArgumentError, DeviceMemoryError, DTypeError, UnsupportedError, invalid_words
 
 if TYPE_CHECKING:
-    from ._flashcore import Terms
+    from ._features import Features
+    from ._flashcore import DescribedFeatures, Terms
 
 DTYPES = {torch.float16: "f16", torch.bfloat16: "bf16", torch.float32: "f32"}
 SIZES = {torch.float16: 2, torch.bfloat16: 2, torch.float32: 4}
 _CODES = {torch.float16: 0, torch.bfloat16: 1, torch.float32: 2}
+_TABLE_CODES = {
+    torch.float32: 0, torch.float16: 1, torch.bfloat16: 2, torch.int32: 3, torch.uint8: 4, torch.bool: 4,
+}  # fmt: skip
 
 _enqueue = _flashcore.enqueue
 _empty_like = torch.empty_like
@@ -31,7 +35,9 @@ _current_stream = getattr(torch._C, "_cuda_getCurrentRawStream", None) or (
 )
 
 
-def attend(q: Tensor, k: Tensor, v: Tensor, heads: int, terms: Terms, want_lse: bool) -> tuple[Tensor, Tensor | None]:
+def attend(
+    q: Tensor, k: Tensor, v: Tensor, heads: int, terms: Terms, want_lse: bool, features: Features | None = None
+) -> tuple[Tensor, Tensor | None]:
     """Enqueues attention on the current stream of q's device."""
     device, dtype = q.get_device(), q.dtype
     code = _CODES.get(dtype)
@@ -41,14 +47,14 @@ def attend(q: Tensor, k: Tensor, v: Tensor, heads: int, terms: Terms, want_lse: 
         q, k, v, code = q.resolve_neg(), k.resolve_neg(), v.resolve_neg(), _CODES[dtype]
     if device != _current_device():  # PyTorch allocates, and captures, on the current device
         with torch.cuda.device(device):
-            return attend(q, k, v, heads, terms, want_lse)
+            return attend(q, k, v, heads, terms, want_lse, features)
     try:
-        return _launch(q, k, v, heads, terms, want_lse, device, code)
+        return _launch(q, k, v, heads, terms, want_lse, features, device, code)
     except DeviceMemoryError:
         if torch.cuda.is_current_stream_capturing():  # a capture may not free memory
             raise
         torch.cuda.empty_cache()  # what a kernel needs at its first call may lie in PyTorch's allocator, unused
-        return _launch(q, k, v, heads, terms, want_lse, device, code)
+        return _launch(q, k, v, heads, terms, want_lse, features, device, code)
     except RuntimeError:
         check(q, k, v)  # a layout without strides or addresses is refused by name
         raise
@@ -61,6 +67,7 @@ def _launch(
     heads: int,
     terms: Terms,
     want_lse: bool,
+    features: Features | None,
     device: int,
     code: int,
 ) -> tuple[Tensor, Tensor | None]:
@@ -70,6 +77,7 @@ def _launch(
     first_byte("v", v, v.untyped_storage())
     out = _empty_like(q) if shape[3] == v_shape[3] and strides[3] == 1 else output_like(plain_rows(q), v.shape[3])
     lse = lse_like(q, heads) if want_lse else None
+    clear(out, lse, features)
     copies = _enqueue(
         (q.data_ptr(), shape, strides),
         (k.data_ptr(), k.shape, k.stride()),
@@ -81,9 +89,10 @@ def _launch(
         terms,
         device,
         _current_stream(device),
+        None if features is None else describe(features, q),
     )
     if copies:
-        return attend(plain_rows(q), plain_rows(k), plain_rows(v), heads, terms, want_lse)
+        return attend(plain_rows(q), plain_rows(k), plain_rows(v), heads, terms, want_lse, features)
     return out, lse
 
 
@@ -132,6 +141,82 @@ def output_like(q: Tensor, dim: int) -> Tensor:
 def lse_like(q: Tensor, heads: int) -> Tensor:
     """Memory for the log-sum-exp, ``[batch, heads, sequence]``, float32."""
     return q.new_empty((q.shape[0], q.shape[heads], q.shape[3 - heads]), dtype=torch.float32)
+
+
+def clear(out: Tensor, lse: Tensor | None, features: Features | None) -> None:
+    """Sets the rows that belong to no sequence, which a kernel does not write."""
+    if features is not None and features.lengths[2] is not None:
+        out.zero_()
+        if lse is not None:
+            lse.fill_(-torch.inf)
+
+
+def as_table(name: str, x: Tensor, floating: bool = False, like: Tensor | None = None) -> Tensor:
+    """A tensor that a program reads, in a type that programs know. A mask ``like`` q has bool, q's type or float32."""
+    if not isinstance(x, Tensor):
+        raise ArgumentError(f"{name} is a {type(x).__name__}; expected a PyTorch tensor")
+    dtype = x.dtype
+    if like is not None:
+        if dtype not in (torch.bool, torch.float32, like.dtype):
+            expected = " or ".join(dict.fromkeys(map(str, (torch.bool, torch.float32, like.dtype))))
+            raise DTypeError(invalid_words(f"the dtype of {name}", dtype, expected))
+    elif floating and not x.is_floating_point():
+        raise DTypeError(invalid_words(f"the dtype of {name}", dtype, "a floating-point type"))
+    if dtype not in _TABLE_CODES:
+        if dtype == torch.float64:
+            return x.to(torch.float32)
+        if dtype in (torch.int64, torch.int16, torch.int8):
+            return x.to(torch.int32)
+        expected = "float32, float16, bfloat16, float64, bool, uint8, or a signed integer"
+        raise DTypeError(invalid_words(f"the dtype of {name}", dtype, expected))
+    return x.resolve_neg()
+
+
+def as_sink(name: str, x: Tensor) -> Tensor:
+    """Sinks in float32, contiguous."""
+    return as_table(name, x, floating=True).to(torch.float32).contiguous()
+
+
+def as_lengths(name: str, x: Tensor, elements: int) -> Tensor:
+    """An array of lengths: int32 and contiguous."""
+    if not isinstance(x, Tensor):
+        raise ArgumentError(f"{name} is a {type(x).__name__}; expected a PyTorch tensor")
+    if x.dtype != torch.int32:
+        raise DTypeError(invalid_words(f"the dtype of {name}", x.dtype, "torch.int32"))
+    _features.check_length_array(name, x, elements)
+    return x.contiguous()
+
+
+def describe(features: Features, q: Tensor) -> DescribedFeatures:
+    """Addresses, types, shapes and strides of features, for Rust."""
+    lengths, batch, max_q, max_k, sink, score, mask, floats, ints, tables = features
+    named = (
+        *zip(_features.LENGTHS, lengths),
+        ("learnable_sink", sink),
+        *((f"table {i}", t) for i, t in enumerate(tables)),
+    )
+    for name, x in named:
+        if x is not None and x.device != q.device:
+            raise ArgumentError(f"{name} is on {x.device}, q on {q.device}; they must be on one device")
+    address = [None if x is None else x.data_ptr() for x in lengths]
+    return (
+        (batch, max_q, max_k, address) if features.uneven else None,
+        None if sink is None else sink.data_ptr(),
+        score,
+        mask,
+        floats,
+        ints,
+        [(_inside(x), _TABLE_CODES[x.dtype], x.shape, x.stride()) for x in tables],
+    )
+
+
+def _inside(x: Tensor) -> int:
+    """The address of a table. Refuses one that ends beyond its storage: its memory was released."""
+    reach = sum((extent - 1) * stride for extent, stride in zip(x.shape, x.stride()))
+    last = (x.storage_offset() + reach + 1) * x.element_size()
+    if last > x.untyped_storage().nbytes() and 0 not in x.shape:
+        raise ArgumentError(f"a table ends at byte {last} of its storage; expected a tensor inside its storage")
+    return x.data_ptr()
 
 
 def check(q: Tensor, k: Tensor, v: Tensor) -> None:

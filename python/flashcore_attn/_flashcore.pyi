@@ -11,6 +11,14 @@ __version__: str
 # before and after the one level with it (-1: all), the factor on the scores, and the cap on them (0: none).
 Terms = tuple[bool, int, int, float | None, float]
 
+_Address = int | None
+# Batch entries, the longest sequences, and the addresses of the arrays of lengths.
+_Lengths = tuple[int, int, int, list[_Address]]
+# Address, code of the type, extents and strides in elements.
+_Table = tuple[int, int, tuple[int, ...], tuple[int, ...]]
+# Lengths, the sinks' address, the texts of the score and the mask program, parameters, tables.
+DescribedFeatures = tuple[_Lengths | None, _Address, str, str, tuple[float, ...], tuple[int, ...], list[_Table]]
+
 _Described = tuple[int, tuple[int, int, int, int], tuple[int, int, int, int]]
 
 def attention_cpu(
@@ -22,6 +30,7 @@ def attention_cpu(
     dtype: str,
     terms: Terms,
     threads: int | None = None,
+    features: DescribedFeatures | None = None,
 ) -> None:
     """Attention of tensors on the host: address, shape and strides in the order batch, head, sequence, dim. Where
     ``threads`` are named, at most so many of PyTorch's own threads share it."""
@@ -43,6 +52,7 @@ def enqueue(
     terms: Terms,
     ordinal: int,
     stream: int,
+    features: DescribedFeatures | None = None,
 ) -> int:
     """Attention on a GPU's memory: address, shape and strides in the tensor's own order, in which ``heads`` is 1 or 2.
 
@@ -50,7 +60,15 @@ def enqueue(
     """
 
 def explain(
-    q: _Handed, k: _Handed, v: _Handed, out: _Four, heads: int, dtype: int, terms: Terms, ordinal: int
+    q: _Handed,
+    k: _Handed,
+    v: _Handed,
+    out: _Four,
+    heads: int,
+    dtype: int,
+    terms: Terms,
+    ordinal: int,
+    features: DescribedFeatures | None = None,
 ) -> dict[str, Any]:
     """The plan that such a call of :func:`enqueue` gets, and what it was compiled to."""
 

@@ -11,6 +11,7 @@ import sys
 import threading
 from typing import Any, Literal, TypeVar, overload
 
+from . import _features
 from ._errors import ArgumentError, UnsupportedError, invalid, invalid_words
 
 __all__ = ["explain", "flash_attn_func", "scaled_dot_product_attention"]
@@ -43,11 +44,14 @@ def flash_attn_func(
     dropout_p: float = ...,
     softmax_scale: float | None = ...,
     causal: bool = ...,
-    window_size: tuple[int, int] = ...,
+    window_size: tuple[int | None, int | None] = ...,
     softcap: float = ...,
     alibi_slopes: Any = ...,
     deterministic: bool = ...,
     return_attn_probs: Literal[False] = ...,
+    *,
+    learnable_sink: Any = ...,
+    attention_chunk: int = ...,
 ) -> T: ...
 @overload
 def flash_attn_func(
@@ -57,12 +61,14 @@ def flash_attn_func(
     dropout_p: float = ...,
     softmax_scale: float | None = ...,
     causal: bool = ...,
-    window_size: tuple[int, int] = ...,
+    window_size: tuple[int | None, int | None] = ...,
     softcap: float = ...,
     alibi_slopes: Any = ...,
     deterministic: bool = ...,
     *,
     return_attn_probs: Literal[True],
+    learnable_sink: Any = ...,
+    attention_chunk: int = ...,
 ) -> tuple[T, T, None]: ...
 def flash_attn_func(
     q: Any,
@@ -71,16 +77,19 @@ def flash_attn_func(
     dropout_p: float = 0.0,
     softmax_scale: float | None = None,
     causal: bool = False,
-    window_size: tuple[int, int] = _NO_WINDOW,
+    window_size: tuple[int | None, int | None] = _NO_WINDOW,
     softcap: float = 0.0,
     alibi_slopes: Any = None,
     deterministic: bool = False,
     return_attn_probs: bool = False,
+    *,
+    learnable_sink: Any = None,
+    attention_chunk: int = 0,
 ) -> Any:
     """FlashAttention's function: ``softmax(s) v`` without ever storing the scores ``s = softmax_scale * q k^T``.
 
-    With a ``softcap`` the scores are ``s = softcap * tanh(softmax_scale * q k^T / softcap)``. Keys that ``causal`` or
-    ``window_size`` hide have ``s = -inf``, after scale and cap.
+    With a ``softcap`` the scores are ``s = softcap * tanh(softmax_scale * q k^T / softcap)``, and ``alibi_slopes`` add
+    to that. Keys that ``causal``, ``window_size`` or ``attention_chunk`` hide have ``s = -inf``, after all of them.
 
     Args:
         q: ``(batch, seqlen_q, heads, head_dim)``, float16, bfloat16 or, on the CPU, float32.
@@ -91,21 +100,26 @@ def flash_attn_func(
         softmax_scale: factor on the scores; None means ``1 / sqrt(head_dim)``.
         causal: query ``i`` sees key ``j`` iff ``j <= i + seqlen_k - seqlen_q`` (aligned to the bottom right). It is
             ``window_size=(-1, 0)``.
-        window_size: ``(left, right)``, two integers of -1 (all keys) to 2^32 - 1. Query ``i`` sees key ``j`` iff
-            ``i + seqlen_k - seqlen_q - left <= j <= i + seqlen_k - seqlen_q + right``. A model's "window of W" counts
-            the query's own key: ``left = W - 1``. Blocks of keys outside the window cost no time. ``causal`` makes
+        window_size: ``(left, right)``, two integers of -1 (all keys; so is None) to 2^32 - 1. Query ``i`` sees key
+            ``j`` iff ``i + seqlen_k - seqlen_q - left <= j <= i + seqlen_k - seqlen_q + right``. A model's "window of
+            W" counts the query's own key: ``left = W - 1``. Blocks of keys outside cost no time. ``causal`` makes
             ``right`` 0.
         softcap: bound of the scores' magnitude, 0 for none. Kernels are compiled for scores with a cap or without one,
             not for its value.
-        alibi_slopes: only None.
+        alibi_slopes: ``(heads,)`` or ``(batch, heads)``, floating point; None for none. The scores become
+            ``s - slope * |i + seqlen_k - seqlen_q - j|``, and ``lse`` is of these.
         deterministic: accepted; the result is always the same to the last bit.
         return_attn_probs: return ``(out, lse, None)``, where ``lse`` is the natural logarithm of each row's sum of
             ``exp(s)``, ``(batch, heads, seqlen_q)``, float32. Probabilities themselves are never formed.
+        learnable_sink: ``(heads,)``, floating point: a logit per query head that takes part in the softmax's
+            denominator and has no value (GPT-OSS). It is neither scaled nor capped, and enters ``lse``.
+        attention_chunk: query ``i`` sees the keys of its chunk of so many positions, ``(i + seqlen_k - seqlen_q) //
+            attention_chunk == j // attention_chunk``; 0 for no chunks.
 
     Returns:
         ``(batch, seqlen_q, heads, head_dim_v)`` of q's kind, dtype, device and order in memory. A row that sees no key
-        is 0, its ``lse`` minus infinity. On a GPU a value that is infinite or NaN makes NaN of rows from which a mask
-        hides it, too (0 times infinity), as in FlashAttention.
+        is 0, its ``lse`` minus infinity or the sink. On a GPU a value that is infinite or NaN makes NaN of rows from
+        which a mask hides it, too (0 times infinity), as in FlashAttention.
 
     Tensors are read in place, with any strides; only one whose last dimension is not contiguous is copied first. On a
     GPU (sm_80 or later; head dims that are multiples of 8 up to 256) the kernel is enqueued on PyTorch's current
@@ -122,21 +136,29 @@ def flash_attn_func(
         UnsupportedError: (a NotImplementedError) a feature that is not there, gradients among them.
         DeviceError: (a RuntimeError) the GPU or its driver refused.
     """
-    if dropout_p or alibi_slopes is not None:
-        raise _unsupported(
-            ("dropout_p", dropout_p, 0.0), ("alibi_slopes", None if alibi_slopes is None else _kind(alibi_slopes), None)
-        )
+    if dropout_p:
+        raise _unsupported(("dropout_p", dropout_p, 0.0))
     backend = backend_of(q)
     if backend is None:
-        return foreign(
-            flash_attn_func, {"q": q, "k": k, "v": v}, softmax_scale=softmax_scale, causal=causal,
-            window_size=window_size, softcap=softcap, return_attn_probs=return_attn_probs,
-        )  # fmt: skip
+        others = {"alibi_slopes": alibi_slopes, "learnable_sink": learnable_sink}
+        tensors = {"q": q, "k": k, "v": v, **{name: x for name, x in others.items() if x is not None}}
+
+        def call(*views: Any) -> Any:
+            named: dict[str, Any] = dict(zip(tensors, views))
+            return flash_attn_func(
+                **named, softmax_scale=softmax_scale, causal=causal, window_size=window_size,
+                softcap=softcap, attention_chunk=attention_chunk, return_attn_probs=return_attn_probs,
+            )  # type: ignore[call-overload]  # fmt: skip
+
+        return foreign(call, tensors)
     backend.check_kinds(q, k, v)
     _check_dims(q, k, v)
     before, after, cap = _band_and_cap(causal, window_size, softcap)
+    features = None
+    if alibi_slopes is not None or learnable_sink is not None or attention_chunk:
+        features = _of_heads(backend, q.shape[0], q.shape[2], alibi_slopes, learnable_sink, attention_chunk)
     try:
-        out, lse = backend.attend(q, k, v, 2, (False, before, after, softmax_scale, cap), return_attn_probs)
+        out, lse = backend.attend(q, k, v, 2, (False, before, after, softmax_scale, cap), return_attn_probs, features)
     except (ArgumentError, TypeError, OverflowError) as error:
         if (told := _of_scale(error, "softmax_scale", softmax_scale)) is not None:
             raise told from None
@@ -160,41 +182,79 @@ def scaled_dot_product_attention(
         query: ``(..., heads, L, E)``, float16, bfloat16 or, on the CPU, float32.
         key: ``(..., heads, S, E)``.
         value: ``(..., heads, S, Ev)``. Leading dimensions broadcast.
-        attn_mask: only None.
+        attn_mask: a tensor that broadcasts to ``(..., heads, L, S)``: of bool, where True means that the key takes
+            part, or floating point (query's type or float32), which is added to the scores. It is read with its
+            strides.
         dropout_p: only 0.
-        is_causal: query ``i`` sees key ``j`` iff ``j <= i`` (aligned to the top left, as PyTorch does).
+        is_causal: query ``i`` sees key ``j`` iff ``j <= i`` (aligned to the top left, as PyTorch does). Not together
+            with ``attn_mask``, as in PyTorch.
         scale: factor on the scores; None means ``1 / sqrt(E)``.
         enable_gqa: key and value may have fewer heads than query, a divisor of their number.
 
     Returns:
-        ``(..., heads, L, Ev)`` of query's kind, dtype, device and order in memory. Where there is no key at all the
-        result is 0.
+        ``(..., heads, L, Ev)`` of query's kind, dtype, device and order in memory. A row that sees no key is 0.
 
     Memory, streams and errors are as in :func:`flash_attn_func`.
     """
-    if attn_mask is not None or dropout_p:
-        mask = None if attn_mask is None else _kind(attn_mask)
-        raise _unsupported(("attn_mask", mask, None), ("dropout_p", dropout_p, 0.0))
+    if dropout_p:
+        raise _unsupported(("dropout_p", dropout_p, 0.0))
+    if is_causal is not False and is_causal is not True:
+        is_causal = _flag("is_causal", is_causal)
+    if attn_mask is not None and is_causal:
+        raise invalid("is_causal", is_causal, "False where attn_mask is given, as in PyTorch")
     backend = backend_of(query)
     if backend is None:
+        tensors = {"query": query, "key": key, "value": value}
+        if attn_mask is not None:
+            tensors["attn_mask"] = attn_mask
         return foreign(
-            scaled_dot_product_attention, {"query": query, "key": key, "value": value},
-            is_causal=is_causal, scale=scale, enable_gqa=enable_gqa,
+            scaled_dot_product_attention, tensors, is_causal=is_causal, scale=scale, enable_gqa=enable_gqa
         )  # fmt: skip
     q, k, v = backend.admit(query, key, value)
     lead = None
     if not _leads_agree(q.shape, k.shape, v.shape, enable_gqa):
         lead, q, k, v = _broadcast(backend, q, k, v, enable_gqa)
-    if is_causal is not False and is_causal is not True:
-        is_causal = _flag("is_causal", is_causal)
+    features = None
+    if attn_mask is not None:
+        features = _of_mask(backend, attn_mask, q, k, (q.shape[0], q.shape[1]) if lead is None else lead)
     try:
-        out = backend.attend(q, k, v, 1, (True, -1, 0 if is_causal else -1, scale, 0.0), False)[0]
+        out = backend.attend(q, k, v, 1, (True, -1, 0 if is_causal else -1, scale, 0.0), False, features)[0]
     except (ArgumentError, TypeError, OverflowError) as error:
         if (told := _of_scale(error, "scale", scale)) is not None:
             raise told from None
         raise
     result: T = out if lead is None else backend.reshape(out, (*lead, *out.shape[2:]))
     return result
+
+
+def _of_heads(backend: Any, batch: int, heads: int, slopes: Any, sink: Any, chunk: Any) -> Any:
+    """The features of ALiBi slopes, sinks and chunks."""
+    parts = _features.Parts()
+    if slopes is not None:
+        _features.alibi(parts, backend, slopes, batch, heads)
+    if chunk:
+        if type(chunk) is not int or chunk < 0:
+            raise invalid("attention_chunk", chunk, "an integer of 0 (none) or more")
+        _features.chunk(parts, chunk)
+    if sink is not None:
+        _features.check_sink("learnable_sink", sink, heads)
+        sink = backend.as_sink("learnable_sink", sink)
+    return parts.features(sink=sink)
+
+
+def _of_mask(backend: Any, mask: Any, q: Any, k: Any, lead: tuple[int, ...]) -> Any:
+    """The features of ``attn_mask``. ``lead`` are the leading dimensions of the scores, q and k have two of them."""
+    if backend_of(mask) is not backend:
+        raise ArgumentError(f"attn_mask is {_kind(mask)}, query {_kind(q)}; they must be of one kind")
+    whole = (*lead, q.shape[2], k.shape[2])
+    table = backend.as_table("attn_mask", mask, like=q)
+    fits = table.ndim <= len(whole) and all(x in (1, y) for x, y in zip(reversed(table.shape), reversed(whole)))
+    if not fits:
+        raise invalid("the shape of attn_mask", tuple(mask.shape), f"one that broadcasts to {whole}")
+    shape = (q.shape[0], q.shape[1], q.shape[2], k.shape[2])
+    parts = _features.Parts()
+    _features.scores(parts, backend, backend.reshape(backend.expand(table, whole), shape), shape)
+    return parts.features()
 
 
 def _band_and_cap(causal: Any, window_size: Any, softcap: Any) -> tuple[int, int, float]:
@@ -213,7 +273,7 @@ def _band_and_cap(causal: Any, window_size: Any, softcap: Any) -> tuple[int, int
 
 def _window(size: Any) -> tuple[int, int]:
     try:
-        before, after = size
+        before, after = (-1 if keys is None else keys for keys in size)
         # `operator.index` would make a constant of a number that varies in a compiled graph.
         before = before if type(before) is int else operator.index(before)
         after = after if type(after) is int else operator.index(after)

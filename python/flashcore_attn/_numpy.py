@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from . import _flashcore
+from . import _features, _flashcore, _trace
 from ._errors import ArgumentError, DTypeError, UnsupportedError, invalid_words
 
 if TYPE_CHECKING:
-    from ._flashcore import Terms
+    from ._features import Features
+    from ._flashcore import DescribedFeatures, Terms
 
 Array = np.ndarray
 
@@ -65,6 +67,7 @@ def attend(
     heads: int,
     terms: Terms,
     want_lse: bool,
+    features: Features | None = None,
 ) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any] | None]:
     """Attention of 4-D views whose axis ``heads`` is 1 or 2, and the log-sum-exp ``[batch, heads, sequence]``."""
     for name, array in (("q", q), ("k", k), ("v", v)):
@@ -76,6 +79,10 @@ def attend(
     out = np.empty((*q.shape[:3], v.shape[3]), q.dtype)
     batch, sequence = q.shape[0], q.shape[3 - heads]
     lse = np.empty((batch, q.shape[heads], sequence), np.float32) if want_lse else None
+    if features is not None and features.lengths[2] is not None:  # some rows belong to no sequence
+        out.fill(0)
+        if lse is not None:
+            lse.fill(-np.inf)
     q, k, v = _plain(q), _plain(k), _plain(v)  # copies must live as long as the call
     lse_address = None if lse is None else lse.ctypes.data
     _flashcore.attention_cpu(
@@ -86,8 +93,104 @@ def attend(
         lse_address,
         _DTYPES[q.dtype.name],
         terms,
+        None,
+        None if features is None else _described(features),
     )
     return out, lse
+
+
+_TABLE_CODES = {"float32": 0, "float16": 1, "bfloat16": 2, "int32": 3, "uint8": 4, "bool": 4}
+_CONVERTED = {"float64": np.float32, "int64": np.int32, "int16": np.int32, "int8": np.int32}
+
+
+def as_table(name: str, x: Any, floating: bool = False, like: Any = None) -> np.ndarray[Any, Any]:
+    """An array that a program reads, in a type that programs know. A mask ``like`` q has bool, q's type or float32."""
+    if not isinstance(x, np.ndarray):
+        raise ArgumentError(f"{name} is a {type(x).__name__}; expected a NumPy array")
+    kind = x.dtype.name
+    if like is not None and kind not in ("bool", "float32", "float64", like.dtype.name):
+        raise DTypeError(invalid_words(f"the dtype of {name}", x.dtype, f"bool, float32 or {like.dtype}"))
+    if floating and not is_floating(x):
+        raise DTypeError(invalid_words(f"the dtype of {name}", x.dtype, "a floating-point type"))
+    if kind in _CONVERTED:
+        return x.astype(_CONVERTED[kind])
+    if kind not in _TABLE_CODES or not x.dtype.isnative:
+        expected = "float32, float16, bfloat16, float64, bool, uint8, or a signed integer"
+        raise DTypeError(invalid_words(f"the dtype of {name}", x.dtype, expected))
+    aligned = x.flags.aligned and all(stride >= 0 and stride % x.itemsize == 0 for stride in x.strides)
+    return x if aligned else np.ascontiguousarray(x)
+
+
+def as_sink(name: str, x: Any) -> np.ndarray[Any, Any]:
+    """Sinks in float32, contiguous."""
+    return np.ascontiguousarray(as_table(name, x, floating=True), np.float32)
+
+
+def as_lengths(name: str, x: Any, elements: int) -> np.ndarray[Any, Any]:
+    """An array of lengths: int32 and contiguous."""
+    if not isinstance(x, np.ndarray):
+        raise ArgumentError(f"{name} is a {type(x).__name__}; expected a NumPy array")
+    if x.dtype != np.int32:
+        raise DTypeError(invalid_words(f"the dtype of {name}", x.dtype, "int32"))
+    _features.check_length_array(name, x, elements)
+    return np.ascontiguousarray(x)
+
+
+class Tracing:
+    """What tracing of a score or mask function needs to know of NumPy."""
+
+    name = "numpy"
+    device = "cpu"
+
+    def __init__(self, q: Any) -> None:
+        pass
+
+    def kind(self, array: Any) -> str:
+        """The kind of an array's elements in a program."""
+        return self.kind_of_dtype(array.dtype) or _trace.INT
+
+    def kind_of_dtype(self, dtype: Any) -> str | None:
+        """The kind of a dtype's numbers; None of what is no dtype."""
+        if dtype is None or isinstance(dtype, (bool, int, float)):
+            return None
+        try:
+            found = np.dtype(dtype)
+        except TypeError:
+            return None
+        return {"b": _trace.BOOL, "i": _trace.INT, "u": _trace.INT}.get(found.kind, _trace.FLOAT)
+
+    def dtype_of_kind(self, kind: str) -> Any:
+        """The dtype that stands for a kind."""
+        return {_trace.FLOAT: np.float32, _trace.INT: np.int32, _trace.BOOL: np.bool_}[kind]
+
+    def recording(self, recorder: _trace.Trace) -> Any:
+        """Nothing: tracers record NumPy's functions by themselves."""
+        return contextlib.nullcontext()
+
+
+def strides(array: np.ndarray[Any, Any]) -> tuple[int, ...]:
+    """Strides in elements."""
+    return tuple(stride // array.itemsize for stride in array.strides)
+
+
+def is_floating(array: np.ndarray[Any, Any]) -> bool:
+    """Whether the elements are floating point."""
+    return array.dtype.kind == "f" or array.dtype.name == "bfloat16"
+
+
+def _described(features: Features) -> DescribedFeatures:
+    """Addresses, types, shapes and strides of features, for Rust."""
+    lengths, batch, max_q, max_k, sink, score, mask, floats, ints, tables = features
+    address = [None if x is None else x.ctypes.data for x in lengths]
+    return (
+        (batch, max_q, max_k, address) if features.uneven else None,
+        None if sink is None else sink.ctypes.data,
+        score,
+        mask,
+        floats,
+        ints,
+        [(x.ctypes.data, _TABLE_CODES[x.dtype.name], x.shape, strides(x)) for x in tables],
+    )
 
 
 def _plain(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, library
+from torch.overrides import TorchFunctionMode
 
 from ._errors import ArgumentError, FlashCoreError, UnsupportedError, invalid_words
 
@@ -18,9 +19,10 @@ if torch.__version__ < (2, 5):  # a TorchVersion, which compares with tuples
     message = f"PyTorch {torch.__version__} is too old; needed is 2.5 or later"
     raise UnsupportedError(message, "torch is too old")
 
-from . import _cuda, _flashcore
+from . import _cuda, _features, _flashcore, _trace
 
 if TYPE_CHECKING:
+    from ._features import Features
     from ._flashcore import Terms
 
 PLAIN = frozenset({Tensor, torch.nn.Parameter})
@@ -35,9 +37,12 @@ _profiler = torch.autograd.profiler
 _functorch = getattr(getattr(torch._C, "_functorch", None), "peek_interpreter_stack", lambda: None)
 
 
-def attend(q: Tensor, k: Tensor, v: Tensor, heads: int, terms: Terms, want_lse: bool) -> tuple[Tensor, Tensor | None]:
+def attend(
+    q: Tensor, k: Tensor, v: Tensor, heads: int, terms: Terms, want_lse: bool, features: Features | None = None
+) -> tuple[Tensor, Tensor | None]:
     """Attention of 4-D tensors whose axis ``heads`` is 1 or 2, and the log-sum-exp ``[batch, heads, sequence]``."""
-    if _grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad):
+    others = () if features is None else tensors_of(features)
+    if _grad_enabled() and any(x.requires_grad for x in (q, k, v, *others)):
         raise UnsupportedError(
             "an input requires grad, and there is no backward yet; use torch.no_grad(), or detach the inputs",
             "requires_grad",
@@ -45,15 +50,15 @@ def attend(q: Tensor, k: Tensor, v: Tensor, heads: int, terms: Terms, want_lse: 
     if _forward_ad._current_level >= 0:
         raise UnsupportedError("forward-mode derivatives are being taken, and there are none yet", "forward_ad")
     if _is_compiling():
-        return _dispatched(q, k, v, heads, terms, want_lse)
+        return _dispatched(q, k, v, heads, terms, want_lse, features)
     if _is_plain(q, k, v):
-        return _now(q, k, v, heads, terms, want_lse)
+        return _now(q, k, v, heads, terms, want_lse, features)
     for name, x in (("q", q), ("k", k), ("v", v)):
         if x.is_nested:
             words = invalid_words(f"the layout of {name}", "nested", "torch.strided")
             raise UnsupportedError(words, "layout nested")
     try:
-        return _dispatched(q, k, v, heads, terms, want_lse)
+        return _dispatched(q, k, v, heads, terms, want_lse, features)
     except (TypeError, NotImplementedError, AssertionError) as error:
         if isinstance(error, FlashCoreError):
             raise
@@ -61,10 +66,21 @@ def attend(q: Tensor, k: Tensor, v: Tensor, heads: int, terms: Terms, want_lse: 
 
 
 def _dispatched(
-    q: Tensor, k: Tensor, v: Tensor, heads: int, terms: Terms, want_lse: bool
+    q: Tensor, k: Tensor, v: Tensor, heads: int, terms: Terms, want_lse: bool, features: Features | None
 ) -> tuple[Tensor, Tensor | None]:
-    out, lse = torch.ops.flashcore_attn.attention(q, k, v, heads, *terms, want_lse)
+    if features is None:
+        out, lse = torch.ops.flashcore_attn.attention(q, k, v, heads, *terms, want_lse)
+    else:
+        lengths, batch, max_q, max_k, sink, *programs, tables = features
+        out, lse = torch.ops.flashcore_attn.attention_with(
+            q, k, v, heads, *terms, want_lse, *lengths, batch, max_q, max_k, sink, *programs, list(tables)
+        )
     return out, lse if want_lse else None
+
+
+def tensors_of(features: Features) -> list[Tensor]:
+    """The tensors of features."""
+    return [x for x in (*features.lengths, features.sink, *features.tables) if x is not None]
 
 
 def _undispatched(q: Tensor, k: Tensor, v: Tensor) -> UnsupportedError:
@@ -81,9 +97,11 @@ def _is_plain(q: Tensor, k: Tensor, v: Tensor) -> bool:
     return kinds and quiet and not _modes() and not q.is_meta
 
 
-def _now(q: Tensor, k: Tensor, v: Tensor, heads: int, terms: Terms, want_lse: bool) -> tuple[Tensor, Tensor | None]:
+def _now(
+    q: Tensor, k: Tensor, v: Tensor, heads: int, terms: Terms, want_lse: bool, features: Features | None = None
+) -> tuple[Tensor, Tensor | None]:
     if q.is_cuda:
-        return _cuda.attend(q, k, v, heads, terms, want_lse)
+        return _cuda.attend(q, k, v, heads, terms, want_lse, features)
     _cuda.check(q, k, v)
     if q.device.type != "cpu":
         raise UnsupportedError(invalid_words("the device of q", q.device, "cuda or cpu"), f"device {q.device.type}")
@@ -92,10 +110,11 @@ def _now(q: Tensor, k: Tensor, v: Tensor, heads: int, terms: Terms, want_lse: bo
     q, k, v = _cuda.plain_rows(q), _cuda.plain_rows(k), _cuda.plain_rows(v)
     out = _cuda.output_like(q, v.shape[3])
     lse = _cuda.lse_like(q, heads) if want_lse else None
+    _cuda.clear(out, lse, features)
     lse_address = None if lse is None else lse.data_ptr()
     # The interpreter is released during the call. Another thread may give a tensor new memory, which must not
     # free the old memory.
-    held = q.untyped_storage(), k.untyped_storage(), v.untyped_storage()
+    held = [x.untyped_storage() for x in (q, k, v, *(() if features is None else tensors_of(features)))]
     _flashcore.attention_cpu(
         _describe("q", q, heads, held[0]),
         _describe("k", k, heads, held[1]),
@@ -105,11 +124,68 @@ def _now(q: Tensor, k: Tensor, v: Tensor, heads: int, terms: Terms, want_lse: bo
         _cuda.DTYPES[q.dtype],
         terms,
         torch.get_num_threads(),
+        None if features is None else _cuda.describe(features, q),
     )
     return out, lse
 
 
+class Tracing:
+    """What tracing of a score or mask function needs to know of PyTorch."""
+
+    name = "torch"
+
+    def __init__(self, q: Tensor) -> None:
+        self.device = q.device
+
+    def kind(self, array: Any) -> str:
+        """The kind of an array's elements in a program."""
+        return self.kind_of_dtype(array.dtype) or _trace.INT
+
+    def kind_of_dtype(self, dtype: Any) -> str | None:
+        """The kind of a dtype's numbers; None of what is no dtype."""
+        if not isinstance(dtype, torch.dtype):
+            return None
+        if dtype.is_floating_point:
+            return _trace.FLOAT
+        return _trace.BOOL if dtype == torch.bool else _trace.INT
+
+    def dtype_of_kind(self, kind: str) -> torch.dtype:
+        """The dtype that stands for a kind."""
+        return {_trace.FLOAT: torch.float32, _trace.INT: torch.int32, _trace.BOOL: torch.bool}[kind]
+
+    def recording(self, recorder: _trace.Trace) -> Any:
+        """A mode in which functions of PyTorch record their calls with tracers."""
+        return _Recording(recorder)
+
+
+class _Recording(TorchFunctionMode):  # type: ignore[misc]
+    def __init__(self, recorder: _trace.Trace) -> None:
+        super().__init__()
+        self.recorder = recorder
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        is_recorded, result = _trace.recorded(function, args, kwargs or {})
+        if is_recorded:
+            return result
+        result = function(*args, **(kwargs or {}))
+        # A number that was read from a tensor is a constant of this trace alone.
+        if not isinstance(result, Tensor) and getattr(function, "__name__", "") not in ("__get__", "size", "dim"):
+            self.recorder.once = True
+        return result
+
+
 explain = _cuda.explain
+as_table, as_sink, as_lengths = _cuda.as_table, _cuda.as_sink, _cuda.as_lengths
+
+
+def strides(tensor: Tensor) -> tuple[int, ...]:
+    """Strides in elements."""
+    return tensor.stride()
+
+
+def is_floating(tensor: Tensor) -> bool:
+    """Whether the elements are floating point."""
+    return tensor.is_floating_point()
 
 
 def expand(tensor: Tensor, shape: tuple[int, ...]) -> Tensor:
@@ -249,8 +325,61 @@ def _fake(
     return out, _cuda.lse_like(q, heads) if want_lse else q.new_empty((0,), dtype=torch.float32)
 
 
+@library.custom_op(
+    "flashcore_attn::attention_with",
+    mutates_args=(),
+    schema="(Tensor q, Tensor k, Tensor v, int heads, bool top_left, SymInt before, SymInt after, float? scale, "
+    "float softcap, bool want_lse, Tensor? cu_seqlens_q, Tensor? cu_seqlens_k, Tensor? seqused_q, Tensor? seqused_k, "
+    "Tensor? leftpad_k, SymInt batch, SymInt max_q, SymInt max_k, Tensor? sink, str score, str mask, float[] floats, "
+    "SymInt[] ints, Tensor[] tables) -> (Tensor, Tensor)",
+)
+def _operator_with(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    heads: int,
+    top_left: bool,
+    before: int,
+    after: int,
+    scale: float | None,
+    softcap: float,
+    want_lse: bool,
+    *features: Any,
+) -> tuple[Tensor, Tensor]:
+    stated = _stated(features)
+    with torch._C.DisableTorchFunctionSubclass():
+        q, k, v = (x if type(x) is Tensor else Tensor.as_subclass(x, Tensor) for x in (q, k, v))
+    out, lse = _now(q, k, v, heads, (top_left, before, after, scale, softcap), want_lse, stated)
+    return out, q.new_empty((0,), dtype=torch.float32) if lse is None else lse
+
+
+def _stated(features: tuple[Any, ...]) -> Features:
+    *lengths, batch, max_q, max_k, sink, score, mask, floats, ints, tables = features
+    return _features.Features(
+        tuple(lengths), batch, max_q, max_k, sink, score, mask, tuple(floats), tuple(ints), tuple(tables)
+    )
+
+
+@_operator_with.register_fake
+def _fake_with(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    heads: int,
+    top_left: bool,
+    before: int,
+    after: int,
+    scale: float | None,
+    softcap: float,
+    want_lse: bool,
+    *features: Any,
+) -> tuple[Tensor, Tensor]:
+    return _fake(q, k, v, heads, top_left, before, after, scale, softcap, want_lse)
+
+
 def _no_backward(ctx: Any, *grads: Any) -> Any:
     raise UnsupportedError("flashcore_attn::attention has no backward yet", "requires_grad")
 
 
 _operator.register_autograd(_no_backward)
+_operator_with.register_autograd(_no_backward)

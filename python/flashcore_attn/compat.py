@@ -2,14 +2,16 @@
 
 >>> flashcore_attn.compat.enable()  # torch.nn.functional.scaled_dot_product_attention is FlashCore's from now on
 >>> model(x)
->>> flashcore_attn.compat.stats()   # {'calls': 24, 'flashcore': 22, 'fallback': 2, 'reasons': {'attn_mask': 2}}
+>>> flashcore_attn.compat.stats()   # {'calls': 24, 'flashcore': 22, 'fallback': 2, 'reasons': {'dropout_p': 2}}
 >>> flashcore_attn.compat.disable()
 
-Calls that FlashCore does not support (a mask, dropout, gradients, a device, type or head dim that it lacks) run in
-PyTorch as before, and are counted with their reason. The same holds for tensors of other classes than ``torch.Tensor``
-(distributed tensors, for example), for calls that ``torch.jit`` and ``torch.fx`` trace, and for calls where
-``torch.nn.attention.sdpa_kernel`` or ``torch.backends.cuda`` excludes flash attention: the user's choice of a kernel
-stays in force.
+``torch.nn.attention.flex_attention.flex_attention`` is routed in the same way.
+
+Calls that FlashCore does not support (dropout, gradients, a device, type or head dim that it lacks, a function that
+cannot be a program) run in PyTorch as before, and are counted with their reason. The same holds for tensors of other
+classes than ``torch.Tensor`` (distributed tensors, for example), for calls that ``torch.jit`` and ``torch.fx`` trace,
+and for calls where ``torch.nn.attention.sdpa_kernel`` or ``torch.backends.cuda`` excludes flash attention: the user's
+choice of a kernel stays in force.
 
 Code is routed if it looks the function up when it calls it: as ``F.scaled_dot_product_attention`` or
 ``torch.nn.functional.scaled_dot_product_attention`` in any module. Two cases are not routed: a name that was imported
@@ -30,6 +32,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from ._errors import FlashCoreError, UnsupportedError
+from ._flex import flex_attention
 from ._functional import load, scaled_dot_product_attention
 
 __all__ = ["disable", "enable", "enabled", "reset_stats", "stats"]
@@ -37,6 +40,7 @@ __all__ = ["disable", "enable", "enabled", "reset_stats", "stats"]
 _lock = threading.Lock()
 _torch: Any = None  # `flashcore_attn._torch` from the first `enable` on
 _original: Any = None  # PyTorch's function while ours stands in its place
+_original_flex: Any = None  # its FlexAttention, likewise
 _depth = 0  # how often `enable` has been called without its `disable`
 _served = 0
 _fallbacks: Counter[str] = Counter()
@@ -49,8 +53,9 @@ def enable() -> None:
     Raises:
         UnsupportedError: when PyTorch is not installed, or too old.
     """
-    global _torch, _original, _depth
+    global _torch, _original, _original_flex, _depth
     try:
+        import torch.nn.attention.flex_attention as flex
         import torch.nn.functional as functional
     except ModuleNotFoundError as error:
         message = "compat stands in for PyTorch's attention, and PyTorch is not installed; pip install torch"
@@ -66,13 +71,17 @@ def enable() -> None:
         if _original is None:
             _original = functional.scaled_dot_product_attention
             functional.scaled_dot_product_attention = _attention
+        if _original_flex is None:
+            _original_flex = flex.flex_attention
+            flex.flex_attention = _flex
 
 
 def disable() -> None:
-    """Undoes one :func:`enable`. The last one restores PyTorch's function. Without one it does nothing."""
-    global _original, _depth
+    """Undoes one :func:`enable`. The last one restores PyTorch's functions. Without one it does nothing."""
+    global _original, _original_flex, _depth
     if _depth == 0:  # nor does it need PyTorch
         return
+    import torch.nn.attention.flex_attention as flex
     import torch.nn.functional as functional
 
     with _lock:
@@ -81,6 +90,9 @@ def disable() -> None:
         if _depth == 0 and functional.scaled_dot_product_attention is _attention:
             functional.scaled_dot_product_attention = _original
             _original = None
+        if _depth == 0 and flex.flex_attention is _flex:
+            flex.flex_attention = _original_flex
+            _original_flex = None
 
 
 @contextmanager
@@ -125,7 +137,6 @@ def _attention(
 ) -> Any:
     import torch
 
-    global _served
     original = _original  # once: `disable` in another thread may take it away at any time
     if original is None:
         original = torch._C._nn.scaled_dot_product_attention
@@ -139,10 +150,20 @@ def _attention(
     if torch.compiler.is_compiling():  # nothing is tried twice, and nothing counted
         if reason is not None:
             return fall_back()
-        return scaled_dot_product_attention(query, key, value, None, 0.0, is_causal, scale, enable_gqa)
+        return scaled_dot_product_attention(query, key, value, attn_mask, 0.0, is_causal, scale, enable_gqa)
+
+    def ours() -> Any:
+        return scaled_dot_product_attention(query, key, value, attn_mask, 0.0, is_causal, scale, enable_gqa)
+
+    return _counted(ours, fall_back, reason)
+
+
+def _counted(ours: Any, fall_back: Any, reason: str | None) -> Any:
+    """What ``ours`` returns, or, for a reason, ``fall_back``; counts which it was."""
+    global _served
     if reason is None:
         try:
-            out = scaled_dot_product_attention(query, key, value, None, 0.0, is_causal, scale, enable_gqa)
+            out = ours()
         except UnsupportedError as error:
             reason = error.reason
         except FlashCoreError as error:  # PyTorch may accept it, or words its own complaint
@@ -156,16 +177,49 @@ def _attention(
     return fall_back()
 
 
+def _flex(
+    query: Any,
+    key: Any,
+    value: Any,
+    score_mod: Any = None,
+    block_mask: Any = None,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+    return_lse: bool = False,
+    kernel_options: Any = None,
+    **others: Any,
+) -> Any:
+    import torch
+    import torch.nn.attention.flex_attention as flex
+
+    original = _original_flex or flex.flex_attention
+
+    def fall_back() -> Any:
+        return original(
+            query, key, value, score_mod, block_mask, scale, enable_gqa, return_lse, kernel_options, **others
+        )  # fmt: skip
+
+    if _depth == 0 or torch.compiler.is_compiling():
+        return fall_back()
+    reason = _unsupported_reason(torch, query, key, value, None, 0.0)
+    if others.get("return_aux") is not None:
+        reason = reason or "return_aux"
+
+    def ours() -> Any:
+        return flex_attention(query, key, value, score_mod, block_mask, scale, enable_gqa, return_lse)
+
+    return _counted(ours, fall_back, reason)
+
+
 def _unsupported_reason(torch: Any, query: Any, key: Any, value: Any, attn_mask: Any, dropout_p: float) -> str | None:
     """The reason for a call that is known to fail. A compiled call cannot fall back after it has failed."""
-    for x in (query, key, value):
+    tensors = (query, key, value) if attn_mask is None else (query, key, value, attn_mask)
+    for x in tensors:
         if type(x) not in _torch.PLAIN:
             return f"type {type(x).__name__}"
-    if attn_mask is not None:
-        return "attn_mask"
     if dropout_p:
         return "dropout_p"
-    if torch.is_grad_enabled() and (query.requires_grad or key.requires_grad or value.requires_grad):
+    if torch.is_grad_enabled() and any(x.requires_grad for x in tensors):
         return "requires_grad"
     if torch.autograd.forward_ad._current_level >= 0:
         return "forward_ad"

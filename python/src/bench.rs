@@ -197,7 +197,8 @@ impl Race {
         v: Described,
         out: Described,
     ) -> Result<(), Error> {
-        let own = problem_of([&q, &k, &v, &out], self.problem.dtype, self.problem.band, self.problem.score)?;
+        let Problem { dtype, band, score, .. } = self.problem;
+        let own = problem_of([&q, &k, &v, &out], dtype, (band, score), None)?;
         let at = |tensor, described: &Described| slice(&own, tensor, described.0 as u64);
         let tensors = Tensors {
             q: at(Tensor::Q, &q),

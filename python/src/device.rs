@@ -6,12 +6,13 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, LazyLock, Mutex, PoisonError};
 
 use driver::{CubinCache, DeviceInfo, DeviceSlice, Stream};
-use flashcore::gpu::{Gpu, Prepared};
+use flashcore::gpu::{Gpu, Operand, Prepared};
 use problem::{Band, DType, Problem, Score, Tensor};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
 use crate::error::Error;
+use crate::features::{self, Features};
 use crate::tensor::{Described, Terms, band_and_score, is_empty, problem_of};
 
 type Four<T> = (T, T, T, T);
@@ -29,6 +30,7 @@ struct Key {
     band: Band,
     /// Bits of the factor on Q Kᵀ and of the cap on the logits.
     score: (Option<u32>, Option<u32>),
+    features: Option<Features>,
     lse: bool,
     ordinal: i32,
 }
@@ -38,6 +40,7 @@ struct Key {
 struct Known {
     gpu: Arc<Gpu>,
     prepared: Arc<Prepared>,
+    problem: Arc<Problem>,
     /// For each of q, k, v and out, in bytes: the distance from the start of its memory to element (0, 0, 0,
     /// 0), and the length of its memory.
     memory: [(u64, usize); 4],
@@ -58,7 +61,7 @@ static KNOWN: LazyLock<Mutex<HashMap<Key, Known>>> = LazyLock::new(Mutex::defaul
 /// Returns 0 if the call was enqueued. Otherwise nothing was done, and the result has a bit for each of q
 /// (1), k (2) and v (4) whose last dimension is not contiguous: the caller must copy that tensor.
 #[pyfunction]
-#[pyo3(signature = (q, k, v, out, lse, heads, dtype, terms, ordinal, stream))]
+#[pyo3(signature = (q, k, v, out, lse, heads, dtype, terms, ordinal, stream, features=None))]
 #[expect(clippy::too_many_arguments, reason = "Python's calling convention: flat arguments are the cheapest")]
 pub fn enqueue(
     py: Python<'_>,
@@ -72,8 +75,11 @@ pub fn enqueue(
     terms: Terms,
     ordinal: i32,
     stream: u64,
+    features: Option<features::Described>,
 ) -> Result<u32, Error> {
-    let key = Key::new([&q, &k, &v], out.1, heads, dtype_of(dtype)?, terms, lse.is_some(), ordinal)?;
+    let stated = features.as_ref().map(Features::new).transpose()?;
+    let dtype = dtype_of(dtype)?;
+    let key = Key::new([&q, &k, &v], out.1, heads, dtype, terms, stated, lse.is_some(), ordinal)?;
     // Checked before the lock, because in a forked process another thread of the parent may have held the
     // lock.
     driver::process::check()?;
@@ -100,7 +106,8 @@ pub fn enqueue(
     };
     // A launch blocks while the stream's queue is full. A Python callback in that queue needs the
     // interpreter.
-    py.detach(|| known.enqueue([q.0, k.0, v.0, out.0], lse, stream))?;
+    let others = features.map_or_else(Vec::new, |features| features::operands(&features, &known.problem));
+    py.detach(|| known.enqueue([q.0, k.0, v.0, out.0], lse, &others, stream))?;
     Ok(0)
 }
 
@@ -113,12 +120,14 @@ fn dtype_of(code: u8) -> Result<DType, Error> {
 }
 
 impl Key {
+    #[expect(clippy::too_many_arguments, reason = "those of `enqueue`")]
     fn new(
         [q, k, v]: [&Handed; 3],
         out: Four<i64>,
         heads: usize,
         dtype: DType,
         terms: Terms,
+        features: Option<Features>,
         lse: bool,
         ordinal: i32,
     ) -> Result<Key, Error> {
@@ -130,6 +139,7 @@ impl Key {
             dtype,
             band,
             score: (score.scale.map(f32::to_bits), score.softcap.map(f32::to_bits)),
+            features,
             lse,
             ordinal,
         })
@@ -158,7 +168,8 @@ impl Key {
         let (scale, softcap) = self.score;
         let score =
             Score { scale: scale.map(f32::from_bits), softcap: softcap.map(f32::from_bits), sink: false };
-        Ok(problem_of(all.each_ref(), self.dtype, self.band, score)?.with_lse(self.lse))
+        let terms = (self.band, score);
+        Ok(problem_of(all.each_ref(), self.dtype, terms, self.features.as_ref())?.with_lse(self.lse))
     }
 }
 
@@ -171,11 +182,17 @@ impl Known {
             let (elements, origin) = problem.span(tensor).unwrap_or_default(); // `problem_of` has checked it
             ((origin * size) as u64, elements * size)
         });
-        let lse = problem.batch * problem.heads_q * problem.seq_q * size_of::<f32>();
-        Ok(Known { gpu, prepared, memory, lse })
+        let lse = problem.lse_len() * size_of::<f32>();
+        Ok(Known { gpu, prepared, problem: Arc::new(problem.clone()), memory, lse })
     }
 
-    fn enqueue(&self, addresses: [u64; 4], lse: Option<u64>, stream: u64) -> Result<(), Error> {
+    fn enqueue(
+        &self,
+        addresses: [u64; 4],
+        lse: Option<u64>,
+        others: &[(Operand, usize, usize)],
+        stream: u64,
+    ) -> Result<(), Error> {
         let slice = |tensor: usize| {
             let (below, bytes) = self.memory[tensor];
             // SAFETY: PyTorch owns the memory, and the package keeps the tensors until the call is enqueued.
@@ -186,14 +203,20 @@ impl Known {
         let lse = lse.map(|address| unsafe { DeviceSlice::from_raw(address, self.lse) });
         // SAFETY: this is PyTorch's current stream on the device. PyTorch never destroys a current stream.
         let stream = unsafe { Stream::from_raw(self.gpu.context(), stream) };
-        Ok(self.prepared.enqueue(&stream, slice(0), slice(1), slice(2), slice(3), lse)?)
+        let tensors = [slice(0), slice(1), slice(2), slice(3)];
+        let other = |&(operand, address, bytes): &(Operand, usize, usize)| {
+            // SAFETY: the conditions are those of the tensors above.
+            (operand, unsafe { DeviceSlice::from_raw(address as u64, bytes) })
+        };
+        let others: Vec<_> = others.iter().map(other).collect();
+        Ok(self.prepared.enqueue_with(&stream, tensors, lse, &others)?)
     }
 }
 
 /// The plan that a call of [`enqueue`] with such tensors uses, why it was chosen, and the registers and local
 /// memory that the driver's compiler gave it.
 #[pyfunction]
-#[pyo3(signature = (q, k, v, out, heads, dtype, terms, ordinal))]
+#[pyo3(signature = (q, k, v, out, heads, dtype, terms, ordinal, features=None))]
 #[expect(clippy::too_many_arguments, reason = "those of `enqueue`")]
 pub fn explain<'py>(
     py: Python<'py>,
@@ -205,8 +228,10 @@ pub fn explain<'py>(
     dtype: u8,
     terms: Terms,
     ordinal: i32,
+    features: Option<features::Described>,
 ) -> Result<Bound<'py, PyDict>, Error> {
-    let key = Key::new([&q, &k, &v], out, heads, dtype_of(dtype)?, terms, false, ordinal)?;
+    let features = features.as_ref().map(Features::new).transpose()?;
+    let key = Key::new([&q, &k, &v], out, heads, dtype_of(dtype)?, terms, features, false, ordinal)?;
     let problem = key.problem()?;
     let (gpu, prepared) = py.detach(|| -> Result<_, Error> {
         let gpu = Gpu::open(ordinal)?;

@@ -4,21 +4,24 @@
 use std::ptr::NonNull;
 use std::sync::Arc;
 
-use cpu::{CallingThread, CpuPlan, Element, Executor, Input, Pool, attention_on};
+use cpu::{CallingThread, CpuPlan, Element, Executor, Input, Pool, attention_with_on};
 use half::{bf16, f16};
-use problem::{DType, Problem, Tensor};
+use kernels::{LengthArray, Operand};
+use problem::{DType, LengthValues, Operands, Problem, TableData, TableType, Tensor};
 use pyo3::prelude::*;
 
 use crate::error::Error;
+use crate::features::{self, Features};
 use crate::interrupt::Interruptible;
 use crate::openmp::Team;
 use crate::tensor::{Described, Terms, band_and_score, is_empty, problem_of};
 
 /// Computes attention of tensors on the host into `out`, and the log-sum-exp into `lse` if that is given (the
 /// address of `batch * heads_q * seq_q` floats). If `threads` is given, the caller is PyTorch, and at most
-/// that many of its own threads compute. Releases the interpreter during the computation.
+/// that many of its own threads compute. `features` are those of the call beside its tensors and terms.
+/// Releases the interpreter during the computation.
 #[pyfunction]
-#[pyo3(signature = (q, k, v, out, lse, dtype, terms, threads=None))]
+#[pyo3(signature = (q, k, v, out, lse, dtype, terms, threads=None, features=None))]
 #[expect(clippy::too_many_arguments, reason = "Python's calling convention: flat arguments are the cheapest")]
 pub fn attention_cpu(
     py: Python<'_>,
@@ -30,14 +33,17 @@ pub fn attention_cpu(
     dtype: &str,
     terms: Terms,
     threads: Option<usize>,
+    features: Option<features::Described>,
 ) -> Result<(), Error> {
     let dtype: DType = dtype.parse()?;
-    let (band, score) = band_and_score(terms)?;
-    let problem = problem_of([&q, &k, &v, &out], dtype, band, score)?.with_lse(lse.is_some());
+    let terms = band_and_score(terms)?;
+    let stated = features.as_ref().map(Features::new).transpose()?;
+    let problem = problem_of([&q, &k, &v, &out], dtype, terms, stated.as_ref())?.with_lse(lse.is_some());
     if is_empty(&problem) {
         return Ok(());
     }
-    let addresses = Addresses { q: q.0, k: k.0, v: v.0, out: out.0, lse };
+    let others = features.map_or_else(Vec::new, |features| features::operands(&features, &problem));
+    let addresses = Addresses { q: q.0, k: k.0, v: v.0, out: out.0, lse, others };
     let plan = CpuPlan::for_threads(&problem, threads.unwrap_or_else(cpu::threads));
     let threads = Threads::for_plan(py, &plan, threads);
     py.detach(|| {
@@ -87,6 +93,8 @@ struct Addresses {
     v: usize,
     out: usize,
     lse: Option<usize>,
+    /// Address and bytes of the other operands.
+    others: Vec<(Operand, usize, usize)>,
 }
 
 impl Addresses {
@@ -109,7 +117,7 @@ impl Addresses {
         // SAFETY: the conditions are those of the inputs. The package has just allocated `out`, so nothing
         // else refers to its memory.
         let out = unsafe { std::slice::from_raw_parts_mut(start.as_ptr(), elements) };
-        let rows = problem.batch * problem.heads_q * problem.seq_q;
+        let rows = problem.lse_len();
         let lse = match self.lse {
             None => None,
             // SAFETY: the conditions are those of `out`. The package allocates that many floats.
@@ -117,8 +125,51 @@ impl Addresses {
                 std::slice::from_raw_parts_mut(aligned::<f32>("lse", address)?.as_ptr(), rows)
             }),
         };
-        Ok(attention_on(executor, problem, [q, k, v], out, lse, plan)?)
+        let (lengths, sinks, tables) = self.others(problem)?;
+        problem.check_length_values(&lengths)?;
+        let operands = Operands { lengths, sinks, tables: &tables };
+        Ok(attention_with_on(executor, problem, [q, k, v], &operands, out, lse, plan)?)
     }
+
+    /// The operands beside Q, K and V.
+    fn others(&self, problem: &Problem) -> Result<(LengthValues<'_>, &[f32], Vec<TableData<'_>>), Error> {
+        let (mut lengths, mut sinks, mut tables) = (LengthValues::default(), [].as_slice(), Vec::new());
+        for &(operand, address, bytes) in &self.others {
+            match operand {
+                Operand::Lengths(array) => {
+                    let values = elements::<i32>(operand, address, bytes)?;
+                    *match array {
+                        LengthArray::CumulativeQ => &mut lengths.cumulative_q,
+                        LengthArray::CumulativeKv => &mut lengths.cumulative_kv,
+                        LengthArray::UsedQ => &mut lengths.used_q,
+                        LengthArray::UsedKv => &mut lengths.used_kv,
+                        LengthArray::LeftPad => &mut lengths.left_pad,
+                    } = values;
+                }
+                Operand::Sinks => sinks = elements::<f32>(operand, address, bytes)?,
+                Operand::Table(i) => tables.push(match problem.programs.tables[usize::from(i)].dtype {
+                    TableType::F32 => TableData::F32(elements(operand, address, bytes)?),
+                    TableType::F16 => TableData::F16(elements(operand, address, bytes)?),
+                    TableType::Bf16 => TableData::Bf16(elements(operand, address, bytes)?),
+                    TableType::I32 => TableData::I32(elements(operand, address, bytes)?),
+                    TableType::U8 => TableData::U8(elements(operand, address, bytes)?),
+                }),
+                _ => {}
+            }
+        }
+        Ok((lengths, sinks, tables))
+    }
+}
+
+/// The elements of an operand beside Q, K and V.
+fn elements<'a, T>(operand: Operand, address: usize, bytes: usize) -> Result<&'a [T], Error> {
+    if bytes == 0 {
+        return Ok(&[]);
+    }
+    let start = aligned::<T>(operand.name(), address)?;
+    // SAFETY: the package describes a tensor whose memory has these bytes and keeps it alive during the call;
+    // `aligned` checks alignment and null. The elements are numbers, of which every bit pattern is valid.
+    Ok(unsafe { std::slice::from_raw_parts(start.as_ptr(), bytes / size_of::<T>()) })
 }
 
 /// The address of a tensor's lowest element in memory, and the number of elements up to its highest one.

@@ -10,6 +10,7 @@ mod device;
 mod error;
 #[cfg(feature = "evolve")]
 mod evolve;
+mod features;
 mod host;
 mod interrupt;
 mod model;

@@ -3,6 +3,7 @@
 use problem::{Band, Corner, DType, Layout, Problem, ProblemError, Score, Strides};
 
 use crate::error::Error;
+use crate::features::Features;
 
 /// Address of element (0, 0, 0, 0), shape and strides in elements, both in the order batch, head, sequence,
 /// dim.
@@ -13,7 +14,7 @@ pub type Described = (usize, [usize; 4], [i64; 4]);
 /// (0: none).
 pub type Terms = (bool, i64, i64, Option<f32>, f64);
 
-/// The problem of the tensors `q`, `k`, `v` and `out`.
+/// The problem of the tensors `q`, `k`, `v` and `out`. Packed tensors have batch extent 1.
 ///
 /// # Errors
 /// When shapes do not fit each other, the last dimension is not contiguous, or the problem is invalid. A
@@ -21,12 +22,11 @@ pub type Terms = (bool, i64, i64, Option<f32>, f64);
 pub fn problem_of(
     [q, k, v, out]: [&Described; 4],
     dtype: DType,
-    band: Band,
-    score: Score,
+    (band, score): (Band, Score),
+    features: Option<&Features>,
 ) -> Result<Problem, Error> {
     let pairs = [
-        ("k", "batch", k.1[0], "q", q.1[0]),
-        ("v", "batch", v.1[0], "q", q.1[0]),
+        ("v", "batch", v.1[0], "k", k.1[0]),
         ("k", "head_dim", k.1[3], "q", q.1[3]),
         ("v", "heads", v.1[1], "k", k.1[1]),
         ("v", "sequence length", v.1[2], "k", k.1[2]),
@@ -42,7 +42,7 @@ pub fn problem_of(
             return Err(Error::Argument(message));
         }
     }
-    let problem = Problem {
+    let mut problem = Problem {
         heads_kv: k.1[1],
         seq_kv: k.1[2],
         head_dim_v: v.1[3],
@@ -54,8 +54,24 @@ pub fn problem_of(
         out: strides("out", out)?,
         ..Problem::new(q.1[0], q.1[1], q.1[2], q.1[3], dtype)
     };
+    if let Some(features) = features {
+        features.apply(&mut problem)?;
+    }
+    check_batch(&problem, [("q", q.1[0]), ("k", k.1[0])], features.map_or([false; 2], Features::packed))?;
     computed(&problem).check()?;
     Ok(problem)
+}
+
+/// Rejects tensors of another batch extent than the problem's: 1 if they are packed.
+fn check_batch(problem: &Problem, tensors: [(&str, usize); 2], packed: [bool; 2]) -> Result<(), Error> {
+    for ((tensor, batch), packed) in tensors.into_iter().zip(packed) {
+        let (other, expected) = if packed { ("a packed tensor", 1) } else { ("q", problem.batch) };
+        if batch != expected {
+            let message = format!("{tensor} has batch = {batch}, {other} has {expected}; they must be equal");
+            return Err(Error::Argument(message));
+        }
+    }
+    Ok(())
 }
 
 /// The band and the score of a call.
@@ -83,7 +99,7 @@ fn bound(name: &str, keys: i64) -> Result<Option<u32>, Error> {
 
 /// Whether there is nothing to compute: no batch, no head or no row.
 pub fn is_empty(problem: &Problem) -> bool {
-    problem.batch == 0 || problem.heads_q == 0 || problem.seq_q == 0
+    problem.batch == 0 || problem.heads_q == 0 || problem.seq_q == 0 || problem.lengths.q.packed == Some(0)
 }
 
 /// The problem, or, if there is nothing to compute, a problem of one row that is valid or invalid for the
@@ -93,7 +109,10 @@ fn computed(problem: &Problem) -> Problem {
         return problem.clone();
     }
     let heads = |heads: usize| if problem.heads_q == 0 { problem.heads_kv.max(1) } else { heads };
+    let mut lengths = problem.lengths;
+    lengths.q.packed = lengths.q.packed.map(|rows| rows.max(1));
     let one = Problem {
+        lengths,
         batch: 1,
         heads_q: heads(problem.heads_q),
         heads_kv: heads(problem.heads_kv),

@@ -40,9 +40,9 @@ def pretended_gpu(monkeypatch):
     """The way of a CUDA call, with the CPU kernels where Rust would launch: tensors say that they are on device -1."""
     from flashcore_attn import _cuda, _flashcore, _torch
 
-    def enqueue(q, k, v, out, lse, heads, code, terms, device, stream):
+    def enqueue(q, k, v, out, lse, heads, code, terms, device, stream, features=None):
         assert (device, stream) == (-1, 7)
-        strided = [d > 1 and s != 1 for d, s in ((x[1][3], x[2][3]) for x in (q, k, v))]
+        strided = [x[1][3] > 1 and x[2][3] != 1 and 0 not in x[1] for x in (q, k, v)]
         if any(strided):
             return sum(bit << i for i, bit in enumerate(strided))
 
@@ -52,13 +52,63 @@ def pretended_gpu(monkeypatch):
 
         result = (out[0], (*q[1][:3], v[1][3]), out[1])
         tensors = [described(*x) for x in (q, k, v, result)]
-        _flashcore.attention_cpu(*tensors, lse, ("f16", "bf16", "f32")[code], terms)
+        _flashcore.attention_cpu(*tensors, lse, ("f16", "bf16", "f32")[code], terms, None, features)
         return 0
 
     monkeypatch.setattr(_cuda, "_enqueue", enqueue)
     monkeypatch.setattr(_cuda, "_current_device", lambda: -1)
     monkeypatch.setattr(_cuda, "_current_stream", lambda device: 7)
     monkeypatch.setattr(_torch, "_now", _cuda.attend)
+
+
+# `pretended` takes the way of a CUDA tensor up to the launch, for which the CPU's kernels stand in.
+TENSORS = ["numpy"]
+if importlib.util.find_spec("torch") is not None:
+    TENSORS += ["torch", "pretended", pytest.param("cuda", marks=pytest.mark.needs_cuda)]
+
+
+@pytest.fixture
+def tensors(request):
+    """Makes tensors of a kind from arrays, and arrays in float64 of tensors."""
+    kind = request.param
+    if kind == "pretended":
+        request.getfixturevalue("pretended_gpu")
+    return Tensors(kind)
+
+
+class Tensors:
+    def __init__(self, kind):
+        self.kind = kind
+
+    def of(self, array, dtype):
+        if self.kind == "numpy":
+            return array.astype(bf16() if dtype == "bfloat16" else dtype)
+        import torch
+
+        device = "cuda" if self.kind == "cuda" else "cpu"
+        return torch.from_numpy(array).to(device, getattr(torch, dtype))
+
+    def array(self, tensor):
+        if self.kind == "numpy":
+            return np.asarray(tensor, np.float64)
+        return tensor.double().cpu().numpy()
+
+    def draw(self, shape, dtype, seed):
+        return self.of(np.random.default_rng(seed).standard_normal(shape).astype(np.float32), dtype)
+
+    def three(self, rows, keys, heads, heads_k, dim, dtype, batch=2):
+        shapes = (batch, rows, heads, dim), (batch, keys, heads_k, dim), (batch, keys, heads_k, dim)
+        return [self.draw(shape, dtype, seed) for seed, shape in enumerate(shapes)]
+
+    def bits(self, tensor):
+        return self.array(tensor).tobytes()  # float64 keeps every bit of the smaller types
+
+    def skip_unless_computed(self, dtype):
+        if self.kind == "cuda" and dtype == "float32":
+            pytest.skip("no GPU kernel takes float32")
+
+
+every_kind = pytest.mark.parametrize("tensors", TENSORS, indirect=True)
 
 
 def _has_cuda() -> bool:

@@ -14,7 +14,8 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def examples():
-    for path in ("README.md", "python/README.md", "docs/src/guide/python.md"):
+    guide = [f"docs/src/guide/{name}.md" for name in ("python", "masks", "cookbook")]
+    for path in ("README.md", "python/README.md", *guide):
         file = ROOT / path
         # The tests that are shipped beside the wheel run without the documents.
         blocks = re.findall(r"^```python\n(.*?)^```$", file.read_text(), re.M | re.S) if file.exists() else []

@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
-import importlib.util
-
 import numpy as np
 import pytest
-from conftest import TOLERANCE, bf16
+from conftest import TOLERANCE, Tensors, every_kind
 
 import flashcore_attn
 
-# `pretended` takes the way of a CUDA tensor up to the launch, for which the CPU's kernels stand in.
-TENSORS = ["numpy"]
-if importlib.util.find_spec("torch") is not None:
-    TENSORS += ["torch", "pretended", pytest.param("cuda", marks=pytest.mark.needs_cuda)]
 DTYPES = ["float32", "float16", "bfloat16"]
 
 # (left, right): on both sides, on one, of the query's own key alone, and wider than the keys on a side.
@@ -45,50 +39,6 @@ def attention(q, k, v, left=-1, right=-1, scale=None, softcap=0.0):
         out[b, i, h] = weights @ v[b, seen, h // group] / weights.sum()
         lse[b, h, i] = np.log(weights.sum()) + s.max()
     return out, lse
-
-
-@pytest.fixture
-def tensors(request):
-    """Makes tensors of a kind from arrays, and arrays in float64 of tensors."""
-    kind = request.param
-    if kind == "pretended":
-        request.getfixturevalue("pretended_gpu")
-    return Tensors(kind)
-
-
-class Tensors:
-    def __init__(self, kind):
-        self.kind = kind
-
-    def of(self, array, dtype):
-        if self.kind == "numpy":
-            return array.astype(bf16() if dtype == "bfloat16" else dtype)
-        import torch
-
-        device = "cuda" if self.kind == "cuda" else "cpu"
-        return torch.from_numpy(array).to(device, getattr(torch, dtype))
-
-    def array(self, tensor):
-        if self.kind == "numpy":
-            return np.asarray(tensor, np.float64)
-        return tensor.double().cpu().numpy()
-
-    def draw(self, shape, dtype, seed):
-        return self.of(np.random.default_rng(seed).standard_normal(shape).astype(np.float32), dtype)
-
-    def three(self, rows, keys, heads, heads_k, dim, dtype, batch=2):
-        shapes = (batch, rows, heads, dim), (batch, keys, heads_k, dim), (batch, keys, heads_k, dim)
-        return [self.draw(shape, dtype, seed) for seed, shape in enumerate(shapes)]
-
-    def bits(self, tensor):
-        return self.array(tensor).tobytes()  # float64 keeps every bit of the smaller types
-
-    def skip_unless_computed(self, dtype):
-        if self.kind == "cuda" and dtype == "float32":
-            pytest.skip("no GPU kernel takes float32")
-
-
-every_kind = pytest.mark.parametrize("tensors", TENSORS, indirect=True)
 
 
 @every_kind
@@ -166,7 +116,6 @@ NO_WINDOWS = [
     "ab",
     (1,),
     (1, 2, 3),
-    (None, None),
     (1.0, 2),
     (1, "2"),
     (-2, 0),

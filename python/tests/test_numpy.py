@@ -154,7 +154,11 @@ ONE = np.ones((1, 8, 2, 16), np.float32)
 
 @pytest.mark.parametrize(("arguments", "error", "words"), [
     ({"dropout_p": 0.1}, NotImplementedError, "^invalid value '0.1' for dropout_p: expected 0.0, no other"),
-    ({"alibi_slopes": ONE}, NotImplementedError, "^invalid value 'a ndarray' for alibi_slopes: expected None"),
+    ({"alibi_slopes": ONE}, ValueError, r"^invalid value '\(1, 8, 2, 16\)' for the shape of alibi_slopes: expected"),
+    ({"alibi_slopes": np.ones(2, int)}, TypeError, "^invalid value 'int64' for the dtype of alibi_slopes"),
+    ({"learnable_sink": np.ones(3)}, ValueError, r"^invalid value '\(3,\)' for the shape of learnable_sink"),
+    ({"learnable_sink": np.ones(2, np.int32)}, TypeError, "^invalid value 'int32' for the dtype of learnable_sink"),
+    ({"attention_chunk": -1}, ValueError, "^invalid value '-1' for attention_chunk: expected an integer of 0"),
     ({"softmax_scale": float("nan")}, ValueError, "^invalid value 'NaN' for softmax_scale: expected a finite number"),
     ({"softmax_scale": "x"}, ValueError, "^invalid value 'x' for softmax_scale: expected a number"),
     ({"causal": "yes"}, ValueError, "^invalid value 'yes' for causal: expected True or False"),
@@ -178,8 +182,19 @@ def test_refusals_name_the_argument(arguments, error, words):
 
 
 def test_sdpa_refusals():
-    with pytest.raises(NotImplementedError, match="^invalid value 'a ndarray' for attn_mask: expected None"):
-        flashcore_attn.scaled_dot_product_attention(ONE, ONE, ONE, attn_mask=np.ones((8, 8), bool))
+    # ONE has 8 heads of 2 positions.
+    for mask, error, words in [
+        (np.ones((8, 8), bool), ValueError, r"^invalid value '\(8, 8\)' for the shape of attn_mask: expected one that"),
+        (np.ones((2, 2, 2, 2, 2), bool), ValueError, "for the shape of attn_mask"),
+        (np.ones((2, 2), int), TypeError, "^invalid value 'int64' for the dtype of attn_mask: expected bool, float32"),
+        ("x", ValueError, "attn_mask is a str, query a ndarray; they must be of one kind"),
+    ]:
+        with pytest.raises(error, match=words):
+            flashcore_attn.scaled_dot_product_attention(ONE, ONE, ONE, attn_mask=mask)
+    with pytest.raises(
+        ValueError, match="^invalid value 'True' for is_causal: expected False where attn_mask is given"
+    ):
+        flashcore_attn.scaled_dot_product_attention(ONE, ONE, ONE, attn_mask=np.ones((2, 2), bool), is_causal=True)
     with pytest.raises(ValueError, match="^invalid value 'x' for scale: expected a number"):
         flashcore_attn.scaled_dot_product_attention(ONE, ONE, ONE, scale="x")
     with pytest.raises(ValueError, match="^invalid value 'yes' for is_causal: expected True or False"):

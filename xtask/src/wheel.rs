@@ -19,10 +19,18 @@ const BUILD: [&str; 7] = [
     "ray==2.60.0",
 ];
 /// Packages that the tests of PyTorch tensors need in addition. PyTorch brings the CUDA libraries: about 5
-/// GB.
-const TORCH: [&str; 4] = ["torch==2.15.0", "pytest==9.2.0", "numpy==2.4.6", "ml_dtypes==0.6.0"];
+/// GB. Models of transformers are compared with their eager attention.
+const TORCH: [&str; 5] =
+    ["torch==2.15.0", "pytest==9.2.0", "numpy==2.4.6", "ml_dtypes==0.6.0", "transformers==5.23.0"];
 /// Tests that need PyTorch, or that also run with PyTorch.
-const TORCH_TESTS: [&str; 3] = ["test_torch.py", "test_threads.py", "test_flashattention.py"];
+const TORCH_TESTS: [&str; 6] = [
+    "test_torch.py",
+    "test_threads.py",
+    "test_flashattention.py",
+    "test_features.py",
+    "test_flex.py",
+    "test_transformers.py",
+];
 /// pytest as pure Python wheels, for a GPU machine without a network.
 const CARRIED: [&str; 5] = ["pytest==9.2.0", "iniconfig", "pluggy", "packaging", "pygments"];
 

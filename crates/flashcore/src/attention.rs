@@ -2,12 +2,13 @@
 
 use std::sync::OnceLock;
 
-use cpu::{CpuPlan, Element};
+use cpu::{CpuPlan, Element, Input};
 use driver::DriverError;
-use problem::{Band, Layout, Pass, Problem, Score, Tensor};
+use problem::{Band, Expr, Layout, LengthValues, Operands, Pass, Problem, Score, TableData, Tensor};
 
+use crate::features::{Extents, Features};
 use crate::gpu::{self, Gpu};
-use crate::{AttentionError, TensorView, TensorViewMut};
+use crate::{AttentionError, TableView, TensorView, TensorViewMut};
 
 /// The device that computes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -35,17 +36,18 @@ impl Device {
 /// The result of [`Attention::run`]: dense tensors in new memory.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Output<T> {
-    /// O as `[batch, heads_q, seq_q, head_dim_v]`.
+    /// O as `[batch, heads_q, seq_q, head_dim_v]`, or `[1, heads_q, rows, head_dim_v]` for packed queries.
     pub data: Vec<T>,
-    /// `[batch, heads_q, seq_q, head_dim_v]`.
+    /// The shape of `data`.
     pub shape: [usize; 4],
-    /// Log-sum-exp of the scaled and capped logits, `[batch, heads_q, seq_q]`, natural logarithm; −∞ for rows
-    /// that see no key.
+    /// Log-sum-exp of the logits that the softmax takes, sinks included, natural logarithm:
+    /// `[batch, heads_q, seq_q]`, or `[heads_q, rows]` for packed queries. −∞ for rows that see no key and
+    /// have no sink, and for rows that belong to no sequence.
     pub lse: Vec<f32>,
 }
 
 /// An attention call with its options, made by [`attention`].
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 #[must_use = "nothing is computed until `run` or `run_into`"]
 pub struct Attention<'a, T> {
     q: TensorView<'a, T>,
@@ -53,6 +55,7 @@ pub struct Attention<'a, T> {
     v: TensorView<'a, T>,
     band: Band,
     score: Score,
+    features: Features<'a>,
     /// `None` means [`Device::best`], with the CPU as fallback.
     device: Option<Device>,
 }
@@ -60,6 +63,10 @@ pub struct Attention<'a, T> {
 /// `softmax(scale · Q Kᵀ + mask) V` of `q` `[batch, heads_q, seq_q, head_dim]`, `k`
 /// `[batch, heads_kv, seq_kv, head_dim]` and `v` `[batch, heads_kv, seq_kv, head_dim_v]`. The defaults are no
 /// mask and `scale = 1/√head_dim`.
+///
+/// A logit is made in this order, whichever the order of the builder's methods: the scale, the softcap, the
+/// score program, ALiBi, the bias. A row sees the keys that the band, the mask program and the mask tensor
+/// all show it, within its sequence. A row that sees no key has O = 0, and LSE = −∞ or the sink.
 ///
 /// On a GPU, a hidden key has probability 0, and the kernel multiplies its value by that 0, as every fused
 /// attention does. A hidden value that is infinite or NaN can therefore make rows NaN that do not see it. The
@@ -69,10 +76,11 @@ pub fn attention<'a, T: Element>(
     k: TensorView<'a, T>,
     v: TensorView<'a, T>,
 ) -> Attention<'a, T> {
-    Attention { q, k, v, band: Band::FULL, score: Score::default(), device: None }
+    let (band, score, features) = (Band::FULL, Score::default(), Features::default());
+    Attention { q, k, v, band, score, features, device: None }
 }
 
-impl<T: Element> Attention<'_, T> {
+impl<'a, T: Element> Attention<'a, T> {
     /// Each query sees the keys up to its own position, counted from the end of the sequence, as in
     /// FlashAttention.
     pub fn causal(self) -> Self {
@@ -113,6 +121,179 @@ impl<T: Element> Attention<'_, T> {
         self
     }
 
+    /// Attention sinks (GPT-OSS): a logit per query head that takes part in the softmax's denominator and has
+    /// no value. It is neither scaled nor capped, and enters the LSE.
+    ///
+    /// ```
+    /// use flashcore::{Layout, TensorView, attention};
+    ///
+    /// let x = [0.0f32; 8];
+    /// let view = || TensorView::dense(&x, [1, 1, 1, 8], Layout::Bhsd);
+    /// let out = attention(view()?, view()?, view()?).sink(&[0.0]).run()?;
+    /// assert!((out.lse[0] - 2f32.ln()).abs() < 1e-6); // of one score of 0 and a sink of 0
+    /// # Ok::<(), flashcore::AttentionError>(())
+    /// ```
+    pub fn sink(mut self, logits: &'a [f32]) -> Self {
+        self.score.sink = true;
+        self.features.sinks = Some(logits);
+        self
+    }
+
+    /// ALiBi: `s − slope · |i + seq_kv − seq_q − j|` for query `i` and key `j`. The slopes are `[heads_q]` or
+    /// `[batch, heads_q]`.
+    ///
+    /// ```
+    /// use flashcore::{Layout, TensorView, attention};
+    ///
+    /// let x = [0.0f32; 16];
+    /// let view = || TensorView::dense(&x, [1, 1, 2, 8], Layout::Bhsd);
+    /// let out = attention(view()?, view()?, view()?).causal().alibi(&[1.0]).run()?;
+    /// assert!((out.lse[1] - (1.0 + (-1f32).exp()).ln()).abs() < 1e-6); // distances 0 and 1
+    /// # Ok::<(), flashcore::AttentionError>(())
+    /// ```
+    pub fn alibi(mut self, slopes: &'a [f32]) -> Self {
+        self.features.slopes = Some(slopes);
+        self
+    }
+
+    /// A bias that is added to the logits, of any shape that broadcasts to `[batch, heads_q, seq_q, seq_kv]`,
+    /// with any strides; f32, f16 or bf16. A bias of −∞ hides the key.
+    ///
+    /// ```
+    /// use flashcore::{Layout, TableView, TensorView, attention};
+    ///
+    /// let (x, v) = ([0.0f32; 16], (0..16).map(|i| i as f32).collect::<Vec<_>>());
+    /// let shape = [1, 1, 2, 8];
+    /// let x = TensorView::dense(&x, shape, Layout::Bhsd)?;
+    /// let bias = [0.0, f32::NEG_INFINITY]; // hides key 1 from every row
+    /// let call = attention(x, x, TensorView::dense(&v, shape, Layout::Bhsd)?);
+    /// let out = call.bias(TableView::dense(&bias[..], &[1, 2])?).run()?;
+    /// assert_eq!(out.data[8..], v[..8]);
+    /// # Ok::<(), flashcore::AttentionError>(())
+    /// ```
+    pub fn bias(mut self, bias: TableView<'a>) -> Self {
+        self.features.bias = Some(bias);
+        self
+    }
+
+    /// A mask tensor of any shape that broadcasts to `[batch, heads_q, seq_q, seq_kv]`, with any strides;
+    /// `bool`, or `u8` or `i32` where not 0 is true. A query sees a key where the mask is true.
+    ///
+    /// ```
+    /// use flashcore::{Layout, TableView, TensorView, attention};
+    ///
+    /// let (x, v) = ([0.0f32; 16], (0..16).map(|i| i as f32).collect::<Vec<_>>());
+    /// let shape = [1, 1, 2, 8];
+    /// let x = TensorView::dense(&x, shape, Layout::Bhsd)?;
+    /// let call = attention(x, x, TensorView::dense(&v, shape, Layout::Bhsd)?);
+    /// let mask = [false, true, false, false]; // row 0 sees key 1, row 1 sees nothing
+    /// let out = call.mask(TableView::dense(&mask[..], &[2, 2])?).run()?;
+    /// assert_eq!(out.data[..8], v[8..]);
+    /// assert_eq!((out.data[8], out.lse[1]), (0.0, f32::NEG_INFINITY));
+    /// # Ok::<(), flashcore::AttentionError>(())
+    /// ```
+    pub fn mask(mut self, mask: TableView<'a>) -> Self {
+        self.features.mask = Some(mask);
+        self
+    }
+
+    /// A program for the score: the logit that the softmax takes, as an expression of the scaled and capped
+    /// score, of positions, tables and parameters. [`library`](crate::library) has the leaves and well-known
+    /// programs.
+    ///
+    /// ```
+    /// use flashcore::{Layout, TensorView, attention, library as lib};
+    ///
+    /// let x = [0.0f32; 16];
+    /// let view = || TensorView::dense(&x, [1, 1, 2, 8], Layout::Bhsd);
+    /// let program = lib::score() + (lib::query() + lib::key()) * 0.5;
+    /// let out = attention(view()?, view()?, view()?).score(program).run()?;
+    /// assert!((out.lse[0] - (1.0 + 0.5f32.exp()).ln()).abs() < 1e-6);
+    /// # Ok::<(), flashcore::AttentionError>(())
+    /// ```
+    pub fn score(mut self, program: Expr) -> Self {
+        self.features.score_program = Some(program);
+        self
+    }
+
+    /// A program for the mask: a query sees a key where it is true. Comparisons of the query's position with
+    /// the key's, joined by `&`, become bounds: blocks outside of them cost no time.
+    ///
+    /// ```
+    /// use flashcore::{Layout, TensorView, attention, library as lib};
+    ///
+    /// let x = [0.0f32; 32];
+    /// let view = || TensorView::dense(&x, [1, 1, 4, 8], Layout::Bhsd);
+    /// // Chunks of two positions (Llama 4). The length is parameter 0.
+    /// let call = attention(view()?, view()?, view()?).mask_program(lib::chunk(lib::int(0)));
+    /// let out = call.parameters(&[], &[2]).run()?;
+    /// assert_eq!(out.lse, [0.0, 2f32.ln(), 0.0, 2f32.ln()]);
+    /// # Ok::<(), flashcore::AttentionError>(())
+    /// ```
+    pub fn mask_program(mut self, program: Expr) -> Self {
+        self.features.mask_program = Some(program);
+        self
+    }
+
+    /// The tables that the programs read: table `i` of an expression is element `i`.
+    ///
+    /// ```
+    /// use flashcore::{Layout, TableView, TensorView, attention, library as lib};
+    ///
+    /// let x = [0.0f32; 24];
+    /// let view = || TensorView::dense(&x, [1, 1, 3, 8], Layout::Bhsd);
+    /// let documents = [0, 0, 1]; // the document of each position
+    /// let call = attention(view()?, view()?, view()?).mask_program(lib::document(0));
+    /// let out = call.tables([TableView::dense(&documents[..], &[1, 3])?]).run()?;
+    /// assert_eq!(out.lse, [2f32.ln(), 2f32.ln(), 0.0]);
+    /// # Ok::<(), flashcore::AttentionError>(())
+    /// ```
+    pub fn tables(mut self, tables: impl IntoIterator<Item = TableView<'a>>) -> Self {
+        self.features.tables = tables.into_iter().collect();
+        self
+    }
+
+    /// The values of the programs' parameters. Other values need no other kernel.
+    ///
+    /// ```
+    /// use flashcore::{Layout, TensorView, attention, library as lib};
+    ///
+    /// let x = [0.0f32; 8];
+    /// let view = || TensorView::dense(&x, [1, 1, 1, 8], Layout::Bhsd);
+    /// let call = attention(view()?, view()?, view()?).score(lib::score() + lib::float(0) * lib::int(0));
+    /// assert_eq!(call.parameters(&[1.5], &[2]).run()?.lse, [3.0]);
+    /// # Ok::<(), flashcore::AttentionError>(())
+    /// ```
+    pub fn parameters(mut self, floats: &[f32], ints: &[i32]) -> Self {
+        self.features.floats = floats.to_vec();
+        self.features.ints = ints.to_vec();
+        self
+    }
+
+    /// Sequences of different lengths. An array that is empty is not used.
+    ///
+    /// With `cumulative_q` the sequences of all batch entries follow each other in Q, of shape
+    /// `[1, heads_q, rows, head_dim]`, and in O: entry `b` has the rows from element `b` of the array up to
+    /// element `b + 1`. `cumulative_kv` states the same of K and V. `used_q` and `used_kv` are the numbers of
+    /// rows that are used of each sequence, from its first on. `left_pad` is the number of rows before the
+    /// first key of each sequence. Bands, programs and biases count positions within the sequence.
+    ///
+    /// ```
+    /// use flashcore::{Layout, LengthValues, TensorView, attention};
+    ///
+    /// let x = [0.0f32; 5 * 8];
+    /// let view = || TensorView::dense(&x, [1, 1, 5, 8], Layout::Bshd);
+    /// let ends = [0, 2, 5]; // sequences of two and of three tokens
+    /// let lengths = LengthValues { cumulative_q: &ends, cumulative_kv: &ends, ..LengthValues::default() };
+    /// let out = attention(view()?, view()?, view()?).lengths(lengths).run()?;
+    /// assert_eq!(out.lse, [2f32.ln(), 2f32.ln(), 3f32.ln(), 3f32.ln(), 3f32.ln()]);
+    /// # Ok::<(), flashcore::AttentionError>(())
+    /// ```
+    pub fn lengths(mut self, lengths: LengthValues<'a>) -> Self {
+        self.features.lengths = lengths;
+        self
+    }
+
     /// The device that computes. The default is [`Device::best`], and the CPU when that device does not
     /// support the problem or is out of memory. A device that is set here computes the problem or returns an
     /// error; the call does not fall back to the CPU.
@@ -129,47 +310,52 @@ impl<T: Element> Attention<'_, T> {
     pub fn run(self) -> Result<Output<T>, AttentionError> {
         let shape = [self.q.shape[0], self.q.shape[1], self.q.shape[2], self.v.shape[3]];
         let strides = Layout::Bhsd.strides(shape[1], shape[2], shape[3]);
-        let problem = self.problem(shape, strides, true)?;
+        let (problem, tables) = self.problem(shape, strides, true)?;
         let elements = problem.span(Tensor::Out).map_or(0, |(elements, _)| elements);
         let mut data = vec![T::from_f32(0.0); elements];
-        let mut lse = vec![0.0; shape[0] * shape[1] * shape[2]];
-        self.compute(&problem, &mut data, Some(&mut lse))?;
+        let mut lse = vec![f32::NEG_INFINITY; problem.lse_len()];
+        self.compute(&problem, &tables, &mut data, Some(&mut lse))?;
         Ok(Output { data, shape, lse })
     }
 
     /// Computes into `out` `[batch, heads_q, seq_q, head_dim_v]` and, if given, writes the log-sum-exp to
-    /// `lse`, `[batch, heads_q, seq_q]`.
+    /// `lse`, `[batch, heads_q, seq_q]`. For packed queries they are `[1, heads_q, rows, head_dim_v]` and
+    /// `[heads_q, rows]`. Rows that belong to no sequence keep their values.
     ///
     /// # Errors
     /// As [`run`](Attention::run), and when the shape of `out` or the length of `lse` does not fit. Nothing
     /// has been written then, unless a GPU failed during the call ([`AttentionError::Driver`]).
     pub fn run_into(self, out: TensorViewMut<'_, T>, lse: Option<&mut [f32]>) -> Result<(), AttentionError> {
-        let problem = self.problem(out.shape, out.strides, lse.is_some())?;
-        let needed = out.shape[0] * out.shape[1] * out.shape[2];
+        let (problem, tables) = self.problem(out.shape, out.strides, lse.is_some())?;
+        let needed = problem.lse_len();
         if let Some(len) = lse.as_ref().map(|lse| lse.len()).filter(|&len| len != needed) {
             return Err(AttentionError::Lse { len, needed });
         }
-        self.compute(&problem, out.data, lse)
+        self.compute(&problem, &tables, out.data, lse)
     }
 
     fn compute(
         &self,
         problem: &Problem,
+        tables: &[TableData<'_>],
         out: &mut [T],
         mut lse: Option<&mut [f32]>,
     ) -> Result<(), AttentionError> {
+        let operands = &self.features.operands(tables);
         match self.device.unwrap_or_else(Device::best) {
-            Device::Cpu => self.compute_on_cpu(problem, out, lse),
+            Device::Cpu => self.compute_on_cpu(problem, operands, out, lse),
             Device::Cuda(ordinal) if self.device.is_some() => {
-                self.compute_on_gpu(&*Gpu::open(ordinal)?, problem, out, lse)
+                self.compute_on_gpu(&*Gpu::open(ordinal)?, problem, operands, out, lse)
             }
             Device::Cuda(ordinal) => {
-                let Ok(gpu) = Gpu::open(ordinal) else { return self.compute_on_cpu(problem, out, lse) };
-                match self.compute_on_gpu(&gpu, problem, out, lse.as_deref_mut()) {
+                let Ok(gpu) = Gpu::open(ordinal) else {
+                    return self.compute_on_cpu(problem, operands, out, lse);
+                };
+                match self.compute_on_gpu(&gpu, problem, operands, out, lse.as_deref_mut()) {
                     // No kernel family supports the problem, or device memory is exhausted.
                     Err(
                         AttentionError::Kernel(_) | AttentionError::Driver(DriverError::OutOfMemory { .. }),
-                    ) => self.compute_on_cpu(problem, out, lse),
+                    ) => self.compute_on_cpu(problem, operands, out, lse),
                     other => other,
                 }
             }
@@ -179,33 +365,36 @@ impl<T: Element> Attention<'_, T> {
     fn compute_on_cpu(
         &self,
         problem: &Problem,
+        operands: &Operands<'_>,
         out: &mut [T],
         lse: Option<&mut [f32]>,
     ) -> Result<(), AttentionError> {
         let plan = CpuPlan::for_problem(problem);
-        Ok(cpu::attention(problem, self.q.data, self.k.data, self.v.data, out, lse, &plan)?)
+        let inputs = [self.q.data, self.k.data, self.v.data].map(Input::from);
+        Ok(cpu::attention_with(problem, inputs, operands, out, lse, &plan)?)
     }
 
     fn compute_on_gpu(
         &self,
         gpu: &Gpu,
         problem: &Problem,
+        operands: &Operands<'_>,
         out: &mut [T],
         lse: Option<&mut [f32]>,
     ) -> Result<(), AttentionError> {
-        gpu::attend(gpu, problem, [self.q.data, self.k.data, self.v.data], out, lse)
+        gpu::attend(gpu, problem, [self.q.data, self.k.data, self.v.data], operands, out, lse)
     }
 
+    /// The problem, and the contents of its programs' tables.
     fn problem(
         &self,
         out: [usize; 4],
         out_strides: problem::Strides,
         lse: bool,
-    ) -> Result<Problem, AttentionError> {
+    ) -> Result<(Problem, Vec<TableData<'a>>), AttentionError> {
         let (q, k, v) = (self.q.shape, self.k.shape, self.v.shape);
         let pairs = [
-            ("k", "batch", k[0], "q", q[0]),
-            ("v", "batch", v[0], "q", q[0]),
+            ("v", "batch", v[0], "k", k[0]),
             ("k", "dim", k[3], "q", q[3]),
             ("v", "heads", v[1], "k", k[1]),
             ("v", "sequence", v[2], "k", k[2]),
@@ -219,21 +408,27 @@ impl<T: Element> Attention<'_, T> {
                 return Err(AttentionError::Shape { tensor, what, value, other, expected });
             }
         }
+        self.features.check_sinks(q[1])?;
+        let Extents { batch, seq_q, seq_kv, lengths } = self.features.extents(q, k)?;
+        let (programs, tables) = self.features.programs([batch, q[1], seq_q, seq_kv])?;
         let problem = Problem {
             heads_kv: k[1],
-            seq_kv: k[2],
+            seq_kv,
             head_dim_v: v[3],
             band: self.band,
             score: self.score,
+            lengths,
+            programs,
             q: self.q.strides,
             k: self.k.strides,
             v: self.v.strides,
             out: out_strides,
             pass: Pass::Forward { lse },
-            ..Problem::new(q[0], q[1], q[2], q[3], T::DTYPE)
+            ..Problem::new(batch, q[1], seq_q, q[3], T::DTYPE)
         };
         problem.check()?;
-        Ok(problem)
+        problem.check_length_values(&self.features.lengths)?;
+        Ok((problem, tables))
     }
 }
 
@@ -251,9 +446,10 @@ mod tests {
         let (q, k, v) = (ramp::<T>(4 * 5 * 8, 3), ramp::<T>(2 * 7 * 8, 5), ramp::<T>(2 * 7 * 8, 11));
         let view = |data, shape| TensorView::dense(data, shape, Layout::Bshd).unwrap();
         let full = attention(view(&q, [1, 4, 5, 8]), view(&k, [1, 2, 7, 8]), view(&v, [1, 2, 7, 8]));
-        for (call, mask) in [(full.causal(), Band::CAUSAL), (full.causal_top_left(), Band::CAUSAL_TOP_LEFT)] {
-            let output = call.run().unwrap();
-            let problem = call.problem([1, 4, 5, 8], Layout::Bhsd.strides(4, 5, 8), true).unwrap();
+        let bands = [(full.clone().causal(), Band::CAUSAL), (full.causal_top_left(), Band::CAUSAL_TOP_LEFT)];
+        for (call, mask) in bands {
+            let output = call.clone().run().unwrap();
+            let (problem, _) = call.problem([1, 4, 5, 8], Layout::Bhsd.strides(4, 5, 8), true).unwrap();
             assert_eq!(problem.band, mask);
             let oracle = oracle::oracle(&problem, &q, &k, &v).unwrap();
             for (ours, exact) in output.data.iter().zip(&oracle.out) {
@@ -279,7 +475,7 @@ mod tests {
         let shared =
             TensorView::strided(&k, [1, 2, 4, 8], problem::Strides { batch: 0, head: 0, row: 8 }).unwrap();
         let call = attention(q, shared, shared);
-        let dense = call.run().unwrap();
+        let dense = call.clone().run().unwrap();
         let mut padded = vec![7.0; 2 * 3 * 10];
         let strides = problem::Strides { batch: 0, head: 30, row: 10 };
         let mut lse = [0.0; 6];

@@ -1,7 +1,7 @@
 use cpu::CpuError;
 use driver::DriverError;
 use kernels::KernelError;
-use problem::ProblemError;
+use problem::{ProblemError, ProgramError};
 
 /// Why attention was rejected. Each message names the argument, its value and what is accepted. Nothing has
 /// been computed or written, unless a GPU failed during the call ([`AttentionError::Driver`]).
@@ -40,17 +40,63 @@ pub enum AttentionError {
         expected: usize,
     },
     /// The slice for the LSE has the wrong length.
-    #[error("lse has {len} elements; expected batch · heads_q · seq_q = {needed}")]
+    #[error("lse has {len} elements; expected {needed}, one per row and query head")]
     Lse {
         /// Elements given.
         len: usize,
         /// Elements needed.
         needed: usize,
     },
+    /// A bias, a mask, slopes or sinks do not fit the problem.
+    #[error("invalid value '{value}' for the {what} of {argument}: expected {expected}")]
+    Operand {
+        /// `alibi`, `bias`, `mask` or `sink`.
+        argument: &'static str,
+        /// What of the argument does not fit.
+        what: &'static str,
+        /// Its value.
+        value: String,
+        /// What is accepted.
+        expected: String,
+    },
+    /// A table's shape or strides cannot be read.
+    #[error("invalid table: {reason}")]
+    Table {
+        /// The shape or the strides, and what is accepted.
+        reason: String,
+    },
+    /// A slice is shorter than its table.
+    #[error(
+        "invalid value '{len}' for the number of elements of a table: expected {needed} for shape {shape:?}"
+    )]
+    TableTooShort {
+        /// Elements given.
+        len: usize,
+        /// Elements needed.
+        needed: usize,
+        /// The table's shape.
+        shape: Vec<usize>,
+    },
+    /// An expression is no program.
+    #[error("invalid {what} program: {error}")]
+    Program {
+        /// `score` or `mask`.
+        what: &'static str,
+        /// Why.
+        error: ProgramError,
+    },
+    /// An operand of a prepared kernel is missing, or is given and not taken.
+    #[error("{operand} is {}", if *wanted { "missing: the problem has it" } else { "given, but the problem has none" })]
+    OperandWanted {
+        /// The operand's name.
+        operand: &'static str,
+        /// Whether the kernel takes it.
+        wanted: bool,
+    },
     /// A slice of device memory is shorter than its tensor.
     #[error("{tensor} has {bytes} bytes of device memory; its shape and strides need {needed}")]
     DeviceSlice {
-        /// The tensor: q, k, v, out or lse.
+        /// The tensor: q, k, v, out, lse, or another operand.
         tensor: &'static str,
         /// Bytes given.
         bytes: usize,
@@ -62,7 +108,7 @@ pub enum AttentionError {
         "{tensor} is at address {address:#x}; accepted: multiples of {accepted} bytes, the size of its elements"
     )]
     Alignment {
-        /// The tensor: q, k, v, out or lse.
+        /// The tensor: q, k, v, out, lse, or another operand.
         tensor: &'static str,
         /// The device address.
         address: u64,

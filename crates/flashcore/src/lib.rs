@@ -43,14 +43,21 @@
 
 mod attention;
 mod error;
+mod features;
 pub mod gpu;
+mod table;
 mod tensor;
 
 pub use attention::{Attention, Device, Output, attention};
 pub use cpu::Element;
 pub use error::AttentionError;
 pub use kernels::Plan;
-pub use problem::{Band, Corner, DType, Layout, Pass, Problem, Score, Strides};
+pub use problem::program::library;
+pub use problem::{
+    Band, Corner, DType, Expr, Layout, LengthValues, Pass, Problem, Program, ProgramError, Score, Strides,
+    TableData,
+};
+pub use table::TableView;
 pub use tensor::{TensorView, TensorViewMut};
 
 /// The example of the README, compiled and run.
@@ -62,3 +69,8 @@ struct Readme;
 #[cfg(doctest)]
 #[doc = include_str!("../../../docs/src/guide/rust.md")]
 struct Guide;
+
+/// The examples of the chapter on masks, scores and lengths.
+#[cfg(doctest)]
+#[doc = include_str!("../../../docs/src/guide/masks.md")]
+struct Masks;

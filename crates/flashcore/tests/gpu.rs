@@ -82,11 +82,11 @@ fn slices() {
     let mut problem = Problem { heads_kv: 2, seq_kv: 30, ..problem }.with_layout(Layout::Bshd);
     problem.out = Layout::Bhsd.strides(4, 20, 16);
     let oracle = oracle::oracle(&problem, &q, &k, &v).unwrap();
-    let best = call.run().unwrap();
+    let best = call.clone().run().unwrap();
     close(&best.data, &oracle.out);
     close_lse(&best.lse, &oracle.lse);
-    assert_eq!(call.device(Device::Cuda(0)).run().unwrap(), best);
-    close(&call.device(Device::Cpu).run().unwrap().data, &oracle.out);
+    assert_eq!(call.clone().device(Device::Cuda(0)).run().unwrap(), best);
+    close(&call.clone().device(Device::Cpu).run().unwrap().data, &oracle.out);
 
     // Top-left alignment, with keys that no row sees and with rows that see all keys.
     let long = ramp(4 * 30 * 16, 3);
@@ -95,7 +95,7 @@ fn slices() {
         let [k, v] =
             [&k, &v].map(|x| TensorView::dense(&x[..2 * keys * 16], [1, 2, keys, 16], Layout::Bhsd).unwrap());
         let call = attention(queries, k, v).causal_top_left();
-        let [gpu, cpu] = [Device::Cuda(0), Device::Cpu].map(|device| call.device(device).run().unwrap());
+        let [gpu, cpu] = [Device::Cuda(0), Device::Cpu].map(|device| call.clone().device(device).run().unwrap());
         close(&gpu.data, &cpu.data.iter().map(|x| f64::from(x.to_f32())).collect::<Vec<_>>());
         close_lse(&gpu.lse, &cpu.lse.iter().map(|&x| f64::from(x)).collect::<Vec<_>>());
     }

@@ -9,6 +9,7 @@ use ptx::{
 };
 
 use crate::Program;
+
 /// An array of lengths, of 32-bit signed integers ([`problem::Lengths`]).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum LengthArray {

@@ -60,6 +60,18 @@ pub enum ProblemError {
         /// The accepted number.
         expected: usize,
     },
+    /// An element of an array of lengths is out of range.
+    #[error("invalid value '{value}' for {argument}[{index}]: expected {expected}")]
+    Length {
+        /// The array's name.
+        argument: &'static str,
+        /// Index in the array.
+        index: usize,
+        /// The element.
+        value: i32,
+        /// What is accepted.
+        expected: String,
+    },
     /// Lengths on one side that no kernel can compute.
     #[error("invalid lengths of {argument}: {reason}")]
     Side {

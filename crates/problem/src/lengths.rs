@@ -133,6 +133,63 @@ impl Problem {
     }
 }
 
+impl Problem {
+    /// Rejects lengths that a caller cannot mean: cumulative lengths that descend, lengths that reach beyond
+    /// a tensor or the longest sequence, and negative ones. For values that the host can read;
+    /// [`Problem::sequences`] cuts others.
+    ///
+    /// # Errors
+    /// [`ProblemError::Length`], and those of [`Problem::sequences`].
+    pub fn check_length_values(&self, values: &LengthValues<'_>) -> Result<(), ProblemError> {
+        self.sequences(values)?;
+        let Lengths { q, kv, .. } = self.lengths;
+        for (argument, cumulative, side, seq) in [
+            ("cu_seqlens_q", values.cumulative_q, q, self.seq_q),
+            ("cu_seqlens_k", values.cumulative_kv, kv, self.seq_kv),
+        ] {
+            check_cumulative(argument, cumulative, side.packed.unwrap_or(0), seq)?;
+        }
+        for (argument, lengths, most) in [
+            ("seqused_q", values.used_q, self.seq_q),
+            ("seqused_k", values.used_kv, self.seq_kv),
+            ("leftpad_k", values.left_pad, self.seq_kv),
+        ] {
+            let fits = |&value: &i32| usize::try_from(value).is_ok_and(|n| n <= most);
+            if let Some(index) = lengths.iter().position(|value| !fits(value)) {
+                let (value, expected) = (lengths[index], format!("0 to {most}"));
+                return Err(ProblemError::Length { argument, index, value, expected });
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Rejects cumulative lengths that are negative, descend, exceed `rows` or differ by more than `longest`.
+fn check_cumulative(
+    argument: &'static str,
+    cumulative: &[i32],
+    rows: usize,
+    longest: usize,
+) -> Result<(), ProblemError> {
+    let mut before = None;
+    for (index, &value) in cumulative.iter().enumerate() {
+        let least = before.unwrap_or(0);
+        let most = before.map_or(rows, |before: i32| rows.min(before as usize + longest));
+        if value < least || value as usize > most {
+            let expected = match before {
+                Some(before) if value < before => format!("at least the element before it, {before}"),
+                Some(before) if value as usize <= rows => {
+                    format!("at most {most}, the element before it, {before}, and the longest sequence")
+                }
+                _ => format!("0 to {rows}, the rows of the tensor"),
+            };
+            return Err(ProblemError::Length { argument, index, value, expected });
+        }
+        before = Some(value);
+    }
+    Ok(())
+}
+
 /// The rows of batch entry `b` on one side.
 fn span(b: usize, side: SideLengths, seq: usize, cumulative: &[i32], used: &[i32]) -> Span {
     let (batch, start, len) = match side.packed {
@@ -173,6 +230,22 @@ mod tests {
         let kv: Vec<_> = spans.iter().map(|s| (s.kv.batch, s.kv.start, s.kv.len)).collect();
         assert_eq!(q, [(0, 5), (5, 8), (19, 0)]);
         assert_eq!(kv, [(0, 1, 2), (1, 8, 0), (2, 0, 0)]);
+        let refused = |values: &LengthValues<'_>| p.check_length_values(values).unwrap_err().to_string();
+        let told = refused(&values);
+        assert_eq!(told, "invalid value '-4' for cu_seqlens_q[0]: expected 0 to 20, the rows of the tensor");
+        let values = LengthValues { used_q: &[7, 8, 0], left_pad: &[1, 2, 0], ..values };
+        for (cumulative_q, used_kv, told) in [
+            ([0, 5, 4, 9], [3, 8, 0], "'4' for cu_seqlens_q[2]: expected at least the element before it, 5"),
+            ([0, 5, 13, 21], [3, 8, 0], "'21' for cu_seqlens_q[3]: expected 0 to 20, the rows"),
+            ([0, 5, 14, 20], [3, 8, 0], "'14' for cu_seqlens_q[2]: expected at most 13, the element"),
+            ([0, 5, 13, 20], [3, 9, 0], "'9' for seqused_k[1]: expected 0 to 8"),
+            ([0, 5, 13, 20], [3, 8, -1], "'-1' for seqused_k[2]: expected 0 to 8"),
+        ] {
+            let wrong = LengthValues { cumulative_q: &cumulative_q, used_kv: &used_kv, ..values };
+            assert!(refused(&wrong).starts_with(&format!("invalid value {told}")), "{}", refused(&wrong));
+        }
+        let right = LengthValues { cumulative_q: &[0, 5, 13, 20], used_kv: &[3, 8, 0], ..values };
+        p.check_length_values(&right).unwrap();
         let short = LengthValues { used_q: &[1], ..values };
         let refused = p.sequences(&short).unwrap_err().to_string();
         assert_eq!(refused, "invalid value '1' for the number of elements of seqused_q: expected 3");

@@ -2,7 +2,7 @@
 
 use half::{bf16, f16};
 
-use crate::LengthValues;
+use crate::{LengthValues, TableType};
 
 /// The operands of a problem beside Q, K and V. Those that the problem does not have are empty.
 #[derive(Clone, Copy, Debug, Default)]
@@ -31,7 +31,36 @@ pub enum TableData<'a> {
     U8(&'a [u8]),
 }
 
+macro_rules! conversions {
+    ($($name:ident $element:ty),* $(,)?) => {
+        $(impl<'a> From<&'a [$element]> for TableData<'a> {
+            fn from(elements: &'a [$element]) -> TableData<'a> {
+                TableData::$name(elements)
+            }
+        })*
+    };
+}
+conversions! { F32 f32, F16 f16, Bf16 bf16, I32 i32, U8 u8 }
+
+/// As bytes, 1 for true.
+impl<'a> From<&'a [bool]> for TableData<'a> {
+    fn from(elements: &'a [bool]) -> TableData<'a> {
+        TableData::U8(bytemuck::cast_slice(elements))
+    }
+}
+
 impl TableData<'_> {
+    /// Type of the elements.
+    pub const fn dtype(&self) -> TableType {
+        match self {
+            TableData::F32(_) => TableType::F32,
+            TableData::F16(_) => TableType::F16,
+            TableData::Bf16(_) => TableType::Bf16,
+            TableData::I32(_) => TableType::I32,
+            TableData::U8(_) => TableType::U8,
+        }
+    }
+
     /// Number of elements.
     pub const fn len(&self) -> usize {
         match self {

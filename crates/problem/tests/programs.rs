@@ -72,6 +72,24 @@ fn operators_bind_as_in_python() {
 }
 
 #[test]
+fn a_minus_negates_whatever_follows() {
+    let of = |text: &str| value(&parse(text), &Programs::default(), &[], Point::default());
+    assert_eq!(of("-inf"), Value::Float(f64::NEG_INFINITY));
+    assert_eq!(of("-(inf)"), Value::Float(f64::NEG_INFINITY));
+    assert_eq!((of("-(5)"), of("-5"), of("--5")), (Value::Int(-5), Value::Int(-5), Value::Int(5)));
+    assert_eq!(of("n = 2.5; -n"), Value::Float(-2.5));
+    let infinite = Program::new(&Expr::from(f32::NEG_INFINITY)).unwrap();
+    assert_eq!(parse(&infinite.to_string()), infinite);
+}
+
+#[test]
+fn an_input_is_replaced_everywhere() {
+    let twice = lib::score() * lib::score() + lib::query();
+    let with = twice.replace(flashcore_problem::program::Input::Score, &(lib::key() + 1));
+    assert_eq!(Program::new(&with).unwrap(), parse("(k + 1) * (k + 1) + q"));
+}
+
+#[test]
 fn integers_divide_as_in_python() {
     let none = Programs::default();
     for (a, b, quotient, rest) in

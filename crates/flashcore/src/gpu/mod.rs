@@ -15,7 +15,7 @@ use std::fmt;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock};
 
 use kernels::{Arch, Plan};
-use problem::{Band, DType, Pass, Problem, Strides, Tensor};
+use problem::{Band, DType, Lengths, Pass, Problem, Program, Programs, Strides, Table, Tensor};
 
 use crate::AttentionError;
 pub use candidates::PlanSource;
@@ -24,6 +24,7 @@ pub use driver::{
     Resources, Stream, Transfer,
 };
 pub(crate) use host::attend;
+pub use kernels::{LengthArray, Operand};
 pub use prepared::{Fallback, Prepared};
 
 /// Bytes of freed device memory that the pool keeps for the next call on host slices.
@@ -186,9 +187,33 @@ struct Key {
     strides: [Strides; 4],
     dtype: DType,
     band: Band,
-    /// Bits of the softmax scale and of the softcap.
-    score: (u32, Option<u32>),
+    /// Bits of the softmax scale and of the softcap, and whether there are sinks.
+    score: (u32, Option<u32>, bool),
+    lengths: Lengths,
+    programs: ProgramsKey,
     plan: Option<Plan>,
+}
+
+/// The programs of a problem, with the bits of float parameters.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+struct ProgramsKey {
+    score: Option<Program>,
+    mask: Option<Program>,
+    floats: Vec<u32>,
+    ints: Vec<i32>,
+    tables: Vec<Table>,
+}
+
+impl ProgramsKey {
+    fn new(programs: &Programs) -> ProgramsKey {
+        ProgramsKey {
+            score: programs.score.clone(),
+            mask: programs.mask.clone(),
+            floats: programs.floats.iter().map(|x| x.to_bits()).collect(),
+            ints: programs.ints.clone(),
+            tables: programs.tables.clone(),
+        }
+    }
 }
 
 impl Key {
@@ -199,7 +224,9 @@ impl Key {
             strides: Tensor::ALL.map(|tensor| p.strides(tensor)),
             dtype: p.dtype,
             band: p.band,
-            score: (p.softmax_scale().to_bits(), p.score.softcap.map(f32::to_bits)),
+            score: (p.softmax_scale().to_bits(), p.score.softcap.map(f32::to_bits), p.score.sink),
+            lengths: p.lengths,
+            programs: ProgramsKey::new(&p.programs),
             plan: plan.cloned(),
         }
     }
@@ -244,6 +271,11 @@ mod tests {
     fn keys_tell_problems_apart() {
         let p = Problem::mission();
         let key = |p: &Problem| Key::new(p, None);
+        let with = |change: fn(&mut Problem)| {
+            let mut other = p.clone();
+            change(&mut other);
+            other
+        };
         assert_eq!(
             key(&p),
             key(&Problem { score: Score { scale: Some(0.125), ..Score::default() }, ..p.clone() })
@@ -256,6 +288,11 @@ mod tests {
             p.clone().with_band(Band::CAUSAL),
             p.clone().with_band(Band::CAUSAL_TOP_LEFT),
             p.clone().with_layout(problem::Layout::Bshd),
+            Problem { score: Score { sink: true, ..Score::default() }, ..p.clone() },
+            with(|p| p.lengths.kv.used = true),
+            with(|p| p.lengths.q.packed = Some(512)),
+            with(|p| p.programs.mask = "q / 2 == k / 2".parse().ok()),
+            with(|p| p.programs.ints = vec![1]),
         ] {
             assert_ne!(key(&p), key(&other));
         }

@@ -3,7 +3,7 @@
 use std::sync::{Arc, OnceLock};
 
 use driver::{Call, Context, DeviceSlice, DriverError, Expect, Function, Resources, Stream};
-use kernels::{Arch, Operand, Plan, Program, emit, select};
+use kernels::{Arch, LengthArray, Operand, Plan, Program, emit, select};
 use problem::{Problem, Tensor};
 use ptx::{BufferSpec, Kernel, Launch};
 use smallvec::SmallVec;
@@ -22,14 +22,8 @@ const MEASURED_SPILLS: u32 = 256;
 /// Alignment in bytes that 16-byte `cp.async` and tensor maps need (PTX ISA, "cp.async"; CUDA Driver API,
 /// `cuTensorMapEncodeTiled`).
 const ALIGNED: u64 = 16;
-/// The buffers that the caller provides, in the order of [`Prepared::enqueue`].
-const CALLERS: [Operand; 5] = [
-    Operand::Tensor(Tensor::Q),
-    Operand::Tensor(Tensor::K),
-    Operand::Tensor(Tensor::V),
-    Operand::Tensor(Tensor::Out),
-    Operand::Lse,
-];
+/// The number of operands that every caller provides: Q, K, V and O.
+const TENSORS: usize = Tensor::ALL.len();
 /// Buffers of a launch that need no heap memory.
 const INLINE: usize = 8;
 
@@ -56,6 +50,8 @@ pub struct Prepared {
     problem: Problem,
     /// Whether the problem has no rows, so that there is nothing to compute.
     empty: bool,
+    /// The operands that the caller provides.
+    callers: Vec<Operand>,
     source: PlanSource,
     main: Ready,
     /// The variant for tensors whose addresses are not multiples of 16 bytes; compiled when first needed.
@@ -76,7 +72,7 @@ struct Ready {
     /// Counters, scratch and temporaries of all kernels.
     own: Vec<Arc<OwnMemory>>,
     /// Minimum bytes of each of the caller's buffers.
-    needed: [usize; CALLERS.len()],
+    needed: Vec<usize>,
 }
 
 /// A loaded kernel and its launch arguments.
@@ -89,7 +85,7 @@ struct Launched {
 /// Where a launch takes a buffer from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Source {
-    /// The caller's buffer of this index in [`CALLERS`].
+    /// The caller's buffer of this index in [`Prepared::callers`].
     Caller(usize),
     /// A part of the program's own memory of this index in [`Ready::own`].
     Own { index: usize, offset: usize, bytes: usize },
@@ -104,6 +100,7 @@ impl Prepared {
         plan: Option<&Plan>,
     ) -> Result<Prepared, AttentionError> {
         let (problem, empty) = stand_in(problem);
+        let callers = callers(&problem);
         let mut fallbacks = Vec::new();
         let device = select::Device { name: &context.info().name, arch: *arch };
         let (all, why) = candidates(&problem, &device, plan)?;
@@ -120,6 +117,7 @@ impl Prepared {
                         why,
                         problem,
                         empty,
+                        callers,
                         source,
                         main,
                         unaligned: OnceLock::new(),
@@ -199,23 +197,50 @@ impl Prepared {
         out: DeviceSlice<'_>,
         lse: Option<DeviceSlice<'_>>,
     ) -> Result<(), AttentionError> {
+        self.enqueue_with(stream, [q, k, v, out], lse, &[])
+    }
+
+    /// Like [`Prepared::enqueue`], for `[q, k, v, out]` and the problem's other operands: arrays of lengths
+    /// ([`Operand::Lengths`], i32), sinks ([`Operand::Sinks`], f32) and tables ([`Operand::Table`]). Each
+    /// operand that the problem has is given once, in any order. Lengths are read on the device when the
+    /// kernel runs: a graph that is launched again uses the values of that time.
+    ///
+    /// # Errors
+    /// As [`Prepared::enqueue`], and when an operand is missing or not expected.
+    pub fn enqueue_with(
+        &self,
+        stream: &Stream,
+        tensors: [DeviceSlice<'_>; TENSORS],
+        lse: Option<DeviceSlice<'_>>,
+        others: &[(Operand, DeviceSlice<'_>)],
+    ) -> Result<(), AttentionError> {
         let wanted = self.problem.pass.lse();
         if lse.is_some() != wanted {
             return Err(AttentionError::LseWanted { prepared: wanted });
         }
+        let mut slices: SmallVec<[DeviceSlice<'_>; INLINE]> = SmallVec::new();
+        slices.extend(tensors.into_iter().chain(lse));
+        let rest = &self.callers[slices.len()..];
+        let unexpected = others.iter().find(|(operand, _)| !rest.contains(operand));
+        if let Some((operand, _)) = unexpected {
+            return Err(AttentionError::OperandWanted { operand: operand.name(), wanted: false });
+        }
+        for operand in rest {
+            let given = others.iter().find(|(given, _)| given == operand);
+            let missing = || AttentionError::OperandWanted { operand: operand.name(), wanted: true };
+            slices.push(given.ok_or_else(missing)?.1);
+        }
         if self.empty {
             return Ok(());
         }
-        let all = [q, k, v, out, lse.unwrap_or(DeviceSlice::EMPTY)];
-        let slices = &all[..4 + usize::from(wanted)];
-        let ready = self.variant(slices)?;
-        check_slices(&ready.needed, slices)?;
-        ready.enqueue(stream, slices)
+        let ready = self.variant(&slices)?;
+        check_slices(&self.callers, &ready.needed, &self.problem, &slices)?;
+        ready.enqueue(stream, &slices)
     }
 
     /// The kernel that supports the slices' addresses.
     fn variant(&self, slices: &[DeviceSlice<'_>]) -> Result<&Ready, AttentionError> {
-        let aligned = slices[..4].iter().all(|slice| slice.address().is_multiple_of(ALIGNED));
+        let aligned = slices[..TENSORS].iter().all(|slice| slice.address().is_multiple_of(ALIGNED));
         if aligned || !needs_alignment(&self.main.plan) {
             return Ok(&self.main);
         }
@@ -239,8 +264,9 @@ impl Ready {
         spills: Option<u32>,
     ) -> Result<Ready, AttentionError> {
         let program = emit(problem, &plan, arch)?;
-        let (sources, own) = sources(&program, &CALLERS[..4 + usize::from(problem.pass.lse())])?;
-        let mut needed = [0; CALLERS.len()];
+        let callers = callers(problem);
+        let (sources, own) = sources(&program, &callers)?;
+        let mut needed = vec![0; callers.len()];
         for (source, buffer) in sources.iter().zip(&program.kernel.buffers) {
             if let Source::Caller(index) = *source {
                 needed[index] = buffer.bytes;
@@ -261,7 +287,7 @@ impl Ready {
         Ok(Ready { plan, first, then, sources, own, needed })
     }
 
-    /// `slices` are the caller's, in the order of [`CALLERS`].
+    /// `slices` are the caller's, in the order of [`Prepared::callers`].
     fn enqueue(&self, stream: &Stream, slices: &[DeviceSlice<'_>]) -> Result<(), AttentionError> {
         let mut leases: SmallVec<[Lease<'_>; 2]> = SmallVec::new();
         if !self.own.is_empty() {
@@ -317,15 +343,45 @@ fn names(operands: &[Operand]) -> String {
     operands.iter().map(|operand| operand.name()).collect::<Vec<_>>().join(", ")
 }
 
-/// Checks the caller's slices against the sizes and alignments of their tensors.
-fn check_slices(needed: &[usize], slices: &[DeviceSlice<'_>]) -> Result<(), AttentionError> {
-    for ((&needed, slice), operand) in needed.iter().zip(slices).zip(CALLERS) {
+/// The operands that the caller of a problem provides: the four tensors, the LSE if it is wanted, arrays of
+/// lengths, sinks and tables.
+fn callers(problem: &Problem) -> Vec<Operand> {
+    let lengths = LengthArray::ALL.into_iter().filter(|array| array.len(problem).is_some());
+    let tables = (0..).zip(&problem.programs.tables).map(|(i, _)| Operand::Table(i));
+    Tensor::ALL
+        .into_iter()
+        .map(Operand::Tensor)
+        .chain(problem.pass.lse().then_some(Operand::Lse))
+        .chain(lengths.map(Operand::Lengths))
+        .chain(problem.score.sink.then_some(Operand::Sinks))
+        .chain(tables)
+        .collect()
+}
+
+/// Bytes of an element of an operand.
+fn element_bytes(operand: Operand, problem: &Problem) -> u64 {
+    match operand {
+        Operand::Lse | Operand::Lengths(_) | Operand::Sinks => 4,
+        Operand::Table(i) => {
+            problem.programs.tables.get(usize::from(i)).map_or(4, |table| table.dtype.bytes()) as u64
+        }
+        _ => problem.dtype.bytes() as u64,
+    }
+}
+
+/// Checks the caller's slices against the sizes and alignments of their operands.
+fn check_slices(
+    callers: &[Operand],
+    needed: &[usize],
+    problem: &Problem,
+    slices: &[DeviceSlice<'_>],
+) -> Result<(), AttentionError> {
+    for ((&needed, slice), &operand) in needed.iter().zip(slices).zip(callers) {
         let (bytes, tensor) = (slice.bytes(), operand.name());
         if bytes < needed {
             return Err(AttentionError::DeviceSlice { tensor, bytes, needed });
         }
-        let accepted = if operand == Operand::Lse { 4 } else { 2 };
-        let address = slice.address();
+        let (accepted, address) = (element_bytes(operand, problem), slice.address());
         if !address.is_multiple_of(accepted) {
             return Err(AttentionError::Alignment { tensor, address, accepted });
         }
@@ -373,9 +429,13 @@ fn is_the_plans_fault(reason: &AttentionError) -> bool {
 /// The problem with an extent of 1 in place of an empty batch, head or row dimension, and whether one was
 /// empty.
 fn stand_in(problem: &Problem) -> (Problem, bool) {
-    let empty = problem.batch == 0 || problem.heads_q == 0 || problem.seq_q == 0;
+    let packed = problem.lengths.q.packed;
+    let empty = problem.batch == 0 || problem.heads_q == 0 || problem.seq_q == 0 || packed == Some(0);
     let heads = |heads: usize| if problem.heads_q == 0 { heads.max(1) } else { heads };
+    let mut lengths = problem.lengths;
+    lengths.q.packed = packed.map(|rows| rows.max(1));
     let stand_in = Problem {
+        lengths,
         batch: problem.batch.max(1),
         heads_q: heads(problem.heads_q),
         heads_kv: if problem.heads_q == 0 { 1 } else { problem.heads_kv },
@@ -396,6 +456,7 @@ mod tests {
             (|p: &mut Problem| p.batch = 0) as fn(&mut Problem),
             |p| p.seq_q = 0,
             |p| (p.heads_q, p.heads_kv) = (0, 0),
+            |p| p.lengths.q.packed = Some(0),
         ] {
             let mut problem = Problem::new(2, 4, 8, 16, DType::F16);
             change(&mut problem);
@@ -410,10 +471,20 @@ mod tests {
 
     #[test]
     fn slices_are_held_against_the_problem() {
-        let none = DeviceSlice::EMPTY;
-        assert_eq!(check_slices(&[0, 0, 0, 0], &[none; 4]), Ok(()));
-        let error = check_slices(&[0, 64, 0, 0, 4], &[none; 5]).unwrap_err().to_string();
+        let (none, mut problem) = (DeviceSlice::EMPTY, Problem::mission());
+        let check = |problem: &Problem, needed: &[usize]| {
+            check_slices(&callers(problem), needed, problem, &vec![none; needed.len()])
+        };
+        assert_eq!(check(&problem, &[0, 0, 0, 0]), Ok(()));
+        let error = check(&problem, &[0, 64, 0, 0]).unwrap_err().to_string();
         assert_eq!(error, "k has 0 bytes of device memory; its shape and strides need 64");
+        problem.lengths.kv.used = true;
+        problem.score.sink = true;
+        problem.programs.tables = vec![problem::Table::dense(problem::TableType::U8, &[3])];
+        let error = check(&problem, &[0, 0, 0, 0, 4, 4, 3]).unwrap_err().to_string();
+        assert_eq!(error, "seqused_k has 0 bytes of device memory; its shape and strides need 4");
+        let names: Vec<&str> = callers(&problem)[4..].iter().map(|operand| operand.name()).collect();
+        assert_eq!(names, ["seqused_k", "sinks", "table_0"]);
     }
 
     #[test]

@@ -31,11 +31,6 @@ impl Expr {
         Expr(Arc::new(node))
     }
 
-    /// Whether the expression is a number or a truth value.
-    pub(super) fn is_constant(&self) -> bool {
-        matches!(&*self.0, Node::Leaf(Op::Float(_) | Op::Int(_) | Op::Bool(_)))
-    }
-
     /// A position or a parameter.
     pub fn input(input: Input) -> Expr {
         Expr::new(Node::Leaf(Op::Input(input)))
@@ -68,6 +63,35 @@ impl Expr {
     #[must_use]
     pub fn select(self, yes: impl Into<Expr>, no: impl Into<Expr>) -> Expr {
         Expr::new(Node::Select(self, yes.into(), no.into()))
+    }
+
+    /// The expression with `other` in the place of a position or a parameter.
+    #[must_use]
+    pub fn replace(&self, input: Input, other: &Expr) -> Expr {
+        let mut replaced = HashMap::new();
+        self.replaced(input, other, &mut replaced)
+    }
+
+    /// `done` holds the expressions that were replaced before, so that shared ones stay shared.
+    fn replaced(&self, input: Input, other: &Expr, done: &mut HashMap<*const Node, Expr>) -> Expr {
+        let address = Arc::as_ptr(&self.0);
+        if let Some(known) = done.get(&address) {
+            return known.clone();
+        }
+        let mut of = |expr: &Expr| expr.replaced(input, other, done);
+        let expr = match &*self.0 {
+            Node::Leaf(Op::Input(known)) if *known == input => other.clone(),
+            Node::Leaf(_) => self.clone(),
+            Node::Load { table, float, index } => {
+                Expr::load(*table, *float, index.iter().map(of).collect::<Vec<_>>())
+            }
+            Node::Unary(op, a) => of(a).unary(*op),
+            Node::Binary(op, a, b) => of(a).binary(*op, of(b)),
+            Node::Compare(op, a, b) => of(a).compare(*op, of(b)),
+            Node::Select(a, b, c) => of(a).select(of(b), of(c)),
+        };
+        done.insert(address, expr.clone());
+        expr
     }
 
     /// `|x|`.

@@ -71,7 +71,10 @@ impl Table {
     }
 
     /// Rejects what no kernel can read.
-    pub(super) fn check(&self) -> Result<(), String> {
+    ///
+    /// # Errors
+    /// Why, and what is accepted.
+    pub fn check(&self) -> Result<(), String> {
         let dimensions = self.extents.len();
         if !(1..=Table::MOST_DIMENSIONS).contains(&dimensions) || self.strides.len() != dimensions {
             return Err(format!(

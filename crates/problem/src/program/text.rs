@@ -255,13 +255,20 @@ impl<'t> Parser<'t> {
             self.expect(")")?;
             return Ok(inner);
         }
-        for op in [UnaryOp::Neg, UnaryOp::Not] {
-            if !self.peek("!=") && self.take(op.name()) {
-                // A negative number is a constant, so that it is printed as it was read.
-                let operand =
-                    if self.peek_digit() { self.number(op == UnaryOp::Neg)? } else { self.expression(8)? };
-                return Ok(if self.negated(op, &operand) { operand } else { operand.unary(op) });
+        if self.take("-") {
+            // A negative number is a constant, so that it is printed as it was read.
+            if self.peek_digit() {
+                return self.number(true);
             }
+            let start = self.at;
+            if self.word() == "inf" {
+                return Ok(Expr::from(f32::NEG_INFINITY));
+            }
+            self.at = start;
+            return Ok(self.expression(8)?.unary(UnaryOp::Neg));
+        }
+        if !self.peek("!=") && self.take("!") {
+            return Ok(self.expression(8)?.unary(UnaryOp::Not));
         }
         if self.peek_digit() {
             return self.number(false);
@@ -303,11 +310,6 @@ impl<'t> Parser<'t> {
              false, inf, nan, a named part, (, -, ! or one of the functions abs, exp2, log2, tanh, sqrt, float, \
              int, min, max, select",
         ))
-    }
-
-    /// Whether `operand` is a number that [`Parser::number`] has negated.
-    fn negated(&self, op: UnaryOp, operand: &Expr) -> bool {
-        op == UnaryOp::Neg && operand.is_constant()
     }
 
     fn function(&mut self, name: &str) -> Result<Option<Expr>, ProgramError> {

@@ -1,0 +1,105 @@
+"""What a call has beside q, k and v: lengths, sinks, and programs for the score and the mask."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from ._errors import ArgumentError, invalid
+
+__all__ = ["NO_LENGTHS", "Features", "Parts", "alibi", "chunk", "scores"]
+
+#: ``cu_seqlens_q``, ``cu_seqlens_k``, ``seqused_q``, ``seqused_k`` and ``leftpad_k`` of a call without any.
+NO_LENGTHS: tuple[Any, Any, Any, Any, Any] = (None, None, None, None, None)
+LENGTHS = ("cu_seqlens_q", "cu_seqlens_k", "seqused_q", "seqused_k", "leftpad_k")
+
+_POSITIONS = ("b", "h", "q", "k")
+
+
+class Features(NamedTuple):
+    """The features of a call. Programs are texts, of which Rust knows the language; an empty text is none."""
+
+    lengths: tuple[Any, Any, Any, Any, Any] = NO_LENGTHS
+    batch: int = 0
+    max_q: int = 0
+    max_k: int = 0
+    sink: Any = None
+    score: str = ""
+    mask: str = ""
+    floats: tuple[float, ...] = ()
+    ints: tuple[int, ...] = ()
+    tables: tuple[Any, ...] = ()
+
+    @property
+    def uneven(self) -> bool:
+        """Whether lengths differ between batch entries."""
+        return any(array is not None for array in self.lengths)
+
+
+class Parts:
+    """Collects the programs of a call, and the tables and parameters that they read."""
+
+    def __init__(self) -> None:
+        self.score = ""
+        self.mask = ""
+        self.tables: list[Any] = []
+        self.ints: list[int] = []
+
+    def table(self, table: Any) -> int:
+        self.tables.append(table)
+        return len(self.tables) - 1
+
+    def integer(self, value: int) -> int:
+        self.ints.append(value)
+        return len(self.ints) - 1
+
+    def features(self, **others: Any) -> Features | None:
+        """The features; None if there are none."""
+        tables, ints = tuple(self.tables), tuple(self.ints)
+        features = Features(score=self.score, mask=self.mask, ints=ints, tables=tables, **others)
+        stated = features.score or features.mask or features.sink is not None or features.uneven
+        return features if stated else None
+
+
+def alibi(parts: Parts, backend: Any, slopes: Any, batch: int, heads: int) -> None:
+    """ALiBi: ``s - slope * |i + seqlen_k - seqlen_q - j|``."""
+    shape = tuple(slopes.shape)
+    if shape not in ((heads,), (batch, heads)):
+        raise invalid("the shape of alibi_slopes", shape, f"({heads},), or (batch, heads) = ({batch}, {heads})")
+    index = "[h]" if len(shape) == 1 else "[b, h]"
+    number = parts.table(backend.as_table("alibi_slopes", slopes, floating=True))
+    parts.score = f"s - t{number}{index} * float(abs(q + k_len - q_len - k))"
+
+
+def chunk(parts: Parts, length: int) -> None:
+    """Keys in the query's chunk of ``length`` positions, aligned to the bottom right."""
+    number = parts.integer(length)
+    parts.mask = f"(q + k_len - q_len) / i{number} == k / i{number}"
+
+
+def scores(parts: Parts, backend: Any, mask: Any, shape: tuple[int, int, int, int]) -> None:
+    """A mask (of truth values) or a bias (of floats) that has been expanded to ``(batch, heads, L, S)``."""
+    kept = [i for i, extent in enumerate(shape) if extent > 1 and backend.strides(mask)[i] != 0]
+    # A dimension that repeats is not read, so that a kernel sees on what the mask depends.
+    read = mask[tuple(slice(None) if i in kept else 0 for i in range(4))] if 0 not in shape else mask
+    index = ", ".join(_POSITIONS[i] for i in kept) if kept else "0"
+    if 0 in shape:
+        return  # there is no score
+    read = read if kept else read.reshape((1,))
+    number = parts.table(read)
+    if backend.is_floating(mask):
+        parts.score = f"{parts.score or 's'} + t{number}[{index}]"
+    else:
+        parts.mask = f"n{number}[{index}] != 0"
+
+
+def check_sink(name: str, sink: Any, heads: int) -> None:
+    """Refuses sinks that are not one per query head."""
+    if tuple(sink.shape) != (heads,):
+        raise invalid(f"the shape of {name}", tuple(sink.shape), f"({heads},), a logit per query head")
+
+
+def check_length_array(name: str, array: Any, elements: int) -> None:
+    """Refuses an array of lengths with another number of elements."""
+    shape = tuple(array.shape)
+    if len(shape) != 1 or shape[0] != elements:
+        raise ArgumentError(f"{name} has shape {shape}; expected ({elements},)")

@@ -1,0 +1,126 @@
+"""FlexAttention: attention whose scores and masks are functions of the caller."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from . import _features, _trace
+from ._errors import ArgumentError, invalid
+from ._functional import _broadcast, _flag, _leads_agree, _of_scale, backend_of, foreign
+from ._trace import table
+
+__all__ = ["flex_attention", "table"]
+
+
+def flex_attention(
+    query: Any,
+    key: Any,
+    value: Any,
+    score_mod: Any = None,
+    block_mask: Any = None,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+    return_lse: bool = False,
+) -> Any:
+    """PyTorch's FlexAttention: ``softmax(score_mod(query key^T * scale)) value``, where a mask shows the key.
+
+    Both functions are called once, with objects that record what the functions compute. The record is a program, which
+    the kernel evaluates for each score. A function may use Python's operators; ``torch.where``, ``abs``, ``tanh``,
+    ``exp``, ``log``, ``minimum``, ``maximum``, ``clamp`` and their like; captured numbers, which become constants; and
+    captured tensors, indexed by positions (``bias[h, q - k]``) or of one element, which are read at each call. A branch
+    (``if``) on a score or a position is refused, with its line.
+
+    Args:
+        query: ``(batch, heads, L, E)``, float16, bfloat16 or, on the CPU, float32.
+        key: ``(batch, heads_k, S, E)``.
+        value: ``(batch, heads_k, S, Ev)``.
+        score_mod: ``score_mod(score, b, h, q, k)`` returns the score that the softmax takes.
+        block_mask: ``mask_mod(b, h, q, k)``, which returns whether query ``q`` sees key ``k``; or PyTorch's
+            ``BlockMask``, of which the ``mask_mod`` is taken. A ``BlockMask`` without a ``mask_mod`` of its own is
+            taken by its blocks.
+        scale: factor on the scores; None means ``1 / sqrt(E)``.
+        enable_gqa: key and value may have fewer heads than query, a divisor of their number.
+        return_lse: return ``(out, lse)``; ``lse`` is the natural logarithm of each row's sum of exponentials,
+            ``(batch, heads, L)``, float32.
+
+    Returns:
+        ``(batch, heads, L, Ev)`` of query's kind. A row that sees no key is 0, its ``lse`` minus infinity.
+
+    Raises:
+        UnsupportedError: what a program cannot state, with file and line; an input or a captured tensor that requires
+            grad.
+        ArgumentError: as :func:`scaled_dot_product_attention`, and a ``BlockMask`` for fewer queries or keys.
+    """
+    backend = backend_of(query)
+    if backend is None:
+        return foreign(
+            flex_attention, {"query": query, "key": key, "value": value}, score_mod=score_mod, block_mask=block_mask,
+            scale=scale, enable_gqa=enable_gqa, return_lse=return_lse,
+        )  # fmt: skip
+    q, k, v = backend.admit(query, key, value)
+    enable_gqa = _flag("enable_gqa", enable_gqa)
+    if not _leads_agree(q.shape, k.shape, v.shape, enable_gqa):
+        for name, tensor in (("query", q), ("key", k), ("value", v)):
+            if tensor.ndim != 4:
+                raise ArgumentError(
+                    f"{name} has {tensor.ndim} dimensions; it takes 4: batch, heads, sequence, head_dim"
+                )
+        _, q, k, v = _broadcast(backend, q, k, v, enable_gqa)
+    tracing = backend.Tracing(q)
+    parts = _features.Parts()
+    if score_mod is not None:
+        parts.score = _program(parts, backend, tracing, score_mod, "sbhqk", _trace.FLOAT)
+    if block_mask is not None:
+        _mask(parts, backend, tracing, block_mask, (q.shape[0], q.shape[1], q.shape[2], k.shape[2]))
+    try:
+        out, lse = backend.attend(q, k, v, 1, (True, -1, -1, scale, 0.0), bool(return_lse), parts.features())
+    except (ArgumentError, TypeError, OverflowError) as error:
+        if (told := _of_scale(error, "scale", scale)) is not None:
+            raise told from None
+        raise
+    return (out, lse) if return_lse else out
+
+
+# The functions of the caller are called with tracers, which PyTorch's compiler must not trace in turn.
+flex_attention._torchdynamo_disable = True  # type: ignore[attr-defined]
+
+
+def _program(parts: _features.Parts, backend: Any, tracing: Any, function: Any, arguments: str, kind: str) -> str:
+    """The text of a function's program, with its tables behind those of ``parts``."""
+    if not callable(function):
+        what = "score_mod" if kind == _trace.FLOAT else "block_mask"
+        raise invalid(f"the type of {what}", type(function).__name__, "a function")
+    text, arrays = _trace.trace(function, arguments, kind, tracing)
+    first = len(parts.tables)
+    for array in arrays:
+        parts.table(backend.as_table("a captured tensor", _trace.unviewed(array)))
+    return text if first == 0 else _renumbered(text, first)
+
+
+def _renumbered(text: str, first: int) -> str:
+    return re.sub(r"\b([tn])(\d+)\[", lambda found: f"{found[1]}{int(found[2]) + first}[", text)
+
+
+def _mask(parts: _features.Parts, backend: Any, tracing: Any, mask: Any, shape: tuple[int, int, int, int]) -> None:
+    """The mask of a function, or of a ``BlockMask``, over ``(batch, heads, L, S)``."""
+    function = mask
+    if hasattr(mask, "mask_mod") and hasattr(mask, "kv_num_blocks"):
+        rows, keys = mask.seq_lengths
+        if rows < shape[2] or keys < shape[3]:
+            expected = f"one for at least {shape[2]} queries and {shape[3]} keys"
+            raise invalid("the lengths of block_mask", f"({rows}, {keys})", expected)
+        function = mask.mask_mod
+        if getattr(function, "__name__", "") == "noop_mask":
+            _blocks(parts, backend, mask, shape)
+            return
+    parts.mask = _program(parts, backend, tracing, function, "bhqk", _trace.BOOL)
+
+
+def _blocks(parts: _features.Parts, backend: Any, mask: Any, shape: tuple[int, int, int, int]) -> None:
+    """The mask of a ``BlockMask`` by its lists of blocks alone."""
+    dense = backend.as_table("block_mask", mask.to_dense())
+    rows, keys = mask.BLOCK_SIZE
+    whole = backend.expand(dense, (*shape[:2], *dense.shape[-2:]))
+    number = parts.table(whole)
+    parts.mask = f"n{number}[b, h, q / {rows}, k / {keys}] != 0"

@@ -1,0 +1,250 @@
+"""FlashAttention's functions for sequences of different lengths."""
+
+from __future__ import annotations
+
+import operator
+from typing import Any
+
+from . import _features
+from ._errors import ArgumentError, invalid
+from ._functional import _band_and_cap, _kind, _of_scale, _unsupported, backend_of, foreign
+
+__all__ = ["flash_attn_varlen_func", "flash_attn_varlen_kvpacked_func", "flash_attn_varlen_qkvpacked_func"]
+
+
+def flash_attn_varlen_func(
+    q: Any,
+    k: Any,
+    v: Any,
+    cu_seqlens_q: Any = None,
+    cu_seqlens_k: Any = None,
+    max_seqlen_q: Any = None,
+    max_seqlen_k: Any = None,
+    dropout_p: float = 0.0,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: tuple[int | None, int | None] = (-1, -1),
+    softcap: float = 0.0,
+    alibi_slopes: Any = None,
+    deterministic: bool = False,
+    return_attn_probs: bool = False,
+    block_table: Any = None,
+    *,
+    seqused_q: Any = None,
+    seqused_k: Any = None,
+    leftpad_k: Any = None,
+    learnable_sink: Any = None,
+    attention_chunk: int = 0,
+    return_lse: bool = False,
+    qv: Any = None,
+    q_descale: Any = None,
+    k_descale: Any = None,
+    v_descale: Any = None,
+    num_splits: int = 1,
+    pack_gqa: bool | None = None,
+    sm_margin: int = 0,
+    page_table: Any = None,
+) -> Any:
+    """FlashAttention's function for sequences of different lengths, with the arguments of FlashAttention-2 in its
+    order, and those that FlashAttention-3 and -4 add by name.
+
+    Args:
+        q: ``(total_q, heads, head_dim)``, the sequences of all batch entries one after the other; without
+            ``cu_seqlens_q``, ``(batch, seqlen_q, heads, head_dim)``.
+        k: ``(total_k, heads_k, head_dim)``; without ``cu_seqlens_k``, ``(batch, seqlen_k, heads_k, head_dim)``.
+        v: ``(total_k, heads_k, head_dim_v)``; without ``cu_seqlens_k``, ``(batch, seqlen_k, heads_k, head_dim_v)``.
+        cu_seqlens_q: ``(batch + 1,)``, int32: the first row of each sequence of q, and the end of the last.
+        cu_seqlens_k: ``(batch + 1,)``, int32: the same of k and v.
+        max_seqlen_q: the longest sequence of q, or more; None means ``total_q``. It bounds the work and does not
+            change the result.
+        max_seqlen_k: the longest sequence of k, or more; None means ``total_k``.
+        dropout_p: only 0.
+        softmax_scale: as in :func:`flash_attn_func`, as are ``causal``, ``window_size``, ``softcap``,
+            ``alibi_slopes``, ``learnable_sink`` and ``attention_chunk``. Positions are counted in each sequence.
+        return_attn_probs: return ``(out, lse, None)`` as FlashAttention-2 does; ``lse`` is ``(heads, total_q)``, or
+            ``(batch, heads, seqlen_q)`` without ``cu_seqlens_q``.
+        return_lse: return ``(out, lse)`` as FlashAttention-4 does.
+        seqused_q: ``(batch,)``, int32: the rows that are used of each sequence of q. The others are 0 in the result,
+            their ``lse`` minus infinity.
+        seqused_k: ``(batch,)``, int32: the rows that are used of each sequence of k and v.
+        leftpad_k: ``(batch,)``, int32: the rows before the first key of each sequence. They count in ``seqused_k``.
+        deterministic: accepted, as are ``num_splits``, ``pack_gqa`` and ``sm_margin``, which change no result.
+        block_table: only None, as are ``page_table``, ``qv``, ``q_descale``, ``k_descale`` and ``v_descale``.
+
+    Returns:
+        O in the shape of q, with v's head dim. A row that sees no key is 0, its ``lse`` minus infinity or the sink.
+
+    Lengths of CPU tensors are checked. On a GPU they are read by the kernel alone, so that nothing is synchronised
+    and a CUDA graph serves other lengths: lengths that reach outside a tensor are cut to it.
+
+    Raises:
+        ArgumentError: lengths that do not ascend, exceed their tensor or have the wrong number; what
+            :func:`flash_attn_func` raises.
+        DTypeError: lengths of another type than int32; what :func:`flash_attn_func` raises.
+    """
+    _refuse(
+        dropout_p=dropout_p, block_table=block_table, page_table=page_table, qv=qv,
+        q_descale=q_descale, k_descale=k_descale, v_descale=v_descale,
+    )  # fmt: skip
+    lengths = (cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, leftpad_k)
+    backend = backend_of(q)
+    if backend is None:
+        named = {
+            **dict(zip(_features.LENGTHS, lengths)),
+            "alibi_slopes": alibi_slopes,
+            "learnable_sink": learnable_sink,
+        }
+        tensors = {"q": q, "k": k, "v": v, **{name: x for name, x in named.items() if x is not None}}
+
+        def call(*views: Any) -> Any:
+            return flash_attn_varlen_func(
+                **dict(zip(tensors, views)), max_seqlen_q=max_seqlen_q, max_seqlen_k=max_seqlen_k,
+                softmax_scale=softmax_scale, causal=causal, window_size=window_size, softcap=softcap,
+                return_attn_probs=return_attn_probs, attention_chunk=attention_chunk, return_lse=return_lse,
+            )  # fmt: skip
+
+        return foreign(call, tensors)
+    backend.check_kinds(q, k, v)
+    packed_q, packed_k = cu_seqlens_q is not None, cu_seqlens_k is not None
+    for name, tensor, packed in (("q", q, packed_q), ("k", k, packed_k), ("v", v, packed_k)):
+        wanted = "3: rows, heads, head_dim" if packed else "4: batch, sequence, heads, head_dim"
+        if tensor.ndim != int(wanted[0]):
+            raise ArgumentError(f"{name} has {tensor.ndim} dimensions; it takes {wanted}")
+    batch = _batch(q, k, cu_seqlens_q, cu_seqlens_k)
+    arrays = tuple(
+        None if array is None else backend.as_lengths(name, array, batch + name.startswith("cu_"))
+        for name, array in zip(_features.LENGTHS, lengths)
+    )
+    heads = q.shape[1] if packed_q else q.shape[2]
+    before, after, cap = _band_and_cap(causal, window_size, softcap)
+    parts = _features.Parts()
+    if alibi_slopes is not None:
+        _features.alibi(parts, backend, alibi_slopes, batch, heads)
+    if attention_chunk:
+        _features.chunk(parts, _longest("attention_chunk", attention_chunk, 1, 0))
+    sink = None
+    if learnable_sink is not None:
+        _features.check_sink("learnable_sink", learnable_sink, heads)
+        sink = backend.as_sink("learnable_sink", learnable_sink)
+    features = parts.features(
+        lengths=arrays,
+        batch=batch,
+        max_q=_longest("max_seqlen_q", max_seqlen_q, 0, q.shape[0] if packed_q else q.shape[1]),
+        max_k=_longest("max_seqlen_k", max_seqlen_k, 0, k.shape[0] if packed_k else k.shape[1]),
+        sink=sink,
+    )
+    q, k, v = (x[None] if packed else x for x, packed in ((q, packed_q), (k, packed_k), (v, packed_k)))
+    want_lse = bool(return_attn_probs or return_lse)
+    try:
+        out, lse = backend.attend(q, k, v, 2, (False, before, after, softmax_scale, cap), want_lse, features)
+    except (ArgumentError, TypeError, OverflowError) as error:
+        if (told := _of_scale(error, "softmax_scale", softmax_scale)) is not None:
+            raise told from None
+        raise
+    if packed_q:
+        out, lse = out[0], None if lse is None else lse[0]
+    if return_attn_probs:
+        return out, lse, None
+    return (out, lse) if return_lse else out
+
+
+def flash_attn_varlen_qkvpacked_func(
+    qkv: Any,
+    cu_seqlens: Any,
+    max_seqlen: Any = None,
+    dropout_p: float = 0.0,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: tuple[int | None, int | None] = (-1, -1),
+    softcap: float = 0.0,
+    alibi_slopes: Any = None,
+    deterministic: bool = False,
+    return_attn_probs: bool = False,
+) -> Any:
+    """:func:`flash_attn_varlen_func` of queries, keys and values that lie in one tensor. They are read in place.
+
+    Args:
+        qkv: ``(total, 3, heads, head_dim)``: q, k and v in this order.
+        cu_seqlens: ``(batch + 1,)``, int32, of all three.
+        max_seqlen: the longest sequence, or more.
+        dropout_p: this and the others are those of :func:`flash_attn_varlen_func`.
+    """
+    if backend_of(qkv) is None:
+        options = (max_seqlen, dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic)
+        return foreign(
+            lambda qkv, cu: flash_attn_varlen_qkvpacked_func(qkv, cu, *options, return_attn_probs),
+            {"qkv": qkv, "cu_seqlens": cu_seqlens},
+        )
+    _check_parts("qkv", qkv, 3)
+    return flash_attn_varlen_func(
+        qkv[:, 0], qkv[:, 1], qkv[:, 2], cu_seqlens, cu_seqlens, max_seqlen, max_seqlen, dropout_p, softmax_scale,
+        causal, window_size, softcap, alibi_slopes, deterministic, return_attn_probs,
+    )  # fmt: skip
+
+
+def flash_attn_varlen_kvpacked_func(
+    q: Any,
+    kv: Any,
+    cu_seqlens_q: Any,
+    cu_seqlens_k: Any,
+    max_seqlen_q: Any = None,
+    max_seqlen_k: Any = None,
+    dropout_p: float = 0.0,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: tuple[int | None, int | None] = (-1, -1),
+    softcap: float = 0.0,
+    alibi_slopes: Any = None,
+    deterministic: bool = False,
+    return_attn_probs: bool = False,
+) -> Any:
+    """:func:`flash_attn_varlen_func` of keys and values that lie in one tensor. They are read in place.
+
+    Args:
+        q: ``(total_q, heads, head_dim)``.
+        kv: ``(total_k, 2, heads_k, head_dim)``: k and v in this order.
+        cu_seqlens_q: this and the others are those of :func:`flash_attn_varlen_func`.
+    """
+    options: tuple[Any, ...] = (
+        max_seqlen_q, max_seqlen_k, dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes,
+        deterministic, return_attn_probs,
+    )  # fmt: skip
+    if backend_of(q) is None:
+        tensors = {"q": q, "kv": kv, "cu_seqlens_q": cu_seqlens_q, "cu_seqlens_k": cu_seqlens_k}
+        return foreign(lambda *views: flash_attn_varlen_kvpacked_func(*views, *options), tensors)
+    if backend_of(kv) is not backend_of(q):
+        raise ArgumentError(f"kv is {_kind(kv)}, q {_kind(q)}; they must be of one kind")
+    _check_parts("kv", kv, 2)
+    return flash_attn_varlen_func(q, kv[:, 0], kv[:, 1], cu_seqlens_q, cu_seqlens_k, *options)
+
+
+def _refuse(dropout_p: float, **others: Any) -> None:
+    wrong = [(name, _kind(value), None) for name, value in others.items() if value is not None]
+    if dropout_p or wrong:
+        raise _unsupported(("dropout_p", dropout_p, 0.0), *wrong)
+
+
+def _batch(q: Any, k: Any, cu_seqlens_q: Any, cu_seqlens_k: Any) -> int:
+    """The number of batch entries."""
+    of_q = len(cu_seqlens_q) - 1 if cu_seqlens_q is not None else q.shape[0]
+    of_k = len(cu_seqlens_k) - 1 if cu_seqlens_k is not None else k.shape[0]
+    if of_q != of_k or of_q < 0:
+        raise ArgumentError(f"q has {of_q} sequences, k has {of_k}; they must be as many")
+    return int(of_q)
+
+
+def _longest(name: str, value: Any, least: int, otherwise: int) -> int:
+    if value is None:
+        return otherwise
+    try:
+        number = value if type(value) is int else operator.index(value)
+    except TypeError:
+        number = -1
+    if number < least:
+        raise invalid(name, value, f"an integer of {least} or more")
+    return number
+
+
+def _check_parts(name: str, tensor: Any, parts: int) -> None:
+    if tensor.ndim != 4 or tensor.shape[1] != parts:
+        raise invalid(f"the shape of {name}", tuple(tensor.shape), f"(rows, {parts}, heads, head_dim)")

@@ -1,0 +1,1 @@
+"""FlashCore inside of other libraries. Importing a module of this package imports its library."""

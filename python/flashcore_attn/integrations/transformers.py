@@ -1,0 +1,127 @@
+"""Attention of Hugging Face ``transformers``.
+
+>>> import flashcore_attn.integrations.transformers
+>>> model = AutoModelForCausalLM.from_pretrained(name, attn_implementation="flashcore")
+
+Importing the module registers ``"flashcore"`` with ``AttentionInterface`` and ``AttentionMaskInterface``. Grouped heads
+are read in place. Soft caps, attention sinks (GPT-OSS), position biases (T5), causal masks, windows, chunks and padding
+are computed by the kernel. There is no way back to another implementation: what FlashCore does not compute (gradients,
+dropout) is refused by name.
+
+``transformers`` takes every name with "flash" in it for a variant of the package ``flash-attn``, which it imports or
+replaces. :func:`register` exempts this name. Models that hand cumulative lengths to such variants (the vision towers of
+Qwen) hand them to this one, too.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import torch
+from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
+from transformers.masking_utils import sdpa_mask
+
+from .. import _features
+from .._errors import UnsupportedError
+from .._functional import backend_of
+
+__all__ = ["NAME", "attention", "register"]
+
+#: The value of ``attn_implementation``.
+NAME = "flashcore"
+
+
+def register() -> None:
+    """Registers the implementation. Importing the module has called it already."""
+    AttentionInterface.register(NAME, attention)
+    # A mask of truth values, `(batch, 1, L, S)`, or none where attention is causal or full.
+    AttentionMaskInterface.register(NAME, sdpa_mask)
+    if PreTrainedModel._check_and_adjust_attn_implementation is not _check_and_adjust:
+        PreTrainedModel._check_and_adjust_attn_implementation = _check_and_adjust
+
+
+_adjusted = PreTrainedModel._check_and_adjust_attn_implementation
+
+
+@functools.wraps(_adjusted)
+def _check_and_adjust(self: Any, attn_implementation: Any, *args: Any, **kwargs: Any) -> Any:
+    """The name as it is, without the search for a package of FlashAttention."""
+    return NAME if attn_implementation == NAME else _adjusted(self, attn_implementation, *args, **kwargs)
+
+
+def attention(
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    dropout: float = 0.0,
+    scaling: float | None = None,
+    is_causal: bool | None = None,
+    softcap: float | None = None,
+    s_aux: torch.Tensor | None = None,
+    position_bias: torch.Tensor | None = None,
+    cu_seq_lens_q: torch.Tensor | None = None,
+    cu_seq_lens_k: torch.Tensor | None = None,
+    max_length_q: int | None = None,
+    max_length_k: int | None = None,
+    **others: Any,
+) -> tuple[torch.Tensor, None]:
+    """The function that models call, with the arguments of ``AttentionInterface``.
+
+    Args:
+        module: the attention layer; ``is_causal`` is its attribute.
+        query: ``(batch, heads, L, head_dim)``.
+        key: ``(batch, heads_k, S, head_dim)``.
+        value: ``(batch, heads_k, S, head_dim_v)``.
+        attention_mask: of bool or added to the scores; it broadcasts to ``(batch, heads, L, S)``. None means causal
+            attention, aligned to the top left, if the module is causal and L > 1.
+        dropout: only 0.
+        scaling: factor on the scores.
+        is_causal: instead of the module's attribute.
+        softcap: bound of the scores' magnitude.
+        s_aux: a logit per query head, which takes part in the denominator.
+        position_bias: added to the scores; it broadcasts to ``(batch, heads, L, S)``.
+        cu_seq_lens_q: the first row of each sequence that is packed into ``L``, and the end of the last.
+        cu_seq_lens_k: the same of ``S``.
+        max_length_q: the longest of these sequences, as ``max_length_k``.
+        others: what other implementations take; windows are part of the mask.
+
+    Returns:
+        ``(batch, L, heads, head_dim_v)``, and None for the weights.
+    """
+    if dropout:
+        raise UnsupportedError(f"invalid value '{dropout}' for dropout: expected 0.0, no other is supported yet")
+    if others.get("output_attentions"):
+        raise UnsupportedError("output_attentions needs the weights, which are never formed; use eager attention")
+    backend = backend_of(query)
+    q, k, v = backend.admit(query, key, value)
+    shape = (q.shape[0], q.shape[1], q.shape[2], k.shape[2])
+    parts = _features.Parts()
+    causal = is_causal if is_causal is not None else getattr(module, "is_causal", True)
+    causal = bool(causal and attention_mask is None and shape[2] > 1)
+    for name, tensor in (("attention_mask", attention_mask), ("position_bias", position_bias)):
+        if tensor is not None:
+            table = backend.as_table(name, tensor)
+            # A static cache has more keys than the mask; a mask may have more keys than there are.
+            _features.scores(parts, backend, backend.expand(table[..., : shape[3]], shape), shape)
+    sink = None
+    if s_aux is not None:
+        _features.check_sink("s_aux", s_aux, shape[1])
+        sink = backend.as_sink("s_aux", s_aux.detach())
+    lengths, batch = _features.NO_LENGTHS, 0
+    if cu_seq_lens_q is not None and cu_seq_lens_k is not None:
+        batch = len(cu_seq_lens_q) - 1
+        packed = (("cu_seq_lens_q", cu_seq_lens_q), ("cu_seq_lens_k", cu_seq_lens_k))
+        lengths = (*(backend.as_lengths(name, array.int(), batch + 1) for name, array in packed), None, None, None)
+    longest = tuple(
+        int(rows if given is None else given) for given, rows in zip((max_length_q, max_length_k), shape[2:])
+    )
+    features = parts.features(lengths=lengths, batch=batch, max_q=longest[0], max_k=longest[1], sink=sink)
+    terms = (True, -1, 0 if causal else -1, scaling, float(softcap or 0.0))
+    out, _ = backend.attend(q, k, v, 1, terms, False, features)
+    return out.transpose(1, 2), None
+
+
+register()

@@ -1,0 +1,138 @@
+//! What a call has beside Q, K and V, as the package describes it: lengths, sinks, programs and their tables.
+
+use std::collections::HashMap;
+use std::sync::{Arc, LazyLock, Mutex, PoisonError};
+
+use kernels::{LengthArray, Operand};
+use problem::{Lengths, Problem, Program, Programs, SideLengths, Table, TableType};
+
+use crate::error::Error;
+
+/// Batch entries, the longest sequence of queries and of keys, and the addresses of `cu_seqlens_q`,
+/// `cu_seqlens_k`, `seqused_q`, `seqused_k` and `leftpad_k`, each of 32-bit integers.
+pub type DescribedLengths = (usize, usize, usize, [Option<usize>; 5]);
+
+/// Address, type, extents and strides in elements.
+pub type DescribedTable = (usize, TypeCode, Vec<usize>, Vec<i64>);
+
+/// Index in [`TYPES`].
+type TypeCode = u8;
+
+/// The element types of tables, in the order of their codes.
+const TYPES: [TableType; 5] =
+    [TableType::F32, TableType::F16, TableType::Bf16, TableType::I32, TableType::U8];
+
+/// Lengths, the address of the sinks, the texts of the score and of the mask program (empty: none), the
+/// values of float and integer parameters, and the tables.
+pub type Described =
+    (Option<DescribedLengths>, Option<usize>, String, String, Vec<f32>, Vec<i32>, Vec<DescribedTable>);
+
+/// The features of a call without addresses: what changes the problem.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Features {
+    /// Batch entries, the longest sequences, and which of the arrays exist.
+    lengths: Option<(usize, [usize; 2], [bool; 5])>,
+    sink: bool,
+    score: String,
+    mask: String,
+    /// Bits of the float parameters.
+    floats: Vec<u32>,
+    ints: Vec<i32>,
+    tables: Vec<Table>,
+}
+
+impl Features {
+    /// # Errors
+    /// When a table's type is unknown.
+    pub fn new((lengths, sink, score, mask, floats, ints, tables): &Described) -> Result<Features, Error> {
+        let table = |(_, code, extents, strides): &DescribedTable| {
+            let dtype = TYPES.get(usize::from(*code)).copied();
+            let dtype = dtype.ok_or_else(|| {
+                Error::invalid("the type of a table", &code.to_string(), "0 (f32) to 4 (u8)")
+            })?;
+            Ok(Table { dtype, extents: extents.clone(), strides: strides.clone() })
+        };
+        let lengths = lengths.as_ref().map(|&(batch, max_q, max_kv, arrays)| {
+            // A problem has a row and a key, if only as an upper bound.
+            (batch, [max_q.max(1), max_kv], arrays.map(|array| array.is_some()))
+        });
+        Ok(Features {
+            lengths,
+            sink: sink.is_some(),
+            score: score.clone(),
+            mask: mask.clone(),
+            floats: floats.iter().map(|x| x.to_bits()).collect(),
+            ints: ints.clone(),
+            tables: tables.iter().map(table).collect::<Result<_, Error>>()?,
+        })
+    }
+
+    /// States the features in a problem that was made from the shapes of tensors.
+    ///
+    /// # Errors
+    /// When a text is no program.
+    pub fn apply(&self, problem: &mut Problem) -> Result<(), Error> {
+        if let Some((batch, [max_q, max_kv], [packed_q, packed_kv, used_q, used_kv, left_padded])) =
+            self.lengths
+        {
+            let q = SideLengths { packed: packed_q.then_some(problem.seq_q), used: used_q };
+            let kv = SideLengths { packed: packed_kv.then_some(problem.seq_kv), used: used_kv };
+            problem.lengths = Lengths { q, kv, left_padded };
+            problem.batch = batch;
+            problem.seq_q = if packed_q { max_q } else { problem.seq_q };
+            problem.seq_kv = if packed_kv { max_kv } else { problem.seq_kv };
+        }
+        problem.score.sink = self.sink;
+        problem.programs = Programs {
+            score: program(&self.score)?,
+            mask: program(&self.mask)?,
+            floats: self.floats.iter().map(|&bits| f32::from_bits(bits)).collect(),
+            ints: self.ints.clone(),
+            tables: self.tables.clone(),
+        };
+        Ok(())
+    }
+
+    /// Whether the queries, and whether the keys, of all batch entries follow each other in one tensor.
+    pub fn packed(&self) -> [bool; 2] {
+        self.lengths.map_or([false; 2], |(_, _, [q, kv, ..])| [q, kv])
+    }
+}
+
+/// The address and the size in bytes of each operand beside Q, K and V.
+pub fn operands(
+    (lengths, sink, _, _, _, _, tables): &Described,
+    problem: &Problem,
+) -> Vec<(Operand, usize, usize)> {
+    let arrays = lengths.map_or([None; 5], |(.., arrays)| arrays);
+    let arrays = LengthArray::ALL
+        .into_iter()
+        .zip(arrays)
+        .filter_map(|(array, address)| Some((Operand::Lengths(array), address?, 4 * array.len(problem)?)));
+    let sinks = sink.map(|address| (Operand::Sinks, address, 4 * problem.heads_q));
+    let tables = (0..).zip(tables).zip(&problem.programs.tables);
+    let tables = tables
+        .map(|((i, (address, ..)), table)| (Operand::Table(i), *address, table.span() * table.dtype.bytes()));
+    arrays.chain(sinks).chain(tables).collect()
+}
+
+/// Largest number of cached programs. A full cache is emptied.
+const MOST: usize = 1024;
+
+/// The program of a text, which is parsed once; none of an empty text.
+fn program(text: &str) -> Result<Option<Program>, Error> {
+    static KNOWN: LazyLock<Mutex<HashMap<String, Arc<Program>>>> = LazyLock::new(Mutex::default);
+    if text.is_empty() {
+        return Ok(None);
+    }
+    let mut known = KNOWN.lock().unwrap_or_else(PoisonError::into_inner);
+    if let Some(program) = known.get(text) {
+        return Ok(Some(Program::clone(program)));
+    }
+    let program: Program = text.parse().map_err(|error| Error::Argument(format!("{error}")))?;
+    if known.len() >= MOST {
+        known.clear();
+    }
+    known.insert(text.to_owned(), Arc::new(program.clone()));
+    Ok(Some(program))
+}

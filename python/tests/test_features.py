@@ -1,0 +1,411 @@
+"""Lengths, sinks, slopes, masks and functions for scores and masks, for every kind of tensor, in float64."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from conftest import TOLERANCE, Tensors, every_kind
+
+import flashcore_attn
+from flashcore_attn import _trace
+
+DTYPES = ["float32", "float16", "bfloat16"]
+
+
+def exact(q, k, v, seen=True, bias=0.0, sink=None, scale=None, score=None):
+    """The definition in float64, of ``(heads, sequence, dim)``: O and the log-sum-exp."""
+    group = q.shape[0] // k.shape[0]
+    k, v = np.repeat(k, group, 0), np.repeat(v, group, 0)
+    s = q @ k.swapaxes(1, 2) * (q.shape[-1] ** -0.5 if scale is None else scale)
+    s = s + bias if score is None else score(s)
+    s = np.where(np.broadcast_to(seen, s.shape), s, -np.inf)
+    own = np.full(s.shape[:2], -np.inf) if sink is None else np.broadcast_to(sink[:, None], s.shape[:2])
+    peak = np.maximum(s.max(-1, initial=-np.inf), own)
+    shift = np.where(np.isfinite(peak), peak, 0.0)
+    weights, of_sink = np.exp(s - shift[..., None]), np.exp(own - shift)
+    mass = weights.sum(-1) + of_sink
+    with np.errstate(divide="ignore"):
+        lse = np.log(mass) + shift
+    return weights @ v / np.where(mass == 0, 1, mass)[..., None], lse
+
+
+def distance(rows, keys):
+    """``i + keys - rows - j``."""
+    return np.arange(rows)[:, None] + keys - rows - np.arange(keys)
+
+
+def close(tensors, ours, theirs, dtype, what=""):
+    worst = np.abs(tensors.array(ours) - theirs).max(initial=0)
+    assert worst <= TOLERANCE[dtype], (what, worst)
+
+
+def close_lse(tensors, ours, theirs, what=""):
+    atol = 2e-3 if tensors.kind == "cuda" else 3e-5
+    np.testing.assert_allclose(tensors.array(ours), theirs, atol=atol, rtol=1e-5, err_msg=str(what))
+
+
+def per_batch(tensors, q, k, v, **options):
+    """``exact`` of each batch entry of ``(batch, sequence, heads, dim)`` tensors, and its log-sum-exp."""
+    arrays = [tensors.array(x).swapaxes(1, 2) for x in (q, k, v)]
+    results = [
+        exact(
+            *(x[b] for x in arrays),
+            **{name: f(b) if callable(f) and name != "score" else f for name, f in options.items()},
+        )
+        for b in range(len(arrays[0]))
+    ]
+    return np.stack([out.swapaxes(0, 1) for out, _ in results]), np.stack([lse for _, lse in results])
+
+
+@every_kind
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("causal", [False, True])
+def test_slopes(tensors, dtype, causal):
+    tensors.skip_unless_computed(dtype)
+    q, k, v = tensors.three(37, 53, 4, 2, 32, dtype)
+    far = distance(37, 53)
+    for shape in [(4,), (2, 4)]:
+        slopes = tensors.of(np.random.default_rng(7).random(shape) / 8, "float32")
+        values = np.broadcast_to(tensors.array(slopes), (2, 4))
+        out, lse, _ = flashcore_attn.flash_attn_func(
+            q, k, v, causal=causal, alibi_slopes=slopes, return_attn_probs=True
+        )
+        theirs, their_lse = per_batch(
+            tensors, q, k, v, seen=far >= 0 if causal else True,
+            bias=lambda b, values=values: -values[b][:, None, None] * abs(far),
+        )  # fmt: skip
+        close(tensors, out, theirs, dtype)
+        close_lse(tensors, lse, their_lse)
+
+
+@every_kind
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_sinks(tensors, dtype):
+    tensors.skip_unless_computed(dtype)
+    q, k, v = tensors.three(40, 23, 4, 2, 32, dtype)
+    sink = tensors.draw((4,), "float32", 8)
+    far = distance(40, 23)
+    out, lse, _ = flashcore_attn.flash_attn_func(
+        q, k, v, window_size=(5, 0), learnable_sink=sink, return_attn_probs=True
+    )
+    seen = (far >= 0) & (far <= 5)
+    theirs, their_lse = per_batch(tensors, q, k, v, seen=seen, sink=tensors.array(sink))
+    close(tensors, out, theirs, dtype)
+    close_lse(tensors, lse, their_lse)
+    blind = ~seen.any(1)
+    assert blind.any() and not tensors.array(out)[:, blind].any()
+    expected = np.broadcast_to(tensors.array(sink)[:, None], (2, 4, blind.sum()))
+    np.testing.assert_allclose(tensors.array(lse)[..., blind], expected, rtol=1e-6)
+
+
+@every_kind
+def test_chunks(tensors):
+    q, k, v = tensors.three(37, 53, 2, 2, 32, "float16")
+    out = flashcore_attn.flash_attn_func(q, k, v, causal=True, attention_chunk=8)
+    own = np.arange(37)[:, None] + 16
+    seen = (own // 8 == np.arange(53) // 8) & (np.arange(53) <= own)
+    close(tensors, out, per_batch(tensors, q, k, v, seen=seen)[0], "float16")
+
+
+LENGTHS = [(1, 7), (0, 5), (40, 40), (3, 0), (17, 90), (64, 33)]
+
+
+def packed(tensors, lengths, heads, heads_k, dim, dtype):
+    """q, k and v of sequences one after the other, and where each begins."""
+    rows, keys = (np.concatenate([[0], np.cumsum(side)]).astype(np.int32) for side in zip(*lengths))
+    q = tensors.draw((int(rows[-1]), heads, dim), dtype, 1)
+    k, v = (tensors.draw((int(keys[-1]), heads_k, dim), dtype, seed) for seed in (2, 3))
+    return (q, k, v), rows, keys
+
+
+@every_kind
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("causal", [False, True])
+def test_packed_sequences(tensors, dtype, causal):
+    tensors.skip_unless_computed(dtype)
+    (q, k, v), rows, keys = packed(tensors, LENGTHS, 4, 2, 32, dtype)
+    starts = tensors.of(rows, "int32"), tensors.of(keys, "int32")
+    sink = tensors.draw((4,), "float32", 4)
+    slopes = tensors.of(np.random.default_rng(5).random((6, 4)) / 8, "float32")
+    for options in [{}, {"softcap": 2.0}, {"alibi_slopes": slopes}, {"learnable_sink": sink}, {"window_size": (9, 3)}]:
+        out, lse = flashcore_attn.flash_attn_varlen_func(
+            q, k, v, *starts, 64, 90, causal=causal, return_lse=True, **options
+        )
+        assert out.shape == q.shape and out.dtype == q.dtype and lse.shape == (4, q.shape[0])
+        alone = flashcore_attn.flash_attn_varlen_func(q, k, v, *starts, 64, 90, causal=causal, **options)
+        for b, (length_q, length_k) in enumerate(LENGTHS):
+            mine = slice(rows[b], rows[b + 1])
+            parts = [tensors.array(x)[first : first + n].swapaxes(0, 1) for x, first, n in (
+                (q, rows[b], length_q), (k, keys[b], length_k), (v, keys[b], length_k))]  # fmt: skip
+            far = distance(length_q, length_k)
+            seen = far >= 0 if causal else np.ones(far.shape, bool)
+            if "window_size" in options:
+                seen = (far <= 9) & (far >= (0 if causal else -3))
+            theirs, their_lse = exact(
+                *parts,
+                seen=seen,
+                bias=-tensors.array(slopes)[b][:, None, None] * abs(far) if "alibi_slopes" in options else 0.0,
+                sink=tensors.array(sink) if "learnable_sink" in options else None,
+                score=(lambda s: 2 * np.tanh(s / 2)) if "softcap" in options else None,
+            )
+            for result in (out, alone):
+                close(tensors, result[mine], theirs.swapaxes(0, 1), dtype, (options, b))
+            close_lse(tensors, lse[:, mine], their_lse, (options, b))
+
+
+@every_kind
+def test_packed_functions_read_the_parts(tensors):
+    qkv = tensors.draw((60, 3, 4, 16), "float16", 1)
+    starts = tensors.of(np.array([0, 13, 60]), "int32")
+    parts = qkv[:, 0], qkv[:, 1], qkv[:, 2]
+    whole = flashcore_attn.flash_attn_varlen_func(*parts, starts, starts, 47, 47, causal=True)
+    of_qkv = flashcore_attn.flash_attn_varlen_qkvpacked_func(qkv, starts, 47, causal=True)
+    of_kv = flashcore_attn.flash_attn_varlen_kvpacked_func(
+        qkv[:, 0], qkv[:, 1:], starts, starts, 47, 47, causal=True, return_attn_probs=True
+    )
+    assert tensors.bits(whole) == tensors.bits(of_qkv)
+    close(tensors, of_kv[0], tensors.array(whole), "float16")
+    assert of_kv[1].shape == (4, 60) and of_kv[2] is None
+
+
+@every_kind
+def test_used_lengths_and_left_padding(tensors):
+    q, k, v = tensors.three(20, 33, 4, 2, 16, "float16", batch=3)
+    used_q, used_k, padding = ([20, 7, 0], [33, 0, 21], [0, 0, 4])
+    out, lse = flashcore_attn.flash_attn_varlen_func(
+        q, k, v, seqused_q=tensors.of(np.array(used_q), "int32"), seqused_k=tensors.of(np.array(used_k), "int32"),
+        leftpad_k=tensors.of(np.array(padding), "int32"), causal=True, return_lse=True,
+    )  # fmt: skip
+    assert out.shape == q.shape and lse.shape == (3, 4, 20)
+    for b in range(3):
+        rows, keys = used_q[b], slice(padding[b], used_k[b])
+        parts = tensors.array(q)[b, :rows], tensors.array(k)[b, keys], tensors.array(v)[b, keys]
+        seen = distance(rows, used_k[b] - padding[b]) >= 0
+        theirs, their_lse = exact(*(x.swapaxes(0, 1) for x in parts), seen=seen)
+        close(tensors, out[b, :rows], theirs.swapaxes(0, 1), "float16")
+        close_lse(tensors, lse[b, :, :rows], their_lse)
+        assert not tensors.array(out)[b, rows:].any() and np.isneginf(tensors.array(lse)[b, :, rows:]).all()
+
+
+@pytest.mark.parametrize("tensors", ["numpy"], indirect=True)
+def test_lengths_that_are_refused(tensors):
+    (q, k, v), rows, keys = packed(tensors, [(3, 4), (5, 6)], 2, 2, 16, "float32")
+    call = flashcore_attn.flash_attn_varlen_func
+    for change, error, words in [
+        (
+            {"cu_seqlens_q": rows[::-1].copy()},
+            ValueError,
+            r"invalid value '3' for cu_seqlens_q\[1\]: expected at least",
+        ),
+        (
+            {"cu_seqlens_k": keys + 1},
+            ValueError,
+            r"invalid value '11' for cu_seqlens_k\[2\]: expected 0 to 10, the rows",
+        ),
+        ({"cu_seqlens_q": rows.astype(np.int64)}, TypeError, "invalid value 'int64' for the dtype of cu_seqlens_q"),
+        ({"cu_seqlens_q": rows[:2]}, ValueError, "q has 1 sequences, k has 2; they must be as many"),
+        ({"seqused_k": rows}, ValueError, r"seqused_k has shape \(3,\); expected \(2,\)"),
+        (
+            {"seqused_k": np.array([9, 1], np.int32)},
+            ValueError,
+            r"invalid value '9' for seqused_k\[0\]: expected 0 to 6",
+        ),
+        ({"max_seqlen_q": 4}, ValueError, r"invalid value '8' for cu_seqlens_q\[2\]: expected at most 7"),
+        ({"max_seqlen_q": -1}, ValueError, "invalid value '-1' for max_seqlen_q: expected an integer of 0 or more"),
+        ({"q": q[None]}, ValueError, "q has 4 dimensions; it takes 3: rows, heads, head_dim"),
+        ({"block_table": rows}, NotImplementedError, "invalid value 'a ndarray' for block_table: expected None"),
+        ({"dropout_p": 0.5}, NotImplementedError, "invalid value '0.5' for dropout_p"),
+        (
+            {"alibi_slopes": np.ones(3)},
+            ValueError,
+            r"for the shape of alibi_slopes: expected \(2,\), or \(batch, heads\)",
+        ),
+    ]:
+        arguments = {"q": q, "k": k, "v": v, "cu_seqlens_q": rows, "cu_seqlens_k": keys, "max_seqlen_q": 5}
+        with pytest.raises(error, match=words):
+            call(**{**arguments, "max_seqlen_k": 6, **change})
+
+
+@every_kind
+def test_no_sequence_and_no_row(tensors):
+    q = tensors.draw((0, 2, 16), "float16", 1)
+    starts = tensors.of(np.zeros(3), "int32")
+    assert flashcore_attn.flash_attn_varlen_func(q, q, q, starts, starts, 0, 0).shape == (0, 2, 16)
+    rows = tensors.draw((5, 2, 16), "float16", 1)
+    some = tensors.of(np.array([0, 2, 5]), "int32")
+    out, lse = flashcore_attn.flash_attn_varlen_func(rows, q, q, some, starts, 3, 0, return_lse=True)
+    assert not tensors.array(out).any() and np.isneginf(tensors.array(lse)).all()
+
+
+MASKS = [(2, 4, 37, 53), (1, 4, 37, 53), (2, 1, 1, 53), (37, 53), (53,), (1, 1, 37, 1), (4, 1, 53), (1, 1, 1, 1)]
+
+
+@every_kind
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", MASKS, ids=str)
+def test_masks(tensors, dtype, shape):
+    tensors.skip_unless_computed(dtype)
+    q, k, v = (x.swapaxes(1, 2) for x in tensors.three(37, 53, 4, 2, 32, dtype))
+    shown = np.random.default_rng(3).random(shape) > 0.4
+    flipped = [x.swapaxes(1, 2) for x in (q, k, v)]
+    wide = np.broadcast_to(shown, (2, 4, 37, 53))
+    call = flashcore_attn.scaled_dot_product_attention
+    theirs, _ = per_batch(tensors, *flipped, seen=lambda b: wide[b])
+    out = call(q, k, v, attn_mask=tensors.of(shown, "bool"), enable_gqa=True)
+    close(tensors, out.swapaxes(1, 2), theirs, dtype)
+    additive = tensors.of(np.where(shown, np.random.default_rng(4).standard_normal(shape), -np.inf), dtype)
+    bias = np.broadcast_to(tensors.array(additive), (2, 4, 37, 53))
+    theirs, _ = per_batch(tensors, *flipped, bias=lambda b: bias[b])
+    close(tensors, call(q, k, v, attn_mask=additive, enable_gqa=True).swapaxes(1, 2), theirs, dtype)
+
+
+@every_kind
+def test_masks_with_leading_dimensions_that_broadcast(tensors):
+    q, k = tensors.draw((3, 1, 4, 10, 16), "float32", 1), tensors.draw((2, 4, 12, 16), "float32", 2)
+    tensors.skip_unless_computed("float32")
+    shown = np.random.default_rng(5).random((2, 1, 10, 12)) > 0.3
+    out = tensors.array(flashcore_attn.scaled_dot_product_attention(q, k, k, attn_mask=tensors.of(shown, "bool")))
+    assert out.shape == (3, 2, 4, 10, 16)
+    for i, j in np.ndindex(3, 2):
+        theirs, _ = exact(tensors.array(q)[i, 0], tensors.array(k)[j], tensors.array(k)[j], seen=shown[j])
+        assert np.abs(out[i, j] - theirs).max() < TOLERANCE["float32"]
+
+
+def flex_cases(table, where, minimum):
+    """Score and mask functions in the operators that NumPy and PyTorch share, and what they are in float64."""
+    bias, slopes, documents = table["bias"], table["slopes"], table["documents"]
+    half = 0.5
+
+    def relative(score, b, h, q, k):
+        return score + bias[h, q - k + 52]
+
+    def mixed(score, b, h, q, k):
+        return where(q >= k, score * half, score - (k - q) / 8) + slopes[h] * abs(q - k) ** 2 * 0.01
+
+    def document(b, h, q, k):
+        return (documents[b, q] == documents[b, k]) & (minimum(q, k) >= 1)
+
+    def pattern(b, h, q, k):
+        return ((q // 3 == k // 3) | ((k - q) % 5 == 0) | ~(q > k + h)) & ((q << 1) >= (k >> 1))
+
+    return [(relative, None), (mixed, document), (None, pattern), (relative, pattern), (None, document)]
+
+
+@every_kind
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("case", range(5))
+def test_functions(tensors, dtype, case):
+    tensors.skip_unless_computed(dtype)
+    q, k, v = (x.swapaxes(1, 2) for x in tensors.three(37, 53, 4, 2, 32, dtype))
+    own = {
+        "bias": tensors.draw((4, 120), "float32", 4),
+        "slopes": tensors.draw((4,), "float32", 5),
+        "documents": tensors.of(np.random.default_rng(6).integers(0, 3, (2, 53)), "int64"),
+    }
+    arrays = {name: tensors.array(x) for name, x in own.items()}
+    arrays["documents"] = arrays["documents"].astype(int)
+    if tensors.kind == "numpy":
+        own = {name: flashcore_attn.table(x) for name, x in own.items()}
+        functions = flex_cases(own, np.where, np.minimum)
+    else:
+        import torch
+
+        functions = flex_cases(own, torch.where, torch.minimum)
+    score_mod, mask_mod = functions[case]
+    of_score, of_mask = flex_cases(arrays, np.where, np.minimum)[case]
+    out, lse = flashcore_attn.flex_attention(
+        q, k, v, score_mod, mask_mod, enable_gqa=True, return_lse=True
+    )  # fmt: skip
+    h, i, j = np.ogrid[:4, :37, :53]
+    for b in range(2):
+        seen = True if of_mask is None else of_mask(b, h, i, j)
+        parts = [tensors.array(x)[b] for x in (q, k, v)]
+        score = None if of_score is None else (lambda s, b=b: of_score(s, b, h, i, j))
+        theirs, their_lse = exact(*parts, seen=seen, score=score)
+        worst = np.abs(tensors.array(out)[b] - theirs).max()
+        assert worst <= TOLERANCE[dtype] * 2, worst
+        close_lse(tensors, lse[b], their_lse)
+
+
+def test_a_captured_value_that_changes_is_seen():
+    tensors = Tensors("numpy")
+    q, k, v = (x.swapaxes(1, 2) for x in tensors.three(8, 9, 2, 2, 16, "float32"))
+    shift, offsets = [1.0], np.zeros(9, np.float32)
+    table = flashcore_attn.table(offsets)
+
+    def score(s, b, h, q, k):
+        return s * shift[0] + table[k]
+
+    def out():
+        return flashcore_attn.flex_attention(q, k, v, score)
+
+    first = out()
+    assert (out() == first).all()
+    shift[0] = 2.0
+    second = out()
+    assert np.abs(second - first).max() > 1e-3
+    offsets[3] = 5.0
+    assert np.abs(out() - second).max() > 1e-3
+
+
+def branch(score, b, h, q, k):
+    if q > k:
+        return score
+    return -score
+
+
+def test_what_no_program_can_state_is_refused_with_its_line():
+    x = np.ones((1, 1, 4, 8), np.float32)
+    line = branch.__code__.co_firstlineno + 1
+    with pytest.raises(
+        flashcore_attn.UnsupportedError, match=rf"test_features.py:{line}: a branch on a score or a position"
+    ):
+        flashcore_attn.flex_attention(x, x, x, branch)
+    for function, words in [
+        (lambda s, b, h, q, k: np.sin(s), "the function sin cannot be part of a program"),
+        (lambda s, b, h, q, k: s + max(q, k), "a branch on a score"),
+        (lambda s, b, h, q, k: s + x, r"an array of shape \(1, 1, 4, 8\) as a number"),
+        (lambda s, b, h, q, k: s + math.floor(q / 2), "a Python number of a score|the attribute|cannot be part"),
+        (lambda s, b, h, q, k: s + 2**40, "the integer 1099511627776 cannot be part of a program"),
+        (lambda s, b, h, q, k: flashcore_attn.table(x)[0, q] + s, "a row of an array"),
+        (lambda s, b, h, q, k: s & 1, "& of floating-point numbers"),
+    ]:
+        with pytest.raises((flashcore_attn.UnsupportedError, TypeError), match=words):
+            flashcore_attn.flex_attention(x, x, x, function)
+    with pytest.raises(
+        flashcore_attn.ArgumentError, match="invalid value 'int' for the type of score_mod: expected a function"
+    ):
+        flashcore_attn.flex_attention(x, x, x, 3)
+    short = flashcore_attn.table(np.ones(3, np.float32))
+    with pytest.raises(
+        flashcore_attn.ArgumentError, match="it reads t0 at 0 to 3 in dimension 0, which has 3 elements"
+    ):
+        flashcore_attn.flex_attention(x, x, x, lambda s, b, h, q, k: s + short[k])
+
+
+def test_a_function_is_traced_once():
+    x = np.ones((1, 1, 4, 8), np.float32)
+    calls = []
+
+    def make(factor):
+        def score(s, b, h, q, k):
+            return s * factor
+
+        return score
+
+    def counting(s, b, h, q, k):
+        calls.append(1)
+        return s
+
+    first = make(2.0)
+    flashcore_attn.flex_attention(x, x, x, first)
+    known = len(_trace._known)
+    flashcore_attn.flex_attention(x, x, x, make(2.0))
+    assert len(_trace._known) == known, "what a function consists of counts, not the object"
+    flashcore_attn.flex_attention(x, x, x, make(3.0))
+    assert len(_trace._known) == known + 1
+    flashcore_attn.flex_attention(x, x, x, counting)
+    flashcore_attn.flex_attention(x, x, x, counting)
+    assert len(calls) == 2, "a list may change between calls"

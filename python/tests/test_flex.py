@@ -1,0 +1,237 @@
+"""FlexAttention on PyTorch tensors against PyTorch's own, ``compat``, and compiled calls with features."""
+
+from __future__ import annotations
+
+import functools
+import math
+
+import pytest
+
+import flashcore_attn
+
+torch = pytest.importorskip("torch")
+F = torch.nn.functional
+flex = pytest.importorskip("torch.nn.attention.flex_attention")
+TORCH_FLEX, TORCH_SDPA = flex.flex_attention, F.scaled_dot_product_attention
+
+DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.needs_cuda)]
+
+
+def three(rows=50, keys=70, heads=4, heads_k=4, dim=32, batch=2, device="cpu", dtype=torch.float32):
+    generator = torch.Generator(device=device).manual_seed(0)
+    make = lambda h, s: torch.randn(batch, h, s, dim, generator=generator, device=device).to(dtype)  # noqa: E731
+    return make(heads, rows), make(heads_k, keys), make(heads_k, keys)
+
+
+def causal(b, h, q, k):
+    return q + 20 >= k
+
+
+def tanh_cap(score, b, h, q, k, cap=3.0):
+    return cap * torch.tanh(score / cap)
+
+
+def functions(device):
+    """Score functions as users of FlexAttention write them."""
+    slopes = torch.exp2(-torch.arange(1, 5, device=device).float())
+    relative = torch.randn(4, 121, device=device)
+    table = torch.randn(2, 4, 50, 70, device=device)
+    offset = torch.tensor(2.5, device=device)
+    kept = torch.rand(2, 70, device=device) > 0.3
+    documents = torch.randint(0, 4, (70,), device=device)
+    shorts = torch.randint(0, 3, (4,), device=device, dtype=torch.int16)
+    return {
+        "identity": lambda score, b, h, q, k: score,
+        "cap": tanh_cap,
+        "partial": functools.partial(tanh_cap, cap=1.5),
+        "alibi": lambda score, b, h, q, k: score + slopes[h] * (k - q),
+        "relative": lambda score, b, h, q, k: score + relative[h, q - k + 70],
+        "table": lambda score, b, h, q, k: score + table[b, h, q, k],
+        "nested index": lambda score, b, h, q, k: score + table[b][h][q][k],
+        "a tensor of one element": lambda score, b, h, q, k: score * offset,
+        "negative index": lambda score, b, h, q, k: score + slopes[h - 4],
+        "where": lambda score, b, h, q, k: torch.where(kept[b, k], score, -float("inf")),
+        "documents": lambda score, b, h, q, k: torch.where(documents[q] == documents[k], score, score - 1.0),
+        "functions": lambda score, b, h, q, k: torch.sigmoid(score) + torch.exp(-score.abs()) + torch.log(score**2 + 1),
+        "clamp": lambda score, b, h, q, k: torch.clamp(score, -0.5, 0.5) + torch.minimum(q, k).clamp(max=5),
+        "integers": lambda score, b, h, q, k: score + (q // 3 - k % 7) * (h ^ 1) + (q << 1) / (1 + (k >> 2)),
+        "casts": lambda score, b, h, q, k: score + (q - k).to(torch.float32) / 7 + (q >= k).to(score.dtype),
+        "floor": lambda score, b, h, q, k: torch.floor(score * 3) + torch.ceil(-score) + score % 2 - score // 0.7,
+        "logical": lambda score, b, h, q, k: torch.where(
+            torch.logical_or(torch.logical_not(q > k), torch.logical_and(h == 1, kept[b, k])), score, score / 2
+        ),
+        "small integers": lambda score, b, h, q, k: score + shorts[h],
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("name", list(functions("cpu")))
+def test_scores(device, name):
+    torch.manual_seed(1)
+    function = functions(device)[name]
+    q, k, v = three(device=device, dtype=torch.float16 if device == "cuda" else torch.float32)
+    out, lse = flashcore_attn.flex_attention(q, k, v, function, return_lse=True)
+    theirs, their_lse = TORCH_FLEX(q.float(), k.float(), v.float(), function, return_lse=True)
+    atol = 4e-3 if device == "cuda" else 2e-5
+    torch.testing.assert_close(out.float(), theirs, atol=atol, rtol=1e-4)
+    torch.testing.assert_close(lse, their_lse, atol=atol, rtol=1e-4)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_masks(device):
+    q, k, v = three(device=device, dtype=torch.float16 if device == "cuda" else torch.float32)
+    lengths = torch.tensor([17, 60], device=device)
+    window = lambda b, h, q, k: q - k < 9  # noqa: E731
+    padding = lambda b, h, q, k: k < lengths[b]  # noqa: E731
+    masks = [
+        causal, window, padding, flex.and_masks(causal, window, padding), flex.or_masks(causal, padding),
+        flex.and_masks(flex.noop_mask, causal),
+    ]  # fmt: skip
+    for i, mask in enumerate(masks):
+        block_mask = flex.create_block_mask(mask, 2, None, 50, 70, device=device)
+        theirs = TORCH_FLEX(q.float(), k.float(), v.float(), block_mask=block_mask)
+        for given in (block_mask, mask):
+            ours = flashcore_attn.flex_attention(q, k, v, tanh_cap if i == 0 else None, given)
+            if i == 0:
+                theirs = TORCH_FLEX(q.float(), k.float(), v.float(), tanh_cap, block_mask)
+            torch.testing.assert_close(ours.float(), theirs, atol=4e-3 if device == "cuda" else 1e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_block_mask_without_a_function_is_taken_by_its_blocks(device):
+    q, k, v = three(rows=256, keys=384, device=device, dtype=torch.float16)
+    counts = torch.tensor([[[1, 2]]], dtype=torch.int32, device=device)
+    blocks = torch.tensor([[[[1, 0, 0], [2, 0, 0]]]], dtype=torch.int32, device=device)
+    mask = flex.BlockMask.from_kv_blocks(counts, blocks, seq_lengths=(256, 384))
+    dense = torch.zeros(256, 384, dtype=torch.bool, device=device)
+    dense[:128, 128:256] = dense[128:, 256:] = dense[128:, :128] = True
+    ours = flashcore_attn.flex_attention(q, k, v, block_mask=mask)
+    theirs = TORCH_SDPA(q.double(), k.double(), v.double(), attn_mask=dense)
+    torch.testing.assert_close(ours.double(), theirs, atol=3e-3, rtol=0)
+    with pytest.raises(
+        ValueError, match=r"invalid value '\(256, 384\)' for the lengths of block_mask: expected one for"
+    ):
+        flashcore_attn.flex_attention(torch.cat([q, q], 2), k, v, block_mask=mask)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_grouped_heads_and_scale(device):
+    q, k, v = three(heads=8, heads_k=2, device=device, dtype=torch.float16 if device == "cuda" else torch.float32)
+    out = flashcore_attn.flex_attention(q, k, v, tanh_cap, causal, 0.3, True)
+    wide = [x.repeat_interleave(4, 1).float() for x in (k, v)]
+    block_mask = flex.create_block_mask(causal, 2, None, 50, 70, device=device)
+    theirs = TORCH_FLEX(q.float(), *wide, tanh_cap, block_mask, 0.3)
+    torch.testing.assert_close(out.float(), theirs, atol=4e-3 if device == "cuda" else 1e-5, rtol=1e-4)
+
+
+def test_contents_of_captured_tensors_are_read_at_each_call():
+    q, k, v = three()
+    bias = torch.zeros(4)
+    function = lambda score, b, h, q, k: score * (1 + bias[h])  # noqa: E731
+    first = flashcore_attn.flex_attention(q, k, v, function)
+    bias.fill_(2.0)
+    second = flashcore_attn.flex_attention(q, k, v, function)
+    assert torch.equal(second, flashcore_attn.flex_attention(q, k, v, lambda s, b, h, q, k: s * 3.0))
+    assert not torch.equal(first, second)
+    # A number that was read from a tensor while tracing is of that trace alone.
+    read = lambda score, b, h, q, k: score * bias[0].item()  # noqa: E731
+    before = flashcore_attn.flex_attention(q, k, v, read)
+    bias.fill_(5.0)
+    assert not torch.equal(flashcore_attn.flex_attention(q, k, v, read), before)
+
+
+def test_gradients_of_captured_tensors_are_refused():
+    q, k, v = three()
+    bias = torch.zeros(4, requires_grad=True)
+    with pytest.raises(NotImplementedError, match="requires grad"):
+        flashcore_attn.flex_attention(q, k, v, lambda s, b, h, q, k: s + bias[h])
+    with torch.no_grad():
+        flashcore_attn.flex_attention(q, k, v, lambda s, b, h, q, k: s + bias[h])
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_compat_serves_masks_and_functions(device):
+    flashcore_attn.compat.reset_stats()
+    q, k, v = three(device=device, dtype=torch.float16 if device == "cuda" else torch.float32)
+    shown = torch.rand(2, 1, 50, 70, device=device) > 0.4
+    bias = torch.randn(4, 50, 70, device=device, dtype=q.dtype)
+    block_mask = flex.create_block_mask(causal, None, None, 50, 70, device=device)
+    with flashcore_attn.compat.enabled(), torch.no_grad():
+        atol = 4e-3 if device == "cuda" else 1e-5
+        for mask in (shown, bias, bias.float()):
+            ours = F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+            wanted = mask if mask.dtype == torch.bool else mask.float()
+            torch.testing.assert_close(
+                ours.float(), TORCH_SDPA(q.float(), k.float(), v.float(), wanted), atol=atol, rtol=1e-3
+            )
+        ours = flex.flex_attention(q, k, v, tanh_cap, block_mask)
+        theirs = TORCH_FLEX(q.float(), k.float(), v.float(), tanh_cap, block_mask)
+        torch.testing.assert_close(ours.float(), theirs, atol=atol, rtol=1e-3)
+    assert flashcore_attn.compat.stats() == {"calls": 4, "flashcore": 4, "fallback": 0, "reasons": {}}
+    assert flex.flex_attention is TORCH_FLEX
+    with flashcore_attn.compat.enabled():
+        theirs = flex.flex_attention(q, k, v, lambda s, b, h, q, k: s + torch.sin(s))
+    assert flashcore_attn.compat.stats()["reasons"] == {"program": 1} and theirs.shape == q.shape
+    flashcore_attn.compat.reset_stats()
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_compiled_calls_with_features(device):
+    q, k, v = three(device=device, dtype=torch.float16)
+    shown = torch.rand(2, 1, 50, 70, device=device) > 0.4
+    slopes, sink = torch.rand(4, device=device), torch.rand(4, device=device)
+    starts = torch.tensor([0, 13, 50], dtype=torch.int32, device=device)
+
+    def layer(q, k, v, shown, slopes, sink, starts):
+        masked = flashcore_attn.scaled_dot_product_attention(q * 1.0, k, v, attn_mask=shown)
+        rows = [x[0].transpose(0, 1) for x in (q, k, v)]
+        whole, lse, _ = flashcore_attn.flash_attn_varlen_func(
+            rows[0], rows[1][:50], rows[2][:50], starts, starts, 37, 37, causal=True, alibi_slopes=slopes,
+            learnable_sink=sink, return_attn_probs=True,
+        )  # fmt: skip
+        return masked, whole, lse
+
+    torch._dynamo.reset()
+    compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
+    with torch.no_grad():
+        for ours, theirs in zip(
+            compiled(q, k, v, shown, slopes, sink, starts), layer(q, k, v, shown, slopes, sink, starts)
+        ):
+            torch.testing.assert_close(ours, theirs)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_the_operator_with_features_passes_pytorchs_own_checks(device):
+    q, k, v = three(device=device, dtype=torch.float16)
+    used = torch.tensor([3, 70], dtype=torch.int32, device=device)
+    sink, table = torch.rand(4, device=device), torch.rand(70, device=device)
+    terms = (False, -1, 0, None, 0.0)
+    features = (None, None, None, used, None, 2, 50, 70, sink, "s + t0[k]", "(q + i0) % 3 != 0", [], [4], [table])
+    for want_lse in (False, True):
+        torch.library.opcheck(
+            torch.ops.flashcore_attn.attention_with, (q, k, v, 1, *terms, want_lse, *features),
+            test_utils=("test_schema", "test_faketensor", "test_aot_dispatch_static"),
+        )  # fmt: skip
+
+
+def test_devices_of_captured_tensors_are_compared():
+    q, k, v = three()
+    elsewhere = torch.zeros(4, device="meta")
+    with pytest.raises(flashcore_attn.ArgumentError, match="table 0 is on meta, q on cpu; they must be on one device"):
+        flashcore_attn.flex_attention(q, k, v, lambda s, b, h, q, k: s + elsewhere[h])
+
+
+def test_a_captured_tensor_beyond_its_storage_is_refused():
+    q, k, v = three()
+    released = torch.zeros(4)
+    released.untyped_storage().resize_(0)
+    with pytest.raises(flashcore_attn.ArgumentError, match="a table ends at byte 16 of its storage"):
+        flashcore_attn.flex_attention(q, k, v, lambda s, b, h, q, k: s + released[h])
+
+
+def test_a_python_number_of_a_position_is_refused():
+    q, k, v = three()
+    with pytest.raises(
+        flashcore_attn.UnsupportedError, match=r"test_flex.py:\d+: a Python number of a score or a position"
+    ):
+        flashcore_attn.flex_attention(q, k, v, lambda s, b, h, q, k: s + math.floor(float(q)))

@@ -1,0 +1,173 @@
+"""Models of Hugging Face ``transformers`` with random weights: FlashCore's attention against eager attention."""
+
+from __future__ import annotations
+
+import pytest
+
+torch = pytest.importorskip("torch")
+transformers = pytest.importorskip("transformers")
+
+import flashcore_attn.integrations.transformers as integration  # noqa: E402
+
+SMALL = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4}
+DECODER = {**SMALL, "num_key_value_heads": 2, "vocab_size": 101, "max_position_embeddings": 128}
+LAYERS = ["sliding_attention", "full_attention"]
+
+
+def built(model, config, **settings):
+    torch.manual_seed(0)
+    made = model._from_config(config(**settings), attn_implementation="eager", dtype=torch.float32)
+    for name, parameter in made.named_parameters():
+        if "norm" not in name.lower():
+            torch.nn.init.normal_(parameter, std=0.2)
+    return made.eval()
+
+
+def tokens(batch=3, length=23):
+    generator = torch.Generator().manual_seed(1)
+    return torch.randint(3, 100, (batch, length), generator=generator)
+
+
+def compare(model, monkeypatch, calls, keep=None, **inputs):
+    """Both implementations on the same inputs. Nothing may reach PyTorch's attention."""
+
+    def outputs():
+        with torch.no_grad():
+            result = model(**inputs)
+        return result.logits if "logits" in result else result[0]
+
+    expected = outputs()
+    counted = []
+
+    def count(*args, **kwargs):
+        counted.append(1)
+        return integration.attention(*args, **kwargs)
+
+    def refuse(*args, **kwargs):
+        raise AssertionError("attention fell back to PyTorch")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(torch.nn.functional, "scaled_dot_product_attention", refuse)
+        transformers.AttentionInterface.register(integration.NAME, count)
+        try:
+            model.set_attn_implementation(integration.NAME)
+            ours = outputs()
+        finally:
+            integration.register()
+    assert len(counted) == calls, counted
+    if keep is not None:
+        expected, ours = expected[keep], ours[keep]
+    assert expected.std() > 0.01 and torch.isfinite(ours).all()
+    # Sums of f32 in another order; logits grow with the size of the hidden states.
+    worst = (ours - expected).abs().max() / expected.abs().max()
+    assert worst < 2e-5, worst
+
+
+def padded(length=23):
+    mask = torch.ones(3, length, dtype=torch.long)
+    mask[1, :9] = 0  # on the left, as for generation
+    mask[2, :1] = 0
+    return mask
+
+
+def test_llama_with_a_padded_batch(monkeypatch):
+    model = built(transformers.LlamaForCausalLM, transformers.LlamaConfig, **DECODER)
+    mask = padded()
+    compare(model, monkeypatch, 2, keep=mask.bool(), input_ids=tokens(), attention_mask=mask)
+    compare(
+        built(transformers.LlamaForCausalLM, transformers.LlamaConfig, **DECODER), monkeypatch, 2, input_ids=tokens()
+    )
+
+
+def test_mistral_with_a_window(monkeypatch):
+    settings = {**DECODER, "sliding_window": 7}
+    model = built(transformers.MistralForCausalLM, transformers.MistralConfig, **settings)
+    compare(model, monkeypatch, 2, keep=padded().bool(), input_ids=tokens(), attention_mask=padded())
+
+
+def test_gemma_2(monkeypatch):
+    settings = {**DECODER, "head_dim": 16, "sliding_window": 8, "attn_logit_softcapping": 5.0, "layer_types": LAYERS}
+    model = built(transformers.Gemma2ForCausalLM, transformers.Gemma2Config, **settings)
+    compare(model, monkeypatch, 2, input_ids=tokens())
+
+
+def test_gemma_3(monkeypatch):
+    settings = {**DECODER, "head_dim": 16, "sliding_window": 8, "layer_types": LAYERS}
+    model = built(transformers.Gemma3ForCausalLM, transformers.Gemma3TextConfig, **settings)
+    compare(model, monkeypatch, 2, input_ids=tokens())
+
+
+def test_gpt_oss_with_sinks(monkeypatch):
+    settings = {
+        **DECODER, "head_dim": 16, "sliding_window": 8, "num_local_experts": 2, "num_experts_per_tok": 1,
+        "layer_types": LAYERS,
+    }  # fmt: skip
+    model = built(transformers.GptOssForCausalLM, transformers.GptOssConfig, **settings)
+    assert any("sinks" in name for name, _ in model.named_parameters())
+    compare(model, monkeypatch, 2, input_ids=tokens())
+
+
+def test_t5_with_its_bias(monkeypatch):
+    model = built(
+        transformers.T5ForConditionalGeneration, transformers.T5Config, vocab_size=101, d_model=64, d_kv=16, d_ff=96,
+        num_layers=2, num_decoder_layers=2, num_heads=4, decoder_start_token_id=0,
+    )  # fmt: skip
+    mask = torch.ones(3, 23, dtype=torch.long)
+    mask[1, 15:] = 0
+    compare(model, monkeypatch, 6, input_ids=tokens(), attention_mask=mask, decoder_input_ids=tokens(3, 11))
+
+
+def test_bert(monkeypatch):
+    model = built(
+        transformers.BertForMaskedLM, transformers.BertConfig, **SMALL, vocab_size=101, max_position_embeddings=64
+    )  # fmt: skip
+    mask = torch.ones(3, 23, dtype=torch.long)
+    mask[1, 15:] = 0
+    compare(model, monkeypatch, 2, input_ids=tokens(), attention_mask=mask)
+
+
+def test_vit(monkeypatch):
+    model = built(transformers.ViTForImageClassification, transformers.ViTConfig, **SMALL, image_size=32, patch_size=8)
+    compare(model, monkeypatch, 2, pixel_values=torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(2)))
+
+
+def test_whisper(monkeypatch):
+    model = built(
+        transformers.WhisperForConditionalGeneration, transformers.WhisperConfig, vocab_size=101, num_mel_bins=16,
+        d_model=64, encoder_layers=2, decoder_layers=2, encoder_attention_heads=4, decoder_attention_heads=4,
+        encoder_ffn_dim=96, decoder_ffn_dim=96, max_source_positions=30, max_target_positions=32, pad_token_id=0,
+        bos_token_id=1, eos_token_id=2, decoder_start_token_id=1,
+    )  # fmt: skip
+    features = torch.randn(2, 16, 60, generator=torch.Generator().manual_seed(3))
+    compare(model, monkeypatch, 6, input_features=features, decoder_input_ids=tokens(2, 9))
+
+
+def test_the_vision_tower_of_qwen_2_5_vl(monkeypatch):
+    from transformers.models.qwen2_5_vl.configuration_qwen2_5_vl import Qwen2_5_VLVisionConfig
+    from transformers.models.qwen2_5_vl.modeling_qwen2_5_vl import Qwen2_5_VisionTransformerPretrainedModel
+
+    model = built(
+        Qwen2_5_VisionTransformerPretrainedModel, Qwen2_5_VLVisionConfig, depth=2, hidden_size=64, num_heads=4,
+        intermediate_size=96, patch_size=4, spatial_merge_size=2, temporal_patch_size=2, window_size=16,
+        out_hidden_size=64, fullatt_block_indexes=[1],
+    )  # fmt: skip
+    grid = torch.tensor([[1, 8, 12], [1, 4, 4]])
+    patches = torch.randn(8 * 12 + 16, 3 * 2 * 4 * 4, generator=torch.Generator().manual_seed(4))
+    compare(model, monkeypatch, 2, hidden_states=patches, grid_thw=grid)
+
+
+def test_generation_reads_a_cache(monkeypatch):
+    model = built(transformers.LlamaForCausalLM, transformers.LlamaConfig, **DECODER)
+    options = {"attention_mask": padded(), "max_new_tokens": 6, "do_sample": False, "pad_token_id": 0}
+    expected = model.generate(tokens(), **options)
+    model.set_attn_implementation(integration.NAME)
+    assert torch.equal(model.generate(tokens(), **options), expected)
+
+
+def test_what_is_not_computed_is_refused():
+    import flashcore_attn
+
+    model = built(transformers.LlamaForCausalLM, transformers.LlamaConfig, **DECODER)
+    model.set_attn_implementation(integration.NAME)
+    with pytest.raises(flashcore_attn.UnsupportedError, match="requires grad"):
+        model(input_ids=tokens())
