@@ -215,21 +215,20 @@ impl<'a> Evidence<'a> {
     /// information.
     pub fn source_costs(&self) -> Vec<SourceCost> {
         let Some(sources) = self.sources else { return Vec::new() };
-        let mut lines: BTreeMap<(String, u32), (Option<String>, Vec<u32>, Counter)> = BTreeMap::new();
+        let total = self.issues();
+        let mut lines: BTreeMap<(String, u32), SourceCost> = BTreeMap::new();
         for e in &self.executed {
             let Some(source) = sources.line(e.inst.line) else { continue };
-            let (_, ptx_lines, counter) = lines
-                .entry((source.file, source.line))
-                .or_insert_with(|| (source.text, Vec::new(), Counter::default()));
-            ptx_lines.push(e.inst.line);
-            counter.add(e.counter);
+            let line = lines.entry((source.file.clone(), source.line)).or_insert_with(|| {
+                let counter = Counter::default();
+                let cost = LineCost::new(source.line, &counter, total);
+                SourceCost { file: source.file, text: source.text, ptx_lines: Vec::new(), cost, counter }
+            });
+            line.ptx_lines.push(e.inst.line);
+            line.counter.add(e.counter);
+            line.cost = LineCost::new(source.line, &line.counter, total);
         }
-        let total = self.issues();
-        let cost = |((file, line), (text, ptx_lines, counter))| {
-            let cost = LineCost::new(line, &counter, total);
-            SourceCost { file, text, ptx_lines, cost, counter }
-        };
-        lines.into_iter().map(cost).collect()
+        lines.into_values().collect()
     }
 }
 
@@ -258,11 +257,15 @@ fn producers(instructions: &[(&Instruction, &Counter)], teams: &[Vec<usize>]) ->
         let picked = instructions.iter().zip(teams).filter(|((inst, counter), _)| select(&inst.op, counter));
         picked.map(|(_, team)| team).filter(|team| !team.is_empty() && team.len() < all.len()).collect()
     };
-    let moving = with(&|op, _| match op {
-        Op::CpAsyncBulk(_) | Op::CpReduceAsyncBulk(_) => true,
-        Op::CpAsyncBulkTensor(_) | Op::CpReduceAsyncBulkTensor(_) => true,
-        Op::Mbarrier(_) => true,
-        _ => false,
+    let moving = with(&|op, _| {
+        matches!(
+            op,
+            Op::CpAsyncBulk(_)
+                | Op::CpReduceAsyncBulk(_)
+                | Op::CpAsyncBulkTensor(_)
+                | Op::CpReduceAsyncBulkTensor(_)
+                | Op::Mbarrier(_)
+        )
     });
     let computing = with(&|_, counter| computes(counter));
     moving.difference(&computing).map(|&team| team.clone()).collect()
