@@ -212,3 +212,45 @@ fn cut(k: &mut Builder, n: R32, limit: R32) -> R32 {
     let n = k.max_s(n, 0);
     k.min_s(n, limit)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::Lengths;
+
+    /// Tiles that sequences of these lengths need, and the number of all tiles. Panics where two sequences
+    /// meet.
+    fn tiles(lengths: &[u64], rows: u64) -> (u64, u64) {
+        let total: u64 = lengths.iter().sum();
+        let (mut start, mut taken, mut needed) = (0, 0, 0);
+        for (b, length) in (0..).zip(lengths) {
+            let (first, count) = (start / rows + b, length.div_ceil(rows));
+            assert!(taken <= first, "sequence {b} of {lengths:?}");
+            (start, taken, needed) = (start + length, first + count, needed + count);
+        }
+        let all = Lengths::tile_count(total, lengths.len() as u64, rows);
+        assert!(taken <= all, "{lengths:?}");
+        (needed, all)
+    }
+
+    #[test]
+    fn sequences_own_tiles_of_their_own() {
+        let mut state = 1u64;
+        let mut random = || {
+            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+            state >> 33
+        };
+        for rows in [1, 16, 48, 64, 192] {
+            for _ in 0..200 {
+                let lengths: Vec<u64> = (0..random() % 9).map(|_| random() % (3 * rows)).collect();
+                let (needed, all) = tiles(&lengths, rows);
+                assert!(all <= needed + lengths.len() as u64);
+            }
+        }
+    }
+
+    #[test]
+    fn one_long_sequence_among_short_ones_leaves_few_tiles_over() {
+        let lengths: Vec<u64> = std::iter::once(16_384).chain([200; 63]).collect();
+        assert_eq!(tiles(&lengths, 128), (128 + 2 * 63, 290));
+    }
+}

@@ -2,11 +2,11 @@
 //! wrong place fail. No contents of the arrays lead a kernel outside its tensors.
 
 use emu::{Buffer, HazardKind, Options};
-use flashcore_check::gate::inputs::Style;
+use flashcore_check::gate::inputs::{Style, draw};
 use flashcore_check::gate::{Feed, Settings, Verdict, bind, check_kernel};
 use flashcore_check::launchfile::{Bound, Role};
 use kernels::{Arch, Family, LengthArray, Operand, Plan};
-use problem::{Band, Corner, DType, Layout, Problem, SideLengths};
+use problem::{Band, Corner, DType, Layout, Problem, SideLengths, Tensor};
 use serde_json::json;
 
 const FAMILIES: [Family; 2] = [Family::Mma, Family::Wgmma];
@@ -64,6 +64,17 @@ fn problems() -> Vec<(&'static str, Problem)> {
         (
             "left padding of packed keys",
             with(unequal_dims(problem(f16, [2, 2], 72), 64), USED, packed(290), true),
+        ),
+        (
+            "many short sequences",
+            with(
+                Problem { batch: 37, seq_q: 20, seq_kv: 20, ..problem(bf16, [1, 1], 16) },
+                packed(400),
+                packed(420),
+                false,
+            )
+            .with_band(Band::CAUSAL)
+            .with_layout(Layout::Bshd),
         ),
         ("packed queries of even keys", with(problem(f16, [2, 2], 64), packed(210), even, false)),
     ]
@@ -139,6 +150,34 @@ fn lengths_do_not_change_the_code() {
                 |problem| kernels::emit(problem, &plan, &Arch::SM_90).unwrap().kernel.module.to_string();
             assert_eq!(text(&problem), text(&other), "{family:?} {name}");
         }
+    }
+}
+
+/// Rows before the first sequence and after the last belong to none, and a sequence may have one row or none.
+#[test]
+fn rows_outside_sequences_keep_their_values() {
+    let (_, problem) = &problems()[0];
+    for family in FAMILIES {
+        let bound = bound(family, problem);
+        let mut inputs = draw(problem, Style::Normal, 1);
+        inputs.others.cumulative_q = vec![17, 100, 100, 101, 190];
+        inputs.others.cumulative_kv = vec![3, 90, 91, 91, 200];
+        let feed = Feed::of(inputs);
+        let references = feed.references(&bound).unwrap().unwrap();
+        let mut buffers = feed.buffers(&bound);
+        let mut handles: Vec<&mut Buffer> = buffers.iter_mut().collect();
+        let report = emu::run(&bound.kernel, &mut handles, &Options::default()).unwrap();
+        assert!(report.hazards.is_empty(), "{family:?}: {:?}", report.hazards);
+        let after: Vec<Vec<u8>> = buffers.iter().map(Buffer::to_bytes).collect();
+        let figures = feed.judge(&bound, &references, &after).unwrap();
+        assert_eq!(figures.reasons(), [""; 0], "{family:?}");
+        let out = bound.roles.iter().position(|r| *r == Role::Operand(Operand::Tensor(Tensor::Out))).unwrap();
+        let row_bytes = 2 * problem.out.row as usize;
+        let kept = [0..17 * row_bytes, 190 * row_bytes..after[out].len()];
+        assert!(
+            kept.into_iter().all(|range| after[out][range].iter().all(|byte| *byte == 0xff)),
+            "{family:?}"
+        );
     }
 }
 

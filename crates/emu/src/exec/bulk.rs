@@ -209,8 +209,8 @@ impl<'a> Env<'a> {
         Some(Box { spec, coordinates })
     }
 
-    /// The pieces of a box without those beyond its buffer. Only a map that wraps can reach there: the extents
-    /// of other maps were compared with the buffer before the launch.
+    /// The pieces of a box without those beyond its buffer. Only a map that wraps can reach there. The
+    /// extents of other maps were compared with the buffer before the launch.
     pub(super) fn in_buffer(
         &mut self,
         warp: &Warp,

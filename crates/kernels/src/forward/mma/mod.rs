@@ -8,8 +8,12 @@
 //! block and a second kernel merges their results.
 //!
 //! Baked into the code: dtype, head dimensions, mask, group size, row strides, whether `block_n` divides
-//! `seq_kv`, the sign of the scale, and the plan. Launch parameters: pointers, batch and head strides,
-//! `seq_q`, `seq_kv` and the scale. One kernel therefore serves all lengths of its kind.
+//! `seq_kv`, the sign of the scale, which arrays of lengths there are, and the plan. Launch parameters:
+//! pointers, batch and head strides, `seq_q`, `seq_kv` and the scale. One kernel therefore serves all lengths
+//! of its kind.
+//!
+//! With uneven lengths a CTA reads the lengths of its batch entry at its start. Tiles of packed queries are
+//! counted over all sequences ([`attend::Lengths::tile`]), and a CTA whose tile has no row exits.
 
 mod emit;
 mod family;

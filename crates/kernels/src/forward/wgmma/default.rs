@@ -80,13 +80,8 @@ impl WgmmaPlan {
             return plan; // its resource use may overflow
         }
         plan = plan.filled(problem);
-        let uneven = !problem.lengths.is_even();
-        if plan.blank_warpgroups(problem) || uneven {
+        if plan.blank_warpgroups(problem) {
             plan.ends = Ends::Own;
-        }
-        if uneven {
-            // The producer reads the lengths ahead of the consumers.
-            plan.handout = Handout::Dynamic;
         }
         while plan.block_n > 16 && plan.check_resources(problem, arch).is_err() {
             plan.block_n -= 16;
@@ -94,8 +89,8 @@ impl WgmmaPlan {
         plan
     }
 
-    /// The nearest plan that the problem's pass, its type and its output's strides allow. With an LSE, lanes
-    /// compute the sums: products would sum rounded probabilities.
+    /// The nearest plan that the problem's pass, its lengths, its type and its output's strides allow. With an
+    /// LSE, lanes compute the sums: products would sum rounded probabilities.
     pub(crate) fn fitted(mut self, problem: &Problem) -> WgmmaPlan {
         if problem.dtype != DType::Bf16 || problem.pass.lse() {
             self.sums = Sums::Lanes;
@@ -104,6 +99,10 @@ impl WgmmaPlan {
             self.cluster = 1;
             self.tail = Tail::Whole;
             self.store = Store::Direct;
+            // The producer reads the lengths of the next tile while the consumers compute.
+            self.handout = Handout::Dynamic;
+            // The last tile of each sequence may have warpgroups without a query.
+            self.ends = Ends::Own;
         }
         self.rescale = self.rescale.within(problem.dtype, self.sums);
         if self.store == Store::Bulk && self.check_bulk_store(problem).is_err() {

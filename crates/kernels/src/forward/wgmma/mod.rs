@@ -13,8 +13,14 @@
 //! the last round split into pieces, one per CTA (stream-K).
 //!
 //! Baked into the code: dtype, head dimensions, mask, group size, output row stride, whether `block_n`
-//! divides `seq_kv`, the sign of the scale, and the plan. Launch parameters: tensor maps, pointers, strides,
-//! lengths and the scale. One kernel therefore serves all lengths of its kind.
+//! divides `seq_kv`, the sign of the scale, which arrays of lengths there are, and the plan. Launch
+//! parameters: tensor maps, pointers, strides, lengths and the scale. One kernel therefore serves all lengths
+//! of its kind.
+//!
+//! With uneven lengths the producer reads the lengths of a tile's batch entry and broadcasts them with the
+//! tile, and passes over tiles without rows. Tiles of packed queries are counted over all sequences
+//! ([`attend::Lengths::tile`]). Values beyond a sequence's end are loaded as zeros
+//! ([`tile::SwizzledTile::ragged_at`]).
 
 mod check;
 mod default;
