@@ -117,8 +117,8 @@ impl<'a> Block<'a> {
         }
     }
 
-    /// The row maxima of a softmax step, of scores that are capped, changed by the programs and masked, reduced
-    /// piece by piece.
+    /// The row maxima of a softmax step, reduced piece by piece. The scores are capped, then changed by the
+    /// programs, then masked.
     pub(super) fn maxima(
         &self,
         k: &mut Builder,

@@ -17,8 +17,8 @@ impl WgmmaPlan {
         let dim = problem.head_dim.max(problem.head_dim_v);
         let speculative = Rescaling::Speculative { beyond: 8, limit: 15 };
         let lazy = Rescaling::Beyond(8);
-        // Beside programs, and beside sinks with a window, a speculative softmax spills: a block has code for its
-        // second computation. So do 128 keys at narrow head dims.
+        // Beside programs, and beside sinks with a window, a speculative softmax spills, because a block has
+        // code for its second computation. So do 128 keys at narrow head dims.
         let programs = !problem.programs.is_empty();
         let crowded = programs || problem.score.sink && !causal && !problem.band.is_full();
         let base = WgmmaPlan {
