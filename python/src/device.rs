@@ -156,7 +156,8 @@ impl Key {
         };
         let all = [described(0), described(1), described(2), described(3)];
         let (scale, softcap) = self.score;
-        let score = Score { scale: scale.map(f32::from_bits), softcap: softcap.map(f32::from_bits) };
+        let score =
+            Score { scale: scale.map(f32::from_bits), softcap: softcap.map(f32::from_bits), sink: false };
         Ok(problem_of(all.each_ref(), self.dtype, self.band, score)?.with_lse(self.lse))
     }
 }

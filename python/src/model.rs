@@ -92,7 +92,7 @@ impl Stage for Layer<'_> {
     }
 
     fn load(&mut self, slot: Slot) -> PyResult<()> {
-        let Some(Inputs { q, k, v }) = &self.staged[slot as usize] else { return Ok(()) };
+        let Some(Inputs { q, k, v, .. }) = &self.staged[slot as usize] else { return Ok(()) };
         let bytes = |values: &Values| PyBytes::new(self.layer.py(), &values.to_bytes());
         self.layer.call_method1("load", (bytes(q), bytes(k), bytes(v))).map(|_| ())
     }

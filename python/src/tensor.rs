@@ -70,7 +70,7 @@ pub fn band_and_score((top_left, before, after, scale, cap): Terms) -> Result<(B
     if softcap.is_some_and(|cap| !(cap > 0.0 && cap.is_finite())) {
         return Err(ProblemError::Softcap { value: cap.to_string() }.into());
     }
-    Ok((band.aligned(corner), Score { scale, softcap }))
+    Ok((band.aligned(corner), Score { scale, softcap, sink: false }))
 }
 
 fn bound(name: &str, keys: i64) -> Result<Option<u32>, Error> {

@@ -8,17 +8,21 @@
 //! [`StreamKMerge`], [`Partials`] and [`OnlineSoftmax::merge`] merge results over different keys.
 
 mod band;
+mod lengths;
 mod lse;
 mod packing;
 mod score;
+mod sinks;
 mod softmax;
 mod split;
 mod walk;
 
 pub use band::{After, Bound, Coverage, KeyBand, Lower, Masker, RowRange};
+pub use lengths::{Lengths, Sequence, SequenceRows, SequenceTiles, SideLengths};
 pub use lse::{store_lse, store_lse_at};
 pub use packing::Packing;
-pub use score::Softcap;
+pub use score::{ProgramParams, RowPrograms, ScorePrograms, Softcap, TableParams, Tanh};
+pub use sinks::Sinks;
 pub use softmax::{
     Chains, DeferredRescale, Finished, LaneMaxima, OnlineSoftmax, Rescale, SpeculativeMax, Sums,
 };

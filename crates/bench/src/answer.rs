@@ -14,6 +14,7 @@ use super::Origin;
 use super::fault::Fault;
 use check::gate::References;
 use check::gate::judge::ErrorFigures;
+use check::operands::OtherInputs;
 use check::values::{Inputs, Values};
 
 /// The problem with all tensors dense as `[batch, head, row, dim]`. Inputs are drawn and outputs are judged
@@ -192,6 +193,7 @@ fn block(
         q: inputs.q.slice(from(Tensor::Q, head, row, rows)),
         k: inputs.k.slice(from(Tensor::K, kv_head, keys.start, keys.len())),
         v: inputs.v.slice(from(Tensor::V, kv_head, keys.start, keys.len())),
+        others: inputs.others.clone(),
     };
     let references = References::of(&part, &inputs)?;
     Ok(Block { problem: part, start: from(Tensor::Out, head, row, rows).start, references })
@@ -216,7 +218,8 @@ pub(super) fn normal_inputs(problem: &Problem, seed: u64) -> Inputs {
         });
         Values::round(problem.dtype, &data)
     };
-    Inputs { q: tensor(Tensor::Q, 1), k: tensor(Tensor::K, 2), v: tensor(Tensor::V, 3) }
+    let others = OtherInputs::draw(problem, seed);
+    Inputs { q: tensor(Tensor::Q, 1), k: tensor(Tensor::K, 2), v: tensor(Tensor::V, 3), others }
 }
 
 #[cfg(test)]

@@ -10,6 +10,7 @@ use super::race::{Deck, Race, RaceError, Rules, race as run};
 use super::sensors::Reading;
 use super::stage::{Entrant, Mode, Origin, Slot, Stage, Timing, Work};
 use super::torch::{Torch, TorchError};
+use check::operands::OtherInputs;
 use check::values::{Inputs, Values};
 
 /// Why a race on the CPU did not take place or does not count.
@@ -175,7 +176,7 @@ impl<'a> CpuStage<'a> {
     ) -> CpuStage<'a> {
         let elements = problem.span(Tensor::Out).map_or(0, |(elements, _)| elements);
         let nothing = || Values::zeros(problem.dtype, 0);
-        let inputs = Inputs { q: nothing(), k: nothing(), v: nothing() };
+        let inputs = Inputs { q: nothing(), k: nothing(), v: nothing(), others: OtherInputs::default() };
         let out = Values::zeros(problem.dtype, elements);
         CpuStage { problem, plans, calls, staged: [None, None], inputs, out, lse: lse_of(problem), torch }
     }

@@ -134,7 +134,14 @@ impl<'a> Contestant<'a> {
                     Some(Buffer::new(context, spec.bytes)?)
                 }
                 Role::Operand(Operand::Counter) => Some(Buffer::zeroed(context, spec.bytes)?),
-                Role::Operand(Operand::Codes(_)) | Role::Operand(Operand::Scales) | Role::Fill { .. } => {
+                Role::Operand(
+                    Operand::Lengths(_)
+                    | Operand::Sinks
+                    | Operand::Table(_)
+                    | Operand::Codes(_)
+                    | Operand::Scales,
+                )
+                | Role::Fill { .. } => {
                     return Err(ContestantError::Buffer(spec.name.clone()));
                 }
             });

@@ -1,10 +1,12 @@
 //! Tensors of a problem as values and as bytes.
 
-use cpu::{CpuError, CpuPlan};
+use cpu::{CpuError, CpuPlan, Input};
 use half::{bf16, f16};
 use oracle::{OracleError, Reference};
 use problem::{DType, Element, Problem, Tensor};
 use rayon::prelude::*;
+
+use crate::operands::OtherInputs;
 
 /// Minimum number of elements that a thread gets in parallel loops.
 const SHARE: usize = 1 << 16;
@@ -183,12 +185,14 @@ impl Values {
     }
 }
 
-/// Q, K and V of a problem, each in a buffer of [`Problem::span`] elements.
+/// The inputs of a problem; Q, K and V each in a buffer of [`Problem::span`] elements.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Inputs {
     pub q: Values,
     pub k: Values,
     pub v: Values,
+    /// The problem's other operands.
+    pub others: OtherInputs,
 }
 
 /// Runs `$call` on the three slices of one element type. All three have the problem's dtype by construction;
@@ -213,7 +217,8 @@ impl Inputs {
     /// # Errors
     /// When the buffers do not fit the problem.
     pub fn oracle(&self, problem: &Problem) -> Result<Reference, OracleError> {
-        typed!(problem, self, |q, k, v| oracle::oracle(problem, q, k, v))
+        self.others
+            .with(|others| typed!(problem, self, |q, k, v| oracle::oracle_with(problem, [q, k, v], others)))
     }
 
     /// Standard attention in the precision of the inputs.
@@ -221,7 +226,9 @@ impl Inputs {
     /// # Errors
     /// When the buffers do not fit the problem.
     pub fn reference_in_precision(&self, problem: &Problem) -> Result<Reference, OracleError> {
-        typed!(problem, self, |q, k, v| oracle::reference_in_precision(problem, q, k, v))
+        self.others.with(|others| {
+            typed!(problem, self, |q, k, v| oracle::reference_in_precision_with(problem, [q, k, v], others))
+        })
     }
 
     /// Runs the native CPU kernels into `out`, a buffer of the output's [`Problem::span`], and into `lse`.
@@ -235,15 +242,27 @@ impl Inputs {
         out: &mut Values,
         lse: Option<&mut [f32]>,
     ) -> Result<(), CpuError> {
+        fn run<T: Element>(
+            problem: &Problem,
+            inputs: [&Vec<T>; 3],
+            others: &OtherInputs,
+            out: &mut [T],
+            lse: Option<&mut [f32]>,
+            plan: &CpuPlan,
+        ) -> Result<(), CpuError> {
+            let inputs = inputs.map(|x| Input::from(&x[..]));
+            others.with(|others| cpu::attention_with(problem, inputs, others, out, lse, plan))
+        }
+        let others = &self.others;
         match (&self.q, &self.k, &self.v, out) {
             (Values::F16(q), Values::F16(k), Values::F16(v), Values::F16(out)) => {
-                cpu::attention(problem, q, k, v, out, lse, plan)
+                run(problem, [q, k, v], others, out, lse, plan)
             }
             (Values::Bf16(q), Values::Bf16(k), Values::Bf16(v), Values::Bf16(out)) => {
-                cpu::attention(problem, q, k, v, out, lse, plan)
+                run(problem, [q, k, v], others, out, lse, plan)
             }
             (Values::F32(q), Values::F32(k), Values::F32(v), Values::F32(out)) => {
-                cpu::attention(problem, q, k, v, out, lse, plan)
+                run(problem, [q, k, v], others, out, lse, plan)
             }
             (q, k, v, out) => {
                 let odd = [q, k, v, out].into_iter().map(|x| x.dtype()).find(|&d| d != problem.dtype);
@@ -260,7 +279,7 @@ impl Inputs {
         problem.check()?;
         let mut out =
             Values::zeros(problem.dtype, problem.span(Tensor::Out).map_or(0, |(elements, _)| elements));
-        let mut lse = vec![0.0; problem.batch * problem.heads_q * problem.seq_q];
+        let mut lse = vec![0.0; problem.lse_len()];
         self.attention_into(problem, plan, &mut out, Some(&mut lse))?;
         Ok((out, lse))
     }

@@ -5,6 +5,7 @@ use std::io::Read;
 use std::path::{Path, PathBuf};
 
 use check::files::{Tensor, encode, load, parse};
+use check::operands::OtherInputs;
 use check::values::{Inputs, Values};
 use cpu::CpuPlan;
 use host::store;
@@ -54,7 +55,7 @@ pub fn run(args: &Run) -> Result<Status, CliError> {
             accepted: "a .safetensors file, since NumPy has no bf16".to_owned(),
         });
     }
-    let inputs = Inputs { q: q.values, k: k.values, v: v.values };
+    let inputs = Inputs { q: q.values, k: k.values, v: v.values, others: OtherInputs::default() };
     let (out, lse) = inputs.attention(&problem, &CpuPlan::for_problem(&problem))?;
     let [b, h, s, d] = problem.extents(problem::Tensor::Out);
     let shape = match layout {
@@ -140,7 +141,7 @@ fn problem_of(args: &Run, layout: Layout, q: &Tensor, k: &Tensor, v: &Tensor) ->
         seq_kv: b[2],
         head_dim_v: c[3],
         band: band_of(args)?,
-        score: Score { scale: args.scale, softcap: args.softcap },
+        score: Score { scale: args.scale, softcap: args.softcap, sink: false },
         ..Problem::new(a[0], a[1], a[2], a[3], q.values.dtype())
     };
     let problem = problem.with_layout(layout);

@@ -1,11 +1,11 @@
 //! The number formats in which a task is computed: f32 throughout, or a faster format.
 
-use problem::KeyRange;
+use problem::{KeyRange, Problem, Sequence, Span};
 
 use crate::aligned::Aligned;
 use crate::simd::{Rows, Simd, widen};
 use crate::tile::{MAX_WIDTH, Step};
-use crate::view::View;
+use crate::view::{Inputs, View};
 use crate::{Element, Elements};
 
 /// How a task's inputs become the words that its steps work on.
@@ -84,7 +84,7 @@ impl Faster for Never {
     }
 }
 
-/// Rows `range` of a head of K or V.
+/// Rows `range` of the tensor in a head of K or V.
 #[derive(Clone, Copy)]
 pub(crate) struct HeadRows<'a, T> {
     pub view: View<'a, T>,
@@ -94,15 +94,34 @@ pub(crate) struct HeadRows<'a, T> {
 }
 
 impl<'a, T: Element> HeadRows<'a, T> {
-    /// Rows `0..rows` of a head.
-    pub(crate) fn all(view: View<'a, T>, batch: usize, head: usize, rows: usize) -> Self {
-        HeadRows { view, batch, head, range: KeyRange { start: 0, end: rows } }
+    /// Rows `range` of a sequence in a head.
+    pub(crate) fn of(view: View<'a, T>, span: Span, head: usize, range: KeyRange) -> Self {
+        let Span { batch, start, .. } = span;
+        let range = KeyRange { start: start + range.start, end: start + range.end };
+        HeadRows { view, batch, head, range }
+    }
+
+    /// All rows of a sequence in a head.
+    pub(crate) fn all(view: View<'a, T>, span: Span, head: usize) -> Self {
+        HeadRows::of(view, span, head, KeyRange { start: 0, end: span.len })
     }
 
     pub(crate) fn rows(self) -> impl Iterator<Item = Elements<'a>> + Clone {
         let HeadRows { view, batch, head, range } = self;
         (range.start..range.end).map(move |row| T::elements(view.row(batch, head, row)))
     }
+}
+
+/// The heads of a call, for which [`Faster`] decides.
+pub(crate) struct HeadsOf<'a, T> {
+    pub problem: &'a Problem,
+    /// The rows of each batch entry.
+    pub sequences: &'a [Sequence],
+    pub inputs: Inputs<'a, T>,
+    /// Number of query heads whose rows belong to one task.
+    pub together: usize,
+    /// Whether the plan's instruction set computes the problem in its own arithmetic.
+    pub fits: bool,
 }
 
 /// f32: each word is an element, widened to f32.

@@ -5,8 +5,11 @@
 //! loads per cycle. `bench` measures how long a cycle takes and how far a machine is from these rates. The
 //! choice of a plan needs neither.
 
-use problem::{Band, DType, Problem};
+use std::borrow::Cow;
 
+use problem::{Band, DType, Lengths, Problem, SideLengths};
+
+use crate::programs::operations_per_score;
 use crate::{CpuPlan, Isa, Lanes, Order, Rows};
 
 /// Cycles to load, convert and store a vector of 16-bit numbers: to f32, to integers with their bounds, to
@@ -18,6 +21,8 @@ const MAKE_TERMS: f64 = 3.0;
 const TILE_PRODUCT: f64 = 26.0;
 /// Cycles of a vector of weights: load, FMA, nine instructions of the exponential, sum, maximum, store.
 const WEIGH: f64 = 6.0;
+/// Cycles of an operation of a program on a vector of scores: two loads, the operation, a store.
+const OPERATE: f64 = 1.5;
 /// Cycles of a vector of O per block of keys: load, add, store.
 const ADD_OUT: f64 = 2.0;
 /// Cycles of a horizontal sum. A vector's worth of sums is computed at a time.
@@ -79,11 +84,19 @@ impl Bound {
 impl CpuPlan {
     /// The predicted cost of this plan for a problem.
     pub fn cost(&self, problem: &Problem) -> Cost {
-        let p = &*problem.canonical();
+        let whole = &*problem.canonical();
+        let p = &*mean_sequence(whole);
         let together = if self.rows == Rows::Group { p.group_size() } else { 1 };
         let rows = p.seq_q * together;
         let blocks = rows.div_ceil(self.block_q);
-        let parts = self.splits.min(p.seq_kv.div_ceil(self.block_kv)).max(1);
+        let mut parts = self.splits.min(whole.seq_kv.div_ceil(self.block_kv)).max(1);
+        // Keys of the longest task, relative to those of the average one.
+        let mut longest = 1.0;
+        if !whole.lengths.is_even() {
+            let part_keys = whole.seq_kv.div_ceil(parts).max(1);
+            parts = p.seq_kv.div_ceil(part_keys).max(1);
+            longest = (part_keys * parts) as f64 / p.seq_kv.max(1) as f64;
+        }
         let tasks = p.batch * p.heads_q / together * blocks * parts;
         // The keys of the average task.
         let seen = mean_keys(p, self.block_q.min(p.seq_q).min(self.panel_rows())) / parts as f64;
@@ -98,7 +111,7 @@ impl CpuPlan {
         let wake = if threads > 1.0 { WAKE } else { 0.0 };
         let join =
             if parts > 1 { (p.batch * p.heads_q * p.seq_q * parts * p.head_dim_v) as f64 / 4.0 } else { 0.0 };
-        let span = self.span(p, tasks, task, threads);
+        let span = self.span(whole, tasks, [task, longest * task], threads);
         let cycles = CALL + wake + join + span;
         let bound = match () {
             () if 2.0 * span < cycles || 2.0 * TASK > task => Bound::Threads,
@@ -109,10 +122,17 @@ impl CpuPlan {
         Cost { tasks, task, cycles, bound }
     }
 
-    /// Cycles until the last task is done.
-    fn span(&self, p: &Problem, tasks: usize, task: f64, threads: f64) -> f64 {
+    /// Cycles until the last task is done. `task` is the average one.
+    fn span(&self, p: &Problem, tasks: usize, [task, longest]: [f64; 2], threads: f64) -> f64 {
         let even = tasks as f64 * task / threads;
         let span = match p.band {
+            _ if !p.lengths.is_even() && threads > 1.0 => {
+                if self.order == Order::Longest {
+                    even.max(longest)
+                } else {
+                    even + longest
+                }
+            }
             Band::FULL => (tasks as f64 / threads).ceil() * task,
             _ if threads == 1.0 => even,
             // With the longest tasks first, short tasks fill the gaps. Otherwise a long task may be the last.
@@ -145,7 +165,8 @@ impl CpuPlan {
             _ => WIDEN,
         };
         let panels = (most.div_ceil(panel)) as f64;
-        let rest = vectors * count.keys * WEIGH
+        let operations = OPERATE * operations_per_score(p) as f64;
+        let rest = vectors * count.keys * (WEIGH + operations)
             + vectors * steps * p.head_dim_v as f64 * ADD_OUT
             + panels * steps * STEP
             + count.keys * dims / lanes as f64 * convert;
@@ -167,8 +188,9 @@ impl CpuPlan {
                 + dim_v as f64 * fma_cycles(self.tile_rows.min(panel), self.vectors.min(dim_v)));
         let steps = count.keys / self.block_kv as f64;
         let convert = if p.dtype == DType::F32 { 0.0 } else { WIDEN };
+        let operations = OPERATE * operations_per_score(p) as f64;
         let rest = products * SUM
-            + products / lanes as f64 * WEIGH
+            + products / lanes as f64 * (WEIGH + operations)
             + count.rows * steps * (STEP + dim_v as f64 * ADD_OUT)
             + count.keys * (dim + dim_v) as f64 * convert;
         (fma, rest)
@@ -183,6 +205,20 @@ impl CpuPlan {
         let far = if heads < CACHE * self.threads as f64 { 0.0 } else { keys * row / FAR };
         (keys * row / NEAR, far)
     }
+}
+
+/// A problem of equal sequences, as long as those of `problem` are on average. Used lengths, which a problem
+/// does not know, count as the longest.
+fn mean_sequence(problem: &Problem) -> Cow<'_, Problem> {
+    let Lengths { q, kv, .. } = problem.lengths;
+    if problem.lengths.is_even() {
+        return Cow::Borrowed(problem);
+    }
+    let mean = |side: SideLengths, longest: usize| {
+        side.packed.map_or(longest, |rows| rows.div_ceil(problem.batch.max(1)).min(longest))
+    };
+    let (seq_q, seq_kv) = (mean(q, problem.seq_q).max(1), mean(kv, problem.seq_kv));
+    Cow::Owned(Problem { seq_q, seq_kv, lengths: Lengths::EVEN, ..problem.clone() })
 }
 
 /// Rows of a task, and keys that the task reads.

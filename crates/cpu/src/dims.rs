@@ -2,6 +2,7 @@
 //! lanes are along the head dim. S is computed as sums over the lanes of products, sixteen at a time. A row
 //! of P is contiguous. O is a plain matrix product.
 
+use crate::programs::{self, Layout};
 use crate::simd::{Added, MAX_LANES, Part, Rows, Simd, gemm_part};
 use crate::softcap::cap_logits;
 use crate::tile::{Block, LAZY_GROWTH, Panel, Step};
@@ -13,12 +14,18 @@ pub(crate) const PANEL_ROWS: usize = 8;
 /// vectors.
 #[inline(always)]
 pub(crate) fn run_step<S: Simd>(s: S, step: Step<'_>) {
-    let Step { panel, block, scale, cap, weights, tile } = step;
+    let Step { panel, block, scale, cap, weights, tile, scores, shown } = step;
     let ld = block.keys.len().next_multiple_of(S::LANES);
     let weights = &mut weights[..panel.rows * ld];
     logits(s, panel, block, weights, ld);
     if let Some(factor) = cap {
         cap_logits(s, factor, weights);
+    }
+    if let Some(scores) = scores {
+        scores.apply(s, block.keys.len(), Layout::Rows(ld), weights);
+    }
+    if let Some(shown) = shown {
+        programs::hide(shown, weights);
     }
     for row in 0..panel.rows {
         let logits = &mut weights[row * ld..][..ld];
@@ -31,7 +38,7 @@ pub(crate) fn run_step<S: Simd>(s: S, step: Step<'_>) {
     }
     let ld_out = panel.out.len() / panel.rows;
     let all = |row| seen(panel, block, row).len() == block.keys.len();
-    if (0..panel.rows).all(all) {
+    if (0..panel.rows).all(all) && (shown.is_none() || block.is_finite()) {
         let p = Rows { data: weights, ld };
         return add_values(
             s,
@@ -42,6 +49,9 @@ pub(crate) fn run_step<S: Simd>(s: S, step: Step<'_>) {
             [tile.rows, tile.vectors],
         );
     }
+    if let Some(shown) = shown.filter(|_| !block.is_finite()) {
+        return accumulate_seen(panel, block, shown, weights, ld);
+    }
     // The products are computed row by row, because a weight of 0 for a hidden key must not be multiplied by
     // a value that is not finite.
     for row in 0..panel.rows {
@@ -50,6 +60,20 @@ pub(crate) fn run_step<S: Simd>(s: S, step: Step<'_>) {
         let v = Rows { data: &block.v.data[seen.start * block.v.ld..], ld: block.v.ld };
         let out = &mut panel.out[row * ld_out..][..ld_out];
         add_values(s, p, v, out, [1, seen.len(), ld_out], [1, tile.vectors]);
+    }
+}
+
+/// [`crate::tile::accumulate_seen`] for rows: O += P V with a check of every key.
+fn accumulate_seen(panel: &mut Panel, block: Block<'_>, shown: &[f32], weights: &[f32], ld: usize) {
+    let ld_out = panel.out.len() / panel.rows;
+    for row in 0..panel.rows {
+        for key in seen(panel, block, row) {
+            let (weight, values) = (weights[row * ld + key], &block.v.data[key * block.v.ld..][..ld_out]);
+            if shown[row * ld + key].to_bits() != 0 {
+                let out = &mut panel.out[row * ld_out..][..ld_out];
+                out.iter_mut().zip(values).for_each(|(out, value)| *out += weight * value);
+            }
+        }
     }
 }
 

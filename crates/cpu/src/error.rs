@@ -1,4 +1,4 @@
-use problem::{DType, ProblemError};
+use problem::{DType, ProblemError, TableType};
 
 use crate::Isa;
 
@@ -8,6 +8,30 @@ pub enum CpuError {
     /// The problem is not valid.
     #[error(transparent)]
     Problem(#[from] ProblemError),
+    /// An element of an array of lengths does not ascend or exceeds the tensor.
+    #[error("invalid value '{value}' for {array}[{index}]: expected {low} to {high}")]
+    Length {
+        /// The array: `cu_seqlens_q`, `cu_seqlens_k`, `seqused_q`, `seqused_k` or `leftpad_k`.
+        array: &'static str,
+        /// The element's index.
+        index: usize,
+        /// The element.
+        value: i32,
+        /// The smallest accepted value: the preceding element of a cumulative array.
+        low: usize,
+        /// The largest accepted value, by the tensor's rows and the problem's longest sequence.
+        high: usize,
+    },
+    /// A table has elements of another type than the problem states.
+    #[error("table {table} holds {given:?}, but the problem states {expected:?}")]
+    TableType {
+        /// The table, as programs name it.
+        table: &'static str,
+        /// Type of the given elements.
+        given: TableType,
+        /// The problem's type.
+        expected: TableType,
+    },
     /// The element type of the slices differs from the problem's.
     #[error("the slices hold {slices}, but problem.dtype = {problem}; pass slices of {problem}")]
     DType {
@@ -19,7 +43,7 @@ pub enum CpuError {
     /// A buffer is shorter than its tensor.
     #[error("{tensor} has {len} elements; its shape and strides reach over {needed}")]
     BufferTooShort {
-        /// The tensor: q, k, v, out or lse.
+        /// The tensor: q, k, v, out, lse, or a table (t0 to t7).
         tensor: &'static str,
         /// Elements given.
         len: usize,

@@ -1,29 +1,33 @@
 //! Attention on slices: checks, tasks, threads, and the loop of one task over its keys.
 
-use std::cell::Cell;
+use std::cell::{Cell, OnceCell};
+use std::cmp::Reverse;
+use std::f64::consts::{LN_2, LOG2_E};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use problem::{KeyRange, Problem, Strides, Tensor};
+use problem::{KeyRange, Operands, Problem, Sequence, Span, Strides, Tensor};
 
 use crate::aligned::Aligned;
-use crate::arithmetic::{Arithmetic, Dotted, Faster, HeadRows, Never, Wide};
+use crate::arithmetic::{Arithmetic, Dotted, Faster, HeadRows, HeadsOf, Never, Wide};
+use crate::operands;
 use crate::output::OutputRows;
 use crate::parts::{self, Parts};
 use crate::plan::{Lanes, Order, Rows};
+use crate::programs::{Compiled, Evaluators, Layout, Place, Region, Values, Verdict};
 #[cfg(target_arch = "aarch64")]
 use crate::simd::Neon;
 #[cfg(target_arch = "x86_64")]
 use crate::simd::{Amx, Avx2, Avx512, Avx512Vnni};
 use crate::simd::{HasTiles, Isa, Pairs, Portable, PortablePairs, PortableTiles, Simd};
 use crate::threads::{CallingThread, Executor, with_default};
-use crate::tile::{Block, MAX_WIDTH, Panel, Step, Tile};
+use crate::tile::{Block, MAX_WIDTH, Panel, Scores, Step, Tile};
 use crate::view::{Input, Inputs, origin};
 use crate::{CpuError, CpuPlan, Element, narrow, terms};
 
 /// Computes `O = softmax(scale · Q Kᵀ + mask) V` and, if `lse` is given, the LSE (`[batch, heads_q, seq_q]`,
 /// natural logarithm). Each slice starts at the tensor's lowest element in memory, as [`Problem::span`]
 /// describes. If the calling thread is a worker of a rayon pool, that pool computes, else
-/// [`Pool::shared`](crate::Pool::shared).
+/// [`Pool::shared`](crate::Pool::shared). The problem has no operands beside Q, K and V.
 ///
 /// # Errors
 /// A [`CpuError`] if the problem, a buffer or the plan is rejected. Nothing has been written then.
@@ -36,10 +40,26 @@ pub fn attention<T: Element>(
     lse: Option<&mut [f32]>,
     plan: &CpuPlan,
 ) -> Result<(), CpuError> {
+    attention_with(problem, [q, k, v].map(Input::from), &Operands::default(), out, lse, plan)
+}
+
+/// Like [`attention`], with `[q, k, v]` as inputs, and with the problem's other operands: arrays of lengths,
+/// sinks and tables. The LSE of packed queries is `[heads_q, rows]`.
+///
+/// # Errors
+/// As [`attention`], and a [`CpuError`] that names the operand if one is rejected.
+pub fn attention_with<T: Element>(
+    problem: &Problem,
+    inputs: [Input<'_, T>; 3],
+    operands: &Operands<'_>,
+    out: &mut [T],
+    lse: Option<&mut [f32]>,
+    plan: &CpuPlan,
+) -> Result<(), CpuError> {
     if plan.threads == 1 {
-        return attention_on(&CallingThread, problem, [q, k, v].map(Input::from), out, lse, plan);
+        return attention_with_on(&CallingThread, problem, inputs, operands, out, lse, plan);
     }
-    with_default(|executor| attention_on(executor, problem, [q, k, v].map(Input::from), out, lse, plan))
+    with_default(|executor| attention_with_on(executor, problem, inputs, operands, out, lse, plan))
 }
 
 /// Like [`attention`], with `[q, k, v]` as inputs and the threads of an executor.
@@ -55,20 +75,42 @@ pub fn attention_on<T: Element>(
     lse: Option<&mut [f32]>,
     plan: &CpuPlan,
 ) -> Result<(), CpuError> {
+    attention_with_on(executor, problem, inputs, &Operands::default(), out, lse, plan)
+}
+
+/// Like [`attention_with`], with the threads of an executor.
+///
+/// # Errors
+/// As [`attention_with`]. [`CpuError::Stopped`] if the executor stopped the call; the outputs are then
+/// unspecified.
+pub fn attention_with_on<T: Element>(
+    executor: &dyn Executor,
+    problem: &Problem,
+    inputs: [Input<'_, T>; 3],
+    operands: &Operands<'_>,
+    out: &mut [T],
+    lse: Option<&mut [f32]>,
+    plan: &CpuPlan,
+) -> Result<(), CpuError> {
     plan.check(problem)?;
     let inputs = Inputs::check(problem, inputs)?;
+    operands::check(problem, operands)?;
     // The canonical problem has the same tensors' origins.
     let problem = &*problem.canonical();
+    let sequences = problem.sequences(&operands.lengths)?;
     let origin = origin(problem, Tensor::Out, out.len())?;
-    let lse_rows = problem.batch * problem.heads_q * problem.seq_q;
+    let lse_rows = problem.lse_len();
     if let Some(lse) = lse.as_deref().filter(|lse| lse.len() < lse_rows) {
         return Err(CpuError::BufferTooShort { tensor: "lse", len: lse.len(), needed: lse_rows });
     }
     let out = OutputRows::new(out, origin, problem.out, problem.head_dim_v);
-    let (heads, rows) = (problem.heads_q as i64, problem.seq_q as i64);
+    let [_, heads, rows, _] = problem.extents(Tensor::Q).map(|extent| extent as i64);
     let lse_strides = Strides { batch: heads * rows, head: rows, row: 1 };
     let lse = lse.map(|lse| OutputRows::new(lse, 0, lse_strides, 1));
-    let call = Call { executor, problem, inputs, out, lse, plan };
+    let sinks = problem.score.sink.then_some(operands.sinks);
+    let grouped = plan.rows == Rows::Group && problem.group_size() > 1;
+    let programs = &Evaluators::new(problem, operands, grouped);
+    let call = Call { executor, problem, sequences: &sequences, sinks, programs, inputs, out, lse, plan };
     // `plan.check` has found the instruction set, so `detect` succeeds.
     match plan.isa {
         #[cfg(target_arch = "x86_64")]
@@ -98,6 +140,11 @@ const PRODUCTS_BETWEEN_STOPS: usize = 1 << 24;
 struct Call<'a, T> {
     executor: &'a dyn Executor,
     problem: &'a Problem,
+    /// The rows of each batch entry.
+    sequences: &'a [Sequence],
+    /// A logit per query head, if the problem has sinks.
+    sinks: Option<&'a [f32]>,
+    programs: &'a Evaluators<'a>,
     inputs: Inputs<'a, T>,
     out: OutputRows<'a, T>,
     lse: Option<OutputRows<'a, f32>>,
@@ -115,6 +162,16 @@ struct Task {
     part: usize,
 }
 
+/// How products of queries and keys become exponents.
+struct Scale {
+    /// The factor that turns a product, or the tanh of a cap, into a logit.
+    factor: f32,
+    /// As [`Step::scale`].
+    scale: f32,
+    /// As [`Step::cap`].
+    cap: Option<f32>,
+}
+
 /// Working memory of a thread. It is kept between calls. Its size is bounded by the plan and the head
 /// dimensions.
 #[derive(Default)]
@@ -122,14 +179,17 @@ struct Scratch {
     panels: Vec<Panel>,
     blocks: Blocks,
     rows: Aligned,
+    scores: Values,
+    masks: Values,
 }
 
-/// Words of a block of keys, of the block's values, and of the weights of a panel.
+/// Words of a block of keys, of the block's values, of the weights of a panel and of its evaluated mask.
 #[derive(Default)]
 struct Blocks {
     keys: Aligned,
     values: Aligned,
     weights: Aligned,
+    shown: Aligned,
 }
 
 thread_local! {
@@ -139,14 +199,14 @@ thread_local! {
 impl<T: Element> Call<'_, T> {
     /// Computes with heads as sums of bf16 numbers, multiplied by tile instructions.
     fn run_terms<H: HasTiles>(&self, tiles: H) {
-        let heads = terms::Heads::new(tiles, self.problem, self.inputs, self.plan, self.together());
+        let heads = terms::Heads::new(tiles, self.heads());
         self.run(tiles.vectors(), &heads);
     }
 
     /// Computes with heads as 16-bit integers, unless an LSE is requested: an LSE must be as exact as with
     /// f32 logits.
     fn run_integers<P: Pairs>(&self, pairs: P) {
-        let heads = || narrow::Heads::new(pairs, self.problem, self.inputs, self.plan, self.together());
+        let heads = || narrow::Heads::new(pairs, self.heads(), self.plan);
         self.run(pairs.vectors(), &self.lse.is_none().then(heads).flatten());
     }
 
@@ -160,12 +220,33 @@ impl<T: Element> Call<'_, T> {
         if self.executor.is_stopped() {
             return;
         }
-        let p = self.problem;
-        let row_room = room.len() / (p.batch * p.heads_q * p.seq_q);
-        for (index, row) in room.chunks_exact_mut(row_room).enumerate() {
-            let (out, shift, sum) = parts::join(row, parts);
-            let (head, row) = (index / p.seq_q, index % p.seq_q);
-            self.write(simd, [head / p.heads_q, head % p.heads_q, row], out, shift, sum);
+        let row_room = room.len() / self.problem.lse_len();
+        for (batch, sequence) in self.sequences.iter().enumerate() {
+            for (head, row) in
+                (0..self.problem.heads_q).flat_map(|h| (0..sequence.q.len).map(move |r| (h, r)))
+            {
+                let kept = &mut room[self.index_of_row(batch, head, row) * row_room..][..row_room];
+                let (out, shift, sum) = parts::join(kept, parts);
+                self.write(simd, [batch, head, row], out, shift, sum);
+            }
+        }
+    }
+
+    /// The index of a query row among all rows: the index of its LSE.
+    fn index_of_row(&self, batch: usize, head: usize, row: usize) -> usize {
+        let [_, heads, rows, _] = self.problem.extents(Tensor::Q);
+        let Span { batch, start, .. } = self.sequences[batch].q;
+        (batch * heads + head) * rows + start + row
+    }
+
+    /// What the arithmetics that are faster than f32 look at.
+    fn heads(&self) -> HeadsOf<'_, T> {
+        HeadsOf {
+            problem: self.problem,
+            sequences: self.sequences,
+            inputs: self.inputs,
+            together: self.together(),
+            fits: self.plan.isa.is_for(self.problem),
         }
     }
 
@@ -211,31 +292,55 @@ impl<T: Element> Call<'_, T> {
     /// The tasks in the order in which they are started.
     fn tasks(&self) -> Vec<Task> {
         let p = self.problem;
-        let (together, block_q) = (self.together(), self.plan.block_q);
-        let rows = p.seq_q * together;
+        let (together, block_q, part_keys) = (self.together(), self.plan.block_q, self.part_keys());
         let heads =
             || (0..p.batch).flat_map(|batch| (0..p.heads_q).step_by(together).map(move |head| (batch, head)));
-        let blocks = || (0..rows).step_by(block_q).rev();
-        let parts = self.parts();
+        let rows = |batch: usize| self.sequences[batch].q.len * together;
         let task = |(batch, head), first: usize| {
-            let last = (first + block_q).min(rows);
+            let last = (first + block_q).min(rows(batch));
+            let parts = self.sequences[batch].kv.len.div_ceil(part_keys).max(1);
             (0..parts).map(move |part| Task { batch, head, first, last, part })
         };
+        let by_heads = || {
+            let of_head = |head: (usize, usize)| {
+                (0..rows(head.0)).step_by(block_q).rev().flat_map(move |first| task(head, first))
+            };
+            heads().flat_map(of_head).collect()
+        };
         match self.plan.order {
+            Order::Longest if p.lengths.is_even() => {
+                let blocks = (0..p.seq_q * together).step_by(block_q).rev();
+                blocks.flat_map(|first| heads().flat_map(move |head| task(head, first))).collect()
+            }
             Order::Longest => {
-                blocks().flat_map(|first| heads().flat_map(move |head| task(head, first))).collect()
+                let mut tasks: Vec<Task> = by_heads();
+                tasks.sort_by_cached_key(|&task| Reverse(self.scores(task)));
+                tasks
             }
-            Order::Heads => {
-                heads().flat_map(|head| blocks().flat_map(move |first| task(head, first))).collect()
-            }
+            Order::Heads => by_heads(),
         }
+    }
+
+    /// Number of scores that a task computes, at most: its rows, and the keys from the first to the last one
+    /// that they see.
+    fn scores(&self, task: Task) -> usize {
+        let Sequence { q, kv } = self.sequences[task.batch];
+        let ((of_first, first), (of_last, last)) =
+            (self.place(task, task.first), self.place(task, task.last - 1));
+        let (first, last) = if of_first == of_last { (first, last) } else { (0, q.len - 1) };
+        let seen = |row| self.problem.band.keys(row, q.len, kv.len);
+        let part = task.part * self.part_keys();
+        let keys =
+            KeyRange { start: seen(first).start.max(part), end: seen(last).end.min(part + self.part_keys()) };
+        (task.last - task.first) * keys.len()
     }
 
     /// Query head and row of the `index`-th row of a task's concatenated heads.
     fn place(&self, task: Task, index: usize) -> (usize, usize) {
-        match index.checked_sub(self.problem.seq_q) {
+        let rows = self.sequences[task.batch].q.len;
+        match index.checked_sub(rows) {
             None => (task.head, index), // the common case, without a division
-            Some(_) => (task.head + index / self.problem.seq_q, index % self.problem.seq_q),
+            Some(_) => (task.head + index / rows, index % rows),
         }
     }
 
@@ -275,19 +380,20 @@ impl<T: Element> Call<'_, T> {
         parts: Option<&Parts<'_>>,
         keys: &mut Option<KeyRange>,
     ) {
-        let Scratch { panels, blocks, rows } = scratch;
         let mut left = match *keys {
             Some(left) => left,
             None => {
-                blocks.weights.resize(arithmetic.weights(self.plan.block_kv));
-                let panels = self.fill_panels(simd, arithmetic, task, panels, rows);
-                self.keys(task, panels)
+                scratch.blocks.weights.resize(arithmetic.weights(self.plan.block_kv));
+                self.fill_panels(simd, arithmetic, task, &mut scratch.panels, &mut scratch.rows);
+                self.place_panels(simd, task, scratch);
+                self.keys(task, &scratch.panels[..self.panels(task)])
             }
         };
-        let panels = &mut panels[..(task.last - task.first).div_ceil(self.plan.panel_rows())];
         if !left.is_empty() {
-            left.start = self.run_blocks(arithmetic, task, left, panels, blocks);
+            left.start = self.run_blocks(simd, arithmetic, task, left, scratch);
         }
+        let Scratch { panels, rows, .. } = scratch;
+        let panels = &mut panels[..self.panels(task)];
         if left.is_empty() {
             let mut index = task.first;
             for panel in panels {
@@ -312,59 +418,121 @@ impl<T: Element> Call<'_, T> {
     }
 
     /// Runs a task's panels over the first blocks of `keys`. Returns where the remaining blocks start.
-    fn run_blocks<A: Arithmetic>(
+    fn run_blocks<S: Simd, A: Arithmetic>(
         &self,
+        simd: S,
         arithmetic: A,
         task: Task,
         keys: KeyRange,
-        panels: &mut [Panel],
-        blocks: &mut Blocks,
+        scratch: &mut Scratch,
     ) -> usize {
+        let Scratch { panels, blocks: Blocks { keys: k, values: v, weights, shown }, scores, masks, .. } =
+            scratch;
+        let panels = &mut panels[..self.panels(task)];
         let p = self.problem;
         let tile = Tile { rows: self.plan.tile_rows, vectors: self.plan.vectors };
         let kv_head = task.head / p.group_size();
-        let logit = f64::from(p.softmax_scale().abs()) * arithmetic.logit_factor();
-        let softcap = p.score.softcap.map(f64::from);
-        let (scale, cap) = (softcap.unwrap_or(logit), softcap.map(|softcap| (logit / softcap) as f32));
-        // The scale must not be 0: 0 times the −∞ of a hidden key would be NaN.
-        let scale = ((scale * std::f64::consts::LOG2_E) as f32).max(f32::from_bits(1));
+        let Scale { factor, scale, cap } = self.scale(arithmetic.logit_factor());
         let products_of_key = (task.last - task.first) * (p.head_dim + p.head_dim_v);
         let most = (PRODUCTS_BETWEEN_STOPS / products_of_key.max(1)).saturating_add(keys.start).min(keys.end);
         let mut first = keys.start;
         while first < most.max(keys.start + 1) {
             let range = KeyRange { start: first, end: (first + self.plan.block_kv).min(keys.end) };
-            let of = |view| HeadRows { view, batch: task.batch, head: kv_head, range };
-            let block = Block {
-                keys: range,
-                k: arithmetic.keys(of(self.inputs.k), &mut blocks.keys),
-                v: arithmetic.values(of(self.inputs.v), &mut blocks.values),
-                dim_v: p.head_dim_v,
-            };
-            for panel in panels.iter_mut() {
-                if panel.by_any.start < range.end && range.start < panel.by_any.end {
-                    let block = block.up_to(panel.by_any.end);
-                    arithmetic.step(Step { panel, block, scale, cap, weights: &mut blocks.weights, tile });
-                }
-            }
             first = range.end;
+            let mut verdict = Verdict::All;
+            if let Some(mask) = &self.programs.mask {
+                simd.evaluate(mask, masks, Region::Block(range));
+                verdict = masks.verdict(mask, 0..panels.len());
+            }
+            if verdict == Verdict::None {
+                continue;
+            }
+            let is_finite = OnceCell::new();
+            let (mut room, mut made) = (Some((&mut *k, &mut *v)), None);
+            for (number, panel) in panels.iter_mut().enumerate() {
+                if panel.by_any.end <= range.start || range.end <= panel.by_any.start {
+                    continue;
+                }
+                let mut hidden = None;
+                if let Some(mask) = self.programs.mask.as_ref().filter(|_| verdict == Verdict::Some) {
+                    let keys = range.end.min(panel.by_any.end) - range.start;
+                    match show::<S, A>(simd, mask, masks, (number, panel), keys, shown) {
+                        (Verdict::None, _) => continue,
+                        (Verdict::Some, words) => hidden = Some(words),
+                        (Verdict::All, _) => {}
+                    }
+                }
+                // Keys and values that no panel sees are not read.
+                if let Some((k, v)) = room.take() {
+                    if let Some(program) = &self.programs.score {
+                        simd.evaluate(program, scores, Region::Block(range));
+                    }
+                    let of = |view| HeadRows::of(view, self.sequences[task.batch].kv, kv_head, range);
+                    let (k, v) =
+                        (arithmetic.keys(of(self.inputs.k), k), arithmetic.values(of(self.inputs.v), v));
+                    made = Some(Block { keys: range, k, v, dim_v: p.head_dim_v, is_finite: &is_finite });
+                }
+                let Some(block) = made.map(|block| block.up_to(panel.by_any.end)) else { continue };
+                let program = self.programs.score.as_ref();
+                let scores = program.map(|program| Scores { program, values: scores, panel: number, factor });
+                arithmetic.step(Step { panel, block, scale, cap, weights, tile, scores, shown: hidden });
+            }
         }
         first
     }
 
+    /// How steps turn products of queries and keys into exponents. `logit_factor` is the arithmetic's.
+    fn scale(&self, logit_factor: f64) -> Scale {
+        let p = self.problem;
+        let logit = f64::from(p.softmax_scale().abs()) * logit_factor;
+        let softcap = p.score.softcap.map(f64::from);
+        let factor = softcap.unwrap_or(logit);
+        // The scale must not be 0: 0 times the −∞ of a hidden key would be NaN.
+        let scale = match self.programs.score {
+            None => ((factor * LOG2_E) as f32).max(f32::from_bits(1)),
+            Some(_) => LOG2_E as f32,
+        };
+        Scale { factor: factor as f32, scale, cap: softcap.map(|softcap| (logit / softcap) as f32) }
+    }
+
+    /// Number of panels of a task.
+    fn panels(&self, task: Task) -> usize {
+        (task.last - task.first).div_ceil(self.plan.panel_rows())
+    }
+
+    /// Evaluates what programs compute from the rows of a task.
+    fn place_panels<S: Simd>(&self, simd: S, task: Task, scratch: &mut Scratch) {
+        let Scratch { panels, scores, masks, .. } = scratch;
+        let Sequence { q, kv } = self.sequences[task.batch];
+        let place = Place { batch: task.batch, query_length: q.len, key_length: kv.len };
+        for (program, values) in [(&self.programs.score, scores), (&self.programs.mask, masks)] {
+            let Some(program) = program else { continue };
+            let mut first = task.first;
+            for (number, panel) in panels[..self.panels(task)].iter().enumerate() {
+                // Padding lanes repeat the last row.
+                let of = |lane: usize| self.place(task, first + lane.min(panel.rows - 1));
+                let lanes: [_; MAX_WIDTH] = std::array::from_fn(of);
+                let lanes = &lanes[..panel.width];
+                simd.evaluate(program, values, Region::Panel { panel: number, place, lanes });
+                first += panel.rows;
+            }
+        }
+    }
+
     /// Divides the task's rows into panels and fills each panel with Qᵀ.
-    fn fill_panels<'s, S: Simd, A: Arithmetic>(
+    fn fill_panels<S: Simd, A: Arithmetic>(
         &self,
         simd: S,
         arithmetic: A,
         task: Task,
-        panels: &'s mut Vec<Panel>,
+        panels: &mut Vec<Panel>,
         rows: &mut Aligned,
-    ) -> &'s mut [Panel] {
+    ) {
         let p = self.problem;
+        let Sequence { q, kv } = self.sequences[task.batch];
         let widest = self.plan.panel_rows();
         let dim = arithmetic.words(p.head_dim);
-        let needed = (task.last - task.first).div_ceil(widest);
-        panels.resize_with(panels.len().max(needed), Panel::new);
+        panels.resize_with(panels.len().max(self.panels(task)), Panel::new);
         let dim_out = arithmetic.words_out(p.head_dim_v);
         rows.resize(MAX_WIDTH * dim.max(dim_out));
         for (panel, first) in panels.iter_mut().zip((task.first..task.last).step_by(widest)) {
@@ -372,11 +540,11 @@ impl<T: Element> Call<'_, T> {
             panel.reset(count, count.next_multiple_of(A::LANES), dim, dim_out);
             panel.set_seen(|lane| {
                 let (_, row) = self.place(task, first + lane.min(count - 1));
-                p.band.keys(row, p.seq_q, p.seq_kv)
+                p.band.keys(row, q.len, kv.len)
             });
             for (lane, wide) in rows.chunks_exact_mut(dim).take(count).enumerate() {
                 let (head, row) = self.place(task, first + lane);
-                let query = T::elements(self.inputs.q.row(task.batch, head, row));
+                let query = T::elements(self.inputs.q.row(q.batch, head, q.start + row));
                 arithmetic.query(query, p.softmax_scale() < 0.0, wide);
             }
             if A::TRANSPOSED {
@@ -385,7 +553,6 @@ impl<T: Element> Call<'_, T> {
                 panel.q.copy_from_slice(&rows[..count * dim]);
             }
         }
-        &mut panels[..needed]
     }
 
     /// Normalises a panel, whose first row is the `index`-th row of the task, and writes its rows of O and
@@ -400,7 +567,7 @@ impl<T: Element> Call<'_, T> {
         rows: &mut [f32],
         parts: Option<&Parts<'_>>,
     ) {
-        let (p, dim_v) = (self.problem, self.problem.head_dim_v);
+        let dim_v = self.problem.head_dim_v;
         let (rows, ld) = if A::TRANSPOSED {
             simd.transpose(&panel.out, panel.width, rows, dim_v, dim_v, panel.rows);
             (&*rows, dim_v)
@@ -414,7 +581,7 @@ impl<T: Element> Call<'_, T> {
             match parts {
                 None => self.write(simd, [task.batch, head, row], wide, shift, sum),
                 Some(parts) => {
-                    let row = (task.batch * p.heads_q + head) * p.seq_q + row;
+                    let row = self.index_of_row(task.batch, head, row);
                     // SAFETY: each row and part of the keys belongs to one task.
                     unsafe { parts.keep(row, task.part, wide, shift, sum) };
                 }
@@ -422,21 +589,65 @@ impl<T: Element> Call<'_, T> {
         }
     }
 
+    /// Writes row `row` of a sequence. `wide` is O before normalisation, `shift` was subtracted in the
+    /// exponents (base 2), and `sum` is the sum of the weights.
     #[allow(unsafe_code)] // each row is written by the one task that computes it
     fn write<S: Simd>(&self, simd: S, [batch, head, row]: [usize; 3], wide: &[f32], shift: f32, sum: f32) {
+        let Span { batch, start, .. } = self.sequences[batch].q;
+        let (factor, logarithm) = match self.sinks {
+            None => (1.0 / sum, (f64::from(shift) + f64::from(sum).log2()) * LN_2),
+            Some(sinks) => with_sink(sinks[head], shift, sum),
+        };
         // SAFETY: each row belongs to one task, and the problem's check has established that output rows do
         // not overlap.
-        let out = unsafe { self.out.row(batch, head, row) };
+        let out = unsafe { self.out.row(batch, head, start + row) };
         if sum == 0.0 {
             out.fill(T::from_f32(0.0));
         } else {
-            simd.narrow_scaled(wide, 1.0 / sum, out);
+            simd.narrow_scaled(wide, factor, out);
         }
         if let Some(lse) = &self.lse {
-            let value = (f64::from(shift) + f64::from(sum).log2()) * std::f64::consts::LN_2;
             // SAFETY: as above; the LSE is dense.
-            let row = unsafe { lse.row(batch, head, row) };
-            row[0] = value as f32;
+            let row = unsafe { lse.row(batch, head, start + row) };
+            row[0] = logarithm as f32;
         }
     }
+}
+
+/// Evaluates a mask for the first `keys` keys of a block and a panel with its number. Returns a word for each
+/// weight, where the panel sees some of the keys only.
+fn show<'s, S: Simd, A: Arithmetic>(
+    simd: S,
+    mask: &Compiled<'_>,
+    masks: &mut Values,
+    (number, panel): (usize, &Panel),
+    keys: usize,
+    room: &'s mut Aligned,
+) -> (Verdict, &'s [f32]) {
+    let verdict = masks.verdict(mask, number..number + 1);
+    if verdict != Verdict::Some {
+        return (verdict, &[]);
+    }
+    let (layout, words) = if A::TRANSPOSED {
+        (Layout::Keys(panel.width), keys * panel.width)
+    } else {
+        let line = keys.next_multiple_of(S::LANES);
+        (Layout::Rows(line), panel.rows * line)
+    };
+    let to = room.resize(words);
+    simd.evaluate(mask, masks, Region::Tile { panel: number, keys, layout, factor: 1.0, to });
+    (masks.shown(), to)
+}
+
+/// The factor that normalises O, and the LSE, with a sink in the denominator. A sink of −∞ has no weight.
+fn with_sink(sink: f32, shift: f32, sum: f32) -> (f32, f64) {
+    if sum == 0.0 {
+        // As for a key, a logit of +∞ makes the row NaN.
+        return (0.0, if sink == f32::INFINITY { f64::NAN } else { sink.into() });
+    }
+    let (shift, sink) = (f64::from(shift), f64::from(sink) * LOG2_E);
+    let top = shift.max(sink);
+    let of_keys = (shift - top).exp2();
+    let total = f64::from(sum) * of_keys + (sink - top).exp2();
+    ((of_keys / total) as f32, (top + total.log2()) * LN_2)
 }

@@ -5,7 +5,10 @@
 //!
 //! Rows without mass: a query that sees no key, or only keys whose logit is −∞, has O = 0 and LSE = −∞. For a
 //! row with a visible logit of NaN or +∞, O and LSE are NaN. A key that a row does not see does not affect
-//! the row, even if the key is NaN or infinite.
+//! the row, even if the key is NaN or infinite. With an attention sink, a row without mass has O = 0 and
+//! LSE = the sink.
+//!
+//! Rows that belong to no sequence are not read, and O and the LSE keep their contents there.
 
 mod aligned;
 mod arithmetic;
@@ -14,10 +17,12 @@ mod dims;
 mod error;
 mod forward;
 mod narrow;
+mod operands;
 mod output;
 mod parts;
 pub mod peak;
 mod plan;
+mod programs;
 mod simd;
 mod softcap;
 mod terms;
@@ -27,7 +32,7 @@ mod view;
 
 pub use cost::{Bound, Cost};
 pub use error::CpuError;
-pub use forward::{attention, attention_on};
+pub use forward::{attention, attention_on, attention_with, attention_with_on};
 pub use plan::{CpuPlan, Lanes, Order, Rows};
 pub use problem::{Element, Elements, ElementsMut};
 pub use simd::Isa;

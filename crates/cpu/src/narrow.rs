@@ -42,10 +42,9 @@ use std::sync::OnceLock;
 use problem::{KeyRange, Problem};
 
 use crate::aligned::Aligned;
-use crate::arithmetic::{Arithmetic, Faster, HeadRows};
+use crate::arithmetic::{Arithmetic, Faster, HeadRows, HeadsOf};
 use crate::simd::{Columnwise, Extent, Pairs, RowNorms, Rows, Simd};
 use crate::tile::Step;
-use crate::view::Inputs;
 use crate::{CpuPlan, Element, Elements};
 
 /// Number of keys whose products are summed as integers. Even.
@@ -204,11 +203,9 @@ fn rows_are_fine(roundoff: f64, columns: &[Column], least: f32, loudest: f32) ->
 /// The factors of every head of a problem. Each is computed on first use.
 pub(crate) struct Heads<'a, T, P> {
     pairs: P,
-    problem: &'a Problem,
-    inputs: Inputs<'a, T>,
+    /// The query heads of one task share one factor.
+    of: HeadsOf<'a, T>,
     block_kv: usize,
-    /// Number of query heads whose rows belong to one task. They share one factor.
-    together: usize,
     queries: Vec<OnceLock<Extent>>,
     keys: Vec<OnceLock<Extent>>,
     values: Vec<OnceLock<Option<Vec<f32>>>>,
@@ -217,23 +214,15 @@ pub(crate) struct Heads<'a, T, P> {
 impl<'a, T: Element, P: Pairs> Heads<'a, T, P> {
     /// `None` if 16 bits do not pay for the problem: its type is f32, or it has so few rows that converting K
     /// and V is most of the work.
-    pub(crate) fn new(
-        pairs: P,
-        problem: &'a Problem,
-        inputs: Inputs<'a, T>,
-        plan: &CpuPlan,
-        together: usize,
-    ) -> Option<Self> {
-        let p = problem;
-        let fits = plan.isa.is_for(p) && p.head_dim <= MAX_DIM;
-        let kv_heads = p.batch * p.heads_kv;
+    pub(crate) fn new(pairs: P, of: HeadsOf<'a, T>, plan: &CpuPlan) -> Option<Self> {
+        let p = of.problem;
+        let fits = of.fits && p.head_dim <= MAX_DIM;
+        let (queries, kv_heads) = (p.batch * p.heads_q / of.together, p.batch * p.heads_kv);
         fits.then(|| Heads {
             pairs,
-            problem,
-            inputs,
+            of,
             block_kv: plan.block_kv,
-            together,
-            queries: (0..p.batch * p.heads_q / together).map(|_| OnceLock::new()).collect(),
+            queries: (0..queries).map(|_| OnceLock::new()).collect(),
             keys: (0..kv_heads).map(|_| OnceLock::new()).collect(),
             values: (0..kv_heads).map(|_| OnceLock::new()).collect(),
         })
@@ -241,11 +230,11 @@ impl<'a, T: Element, P: Pairs> Heads<'a, T, P> {
 
     /// The factors of V's columns. `None` if 16 bits are not accurate enough for the head.
     fn value_factors(&self, values: HeadRows<'_, T>) -> Option<Vec<f32>> {
-        let roundoff = self.problem.dtype.unit_roundoff();
+        let roundoff = self.of.problem.dtype.unit_roundoff();
         let columns = self.columns(values).judge(roundoff)?;
         let inverse: Vec<f32> = columns.iter().map(|c| c.inverse_scale).collect();
         let (mut least, mut loudest) = (f32::INFINITY, 0.0f32);
-        for range in self.windows(values.range.end) {
+        for range in self.windows(values.range) {
             let norms: RowNorms = self.pairs.row_norms(HeadRows { range, ..values }.rows(), &inverse);
             (least, loudest) = (least.min(norms.least), loudest.max(norms.sum));
         }
@@ -255,19 +244,18 @@ impl<'a, T: Element, P: Pairs> Heads<'a, T, P> {
 
     /// The arithmetic of a head. `None` if 16 bits are not accurate enough.
     fn arithmetic(&self, batch: usize, head: usize) -> Option<Narrowed<'_, P>> {
-        let p = self.problem;
-        let kv = head / p.group_size();
-        let (at, at_kv) = ((batch * p.heads_q + head) / self.together, batch * p.heads_kv + kv);
+        let HeadsOf { problem: p, sequences, inputs, together, .. } = &self.of;
+        let (kv, sequence) = (head / p.group_size(), &sequences[batch]);
+        let (at, at_kv) = ((batch * p.heads_q + head) / together, batch * p.heads_kv + kv);
         let of_queries = || {
-            let heads = head..head + self.together;
-            self.pairs
-                .extent(heads.flat_map(|head| HeadRows::all(self.inputs.q, batch, head, p.seq_q).rows()))
+            let heads = head..head + together;
+            self.pairs.extent(heads.flat_map(|head| HeadRows::all(inputs.q, sequence.q, head).rows()))
         };
         let queries = self.queries[at].get_or_init(of_queries);
         let keys = self.keys[at_kv]
-            .get_or_init(|| self.pairs.extent(HeadRows::all(self.inputs.k, batch, kv, p.seq_kv).rows()));
+            .get_or_init(|| self.pairs.extent(HeadRows::all(inputs.k, sequence.kv, kv).rows()));
         let (q, k) = logit_factors(p, *queries, *keys)?;
-        let values = HeadRows::all(self.inputs.v, batch, kv, p.seq_kv);
+        let values = HeadRows::all(inputs.v, sequence.kv, kv);
         let v = self.values[at_kv].get_or_init(|| self.value_factors(values)).as_deref()?;
         Some(Narrowed { pairs: self.pairs, factors: Factors { q, k, v } })
     }
@@ -280,24 +268,25 @@ impl<'a, T: Element, P: Pairs> Heads<'a, T, P> {
             sums.clear();
             self.pairs.add_columns(HeadRows { range, ..values }.rows(), sums);
         };
-        for range in self.windows(values.range.end) {
+        for range in self.windows(values.range) {
             of(&mut sums, range);
             columns.add_window(&sums);
             // The last window of a block may have fewer keys. The keys before it then complete the sequence.
-            if range.len() < WINDOW && range.end >= WINDOW {
+            let is_long = range.end >= values.range.start + WINDOW;
+            if range.len() < WINDOW && is_long {
                 of(&mut sums, KeyRange { start: range.end - WINDOW, end: range.end });
             }
-            if range.end >= WINDOW {
+            if is_long {
                 columns.add_sequence(&sums);
             }
         }
         columns
     }
 
-    /// The windows of every step: each block of keys is divided into windows.
-    fn windows(&self, keys: usize) -> impl Iterator<Item = KeyRange> {
-        let block_kv = self.block_kv;
-        (0..keys).step_by(block_kv).flat_map(move |block| {
+    /// The windows of every step: each block of a sequence's keys is divided into windows.
+    fn windows(&self, rows: KeyRange) -> impl Iterator<Item = KeyRange> {
+        let (block_kv, keys) = (self.block_kv, rows.end);
+        (rows.start..keys).step_by(block_kv).flat_map(move |block| {
             let end = (block + block_kv).min(keys);
             (block..end).step_by(WINDOW).map(move |start| KeyRange { start, end: (start + WINDOW).min(end) })
         })
@@ -367,11 +356,12 @@ impl<P: Pairs> Arithmetic for Narrowed<'_, P> {
 
 #[cfg(test)]
 mod tests {
-    use problem::{DType, Layout};
+    use problem::{DType, Layout, LengthValues};
     use rand::{Rng, SeedableRng, rngs::SmallRng};
 
     use super::*;
     use crate::simd::PortablePairs;
+    use crate::view::Inputs;
     use crate::{Input, Isa};
 
     fn extent(max: f32, norm: f32) -> Extent {
@@ -438,8 +428,16 @@ mod tests {
         // The bounds are those of a 16-bit type, but the elements stay f32 here.
         let of_type = Problem { dtype, ..problem.clone() };
         let plan = CpuPlan::with_isa(&of_type, Isa::PortableIntegers);
-        let heads = Heads::new(PortablePairs, &of_type, inputs, &plan, 1).unwrap();
-        heads.value_factors(HeadRows::all(inputs.v, 0, 0, rows)).is_some()
+        let sequences = of_type.sequences(&LengthValues::default()).unwrap();
+        let of = HeadsOf {
+            problem: &of_type,
+            sequences: &sequences,
+            inputs,
+            together: 1,
+            fits: plan.isa.is_for(&of_type),
+        };
+        let heads = Heads::new(PortablePairs, of, &plan).unwrap();
+        heads.value_factors(HeadRows::all(inputs.v, sequences[0].kv, 0)).is_some()
     }
 
     #[test]

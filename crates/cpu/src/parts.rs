@@ -15,7 +15,7 @@ const HEAD: usize = 2;
 
 /// The buffer for the unfinished rows of a problem.
 pub(crate) fn room(problem: &Problem, parts: usize) -> Vec<f32> {
-    vec![0.0; problem.batch * problem.heads_q * problem.seq_q * parts * (HEAD + problem.head_dim_v)]
+    vec![0.0; problem.lse_len() * parts * (HEAD + problem.head_dim_v)]
 }
 
 impl<'a> Parts<'a> {

@@ -123,6 +123,7 @@ impl CpuPlan {
 
     /// A good plan for `problem` on this machine, on at most `threads` threads.
     pub fn for_threads(problem: &Problem, threads: usize) -> CpuPlan {
+        let problem = &*problem.canonical();
         let isas = Isa::available();
         let isa = isas.into_iter().find(|isa| isa.is_for(problem));
         CpuPlan::with_isa_and_threads(problem, isa.unwrap_or(Isa::Portable), threads)
@@ -182,7 +183,8 @@ impl CpuPlan {
             let block_kv = CpuPlan::dims_block_kv(problem);
             tiles.push(CpuPlan { lanes: Lanes::Dims, ..CpuPlan::widest(isa, threads, all, block_kv) });
         }
-        let busy = problem.batch * problem.heads_q / together >= 2 * threads;
+        // One sequence may be much longer than the others.
+        let busy = problem.lengths.is_even() && problem.batch * problem.heads_q / together >= 2 * threads;
         let splits = (0..=5).map(|i| 1 << i).take_while(|&splits| {
             splits == 1 || (!busy && splits <= 4 * threads && problem.seq_kv >= 2 * splits * BLOCK_KV)
         });

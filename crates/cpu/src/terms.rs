@@ -21,14 +21,14 @@
 
 use std::sync::OnceLock;
 
-use problem::{DType, Problem};
+use problem::{DType, Span};
 
 use crate::aligned::Aligned;
-use crate::arithmetic::{Arithmetic, Faster, HeadRows};
+use crate::arithmetic::{Arithmetic, Faster, HeadRows, HeadsOf};
 use crate::simd::{CHUNK, HasTiles, Magnitudes, Rows, Simd, Tiles};
 use crate::tile::{MAX_WIDTH, Step};
-use crate::view::{Inputs, View};
-use crate::{CpuPlan, Element, Elements};
+use crate::view::View;
+use crate::{Element, Elements};
 
 /// Rows of a tile, which are also its f32 columns.
 pub(crate) const TILE: usize = 16;
@@ -44,58 +44,41 @@ const LARGEST_SCALE: f32 = (1 << 24) as f32;
 /// Which heads of a problem are computed with terms. Each is determined on first use.
 pub(crate) struct Heads<'a, T, H> {
     tiles: H,
-    problem: &'a Problem,
-    inputs: Inputs<'a, T>,
-    /// Number of query heads whose rows belong to one task.
-    together: usize,
+    of: HeadsOf<'a, T>,
     queries: Vec<OnceLock<bool>>,
     keys: Vec<OnceLock<bool>>,
 }
 
 impl<'a, T: Element, H: HasTiles> Heads<'a, T, H> {
     /// `None` if the problem is not suited to terms.
-    pub(crate) fn new(
-        tiles: H,
-        problem: &'a Problem,
-        inputs: Inputs<'a, T>,
-        plan: &CpuPlan,
-        together: usize,
-    ) -> Option<Self> {
-        let p = problem;
-        let fits = plan.isa.is_for(p) && p.softmax_scale().abs() <= LARGEST_SCALE;
+    pub(crate) fn new(tiles: H, of: HeadsOf<'a, T>) -> Option<Self> {
+        let p = of.problem;
+        let fits = of.fits && p.softmax_scale().abs() <= LARGEST_SCALE;
         let locks = |count| (0..count).map(|_| OnceLock::new()).collect();
-        fits.then(|| Heads {
-            tiles,
-            problem,
-            inputs,
-            together,
-            queries: locks(p.batch * p.heads_q / together),
-            keys: locks(p.batch * p.heads_kv),
-        })
+        let (queries, keys) = (p.batch * p.heads_q / of.together, p.batch * p.heads_kv);
+        fits.then(|| Heads { tiles, of, queries: locks(queries), keys: locks(keys) })
     }
 
-    /// The magnitudes of the elements of a head's rows.
-    fn magnitudes(&self, view: View<'_, T>, batch: usize, head: usize, rows: usize) -> Magnitudes {
-        self.tiles.magnitudes(HeadRows::all(view, batch, head, rows).rows())
+    /// The magnitudes of the elements of a sequence in a head.
+    fn magnitudes(&self, view: View<'_, T>, span: Span, head: usize) -> Magnitudes {
+        self.tiles.magnitudes(HeadRows::all(view, span, head).rows())
     }
 
     /// Whether a head is computed with terms.
     fn fits(&self, batch: usize, head: usize) -> bool {
-        let p = self.problem;
-        let kv = head / p.group_size();
+        let HeadsOf { problem: p, sequences, inputs, together, .. } = &self.of;
+        let (kv, sequence) = (head / p.group_size(), &sequences[batch]);
         // False for NaN.
         let ordinary = |of: Magnitudes| of.largest <= LARGEST;
-        let queries = || {
-            (head..head + self.together)
-                .all(|head| ordinary(self.magnitudes(self.inputs.q, batch, head, p.seq_q)))
-        };
+        let queries =
+            || (head..head + together).all(|head| ordinary(self.magnitudes(inputs.q, sequence.q, head)));
         let keys = || {
-            let values = self.magnitudes(self.inputs.v, batch, kv, p.seq_kv);
+            let values = self.magnitudes(inputs.v, sequence.kv, kv);
             values.least >= LEAST_VALUE
                 && ordinary(values)
-                && ordinary(self.magnitudes(self.inputs.k, batch, kv, p.seq_kv))
+                && ordinary(self.magnitudes(inputs.k, sequence.kv, kv))
         };
-        *self.queries[(batch * p.heads_q + head) / self.together].get_or_init(queries)
+        *self.queries[(batch * p.heads_q + head) / together].get_or_init(queries)
             && *self.keys[batch * p.heads_kv + kv].get_or_init(keys)
     }
 }

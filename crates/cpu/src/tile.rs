@@ -4,9 +4,12 @@
 //! sums over keys are plain vector operations. K and V are read number by number in place. Only Q and O,
 //! which are small, are ever transposed.
 
+use std::cell::OnceCell;
+
 use problem::KeyRange;
 
 use crate::aligned::Aligned;
+use crate::programs::{self, Compiled, Layout, Region, Values};
 use crate::simd::{Added, Columns, Fresh, Rows, Simd, gemm};
 use crate::softcap::cap_logits;
 
@@ -101,6 +104,8 @@ pub(crate) struct Block<'a> {
     pub v: Rows<'a>,
     /// Number of elements of a row of V.
     pub dim_v: usize,
+    /// Whether all words of V are finite, once a step has asked.
+    pub is_finite: &'a OnceCell<bool>,
 }
 
 impl Block<'_> {
@@ -108,6 +113,14 @@ impl Block<'_> {
     pub(crate) fn up_to(self, end: usize) -> Self {
         let keys = KeyRange { start: self.keys.start, end: self.keys.end.min(end) };
         Block { keys, ..self }
+    }
+
+    /// Whether all words of V are finite numbers. Only for words that are f32 numbers.
+    #[inline(always)]
+    pub(crate) fn is_finite(&self) -> bool {
+        // All words are looked at, so that the loop is vectorised.
+        let all = || self.v.data.iter().fold(true, |all, x| all & x.is_finite());
+        *self.is_finite.get_or_init(all)
     }
 }
 
@@ -133,7 +146,8 @@ impl Tile {
 pub(crate) struct Step<'a> {
     pub panel: &'a mut Panel,
     pub block: Block<'a>,
-    /// `|scale| · log2(e)`, or `softcap · log2(e)` if logits are capped. A negative scale's sign is in Q.
+    /// `|scale| · log2(e)`, or `softcap · log2(e)` if logits are capped, or `log2(e)` with a score program. A
+    /// negative scale's sign is in Q.
     pub scale: f32,
     /// `|scale| / softcap`, if logits are capped.
     pub cap: Option<f32>,
@@ -141,18 +155,47 @@ pub(crate) struct Step<'a> {
     pub weights: &'a mut [f32],
     /// The register tile.
     pub tile: Tile,
+    /// The score program.
+    pub scores: Option<Scores<'a>>,
+    /// The evaluated mask program, if it hides some of the scores: a word for each weight.
+    pub shown: Option<&'a [f32]>,
+}
+
+/// A score program for a step.
+pub(crate) struct Scores<'a> {
+    pub program: &'a Compiled<'a>,
+    pub values: &'a mut Values,
+    /// The panel's number in its task.
+    pub panel: usize,
+    /// The factor that turns products of queries and keys, or the tanh of a cap, into logits.
+    pub factor: f32,
+}
+
+impl Scores<'_> {
+    /// Replaces products by the program's logits.
+    #[inline(always)]
+    pub(crate) fn apply<S: Simd>(self, s: S, keys: usize, layout: Layout, to: &mut [f32]) {
+        let Scores { program, values, panel, factor } = self;
+        s.evaluate(program, values, Region::Tile { panel, keys, layout, factor, to });
+    }
 }
 
 /// S = K Qᵀ, capped and masked; P = exp2(S·c − m); O = O·α + P V, all transposed, for one panel and one
 /// block.
 #[inline(always)]
 pub(crate) fn run_step<S: Simd, const VECTORS: usize>(s: S, step: Step<'_>) {
-    let Step { panel, block, scale, cap, weights, tile } = step;
+    let Step { panel, block, scale, cap, weights, tile, scores, shown } = step;
     let (keys, tall) = (block.keys.len(), tile.rows_of(VECTORS));
     let weights = &mut weights[..keys * VECTORS * S::LANES];
     gemm::<S, _, _, VECTORS>(s, Fresh, block.k, &panel.q, weights, [keys, block.k.ld], tall);
     if let Some(factor) = cap {
         cap_logits(s, factor, weights);
+    }
+    if let Some(scores) = scores {
+        scores.apply(s, keys, Layout::Keys(VECTORS * S::LANES), weights);
+    }
+    if let Some(shown) = shown {
+        programs::hide(shown, weights);
     }
     let partial = block.keys.start < panel.by_all.start || panel.by_all.end < block.keys.end;
     if partial {
@@ -161,8 +204,8 @@ pub(crate) fn run_step<S: Simd, const VECTORS: usize>(s: S, step: Step<'_>) {
     let max = maximum::<S, VECTORS>(s, weights);
     raise_maximum(s, panel, scale, max);
     exponentiate::<S, VECTORS>(s, panel, scale, weights);
-    if partial && !block.v.data.iter().all(|x| x.is_finite()) {
-        return accumulate_seen(panel, block, weights);
+    if (partial || shown.is_some()) && !block.is_finite() {
+        return accumulate_seen(panel, block, shown, weights);
     }
     let v = Columns { data: block.v.data, ld: block.v.ld };
     gemm::<S, _, _, VECTORS>(s, Added, v, weights, &mut panel.out, [block.dim_v, keys], tall);
@@ -264,14 +307,19 @@ fn exponentiate<S: Simd, const VECTORS: usize>(s: S, panel: &mut Panel, scale: f
 
 /// O += P V with a check of every key: if V is not finite, the weight 0 of a hidden key must not be
 /// multiplied by it.
-fn accumulate_seen(panel: &mut Panel, block: Block<'_>, weights: &[f32]) {
+fn accumulate_seen(panel: &mut Panel, block: Block<'_>, shown: Option<&[f32]>, weights: &[f32]) {
     let width = panel.width;
-    for (key, (values, weights)) in
-        (block.keys.start..).zip(block.v.data.chunks_exact(block.dim_v).zip(weights.chunks_exact(width)))
-    {
-        for lane in
-            (0..panel.rows).filter(|&lane| (panel.seen[lane].start..panel.seen[lane].end).contains(&key))
-        {
+    let lines = block.v.data.chunks_exact(block.dim_v).zip(weights.chunks_exact(width));
+    for (index, (values, weights)) in lines.enumerate() {
+        let key = block.keys.start + index;
+        let sees = |panel: &Panel, lane: usize| {
+            (panel.seen[lane].start..panel.seen[lane].end).contains(&key)
+                && shown.is_none_or(|shown| shown[index * width + lane].to_bits() != 0)
+        };
+        for lane in 0..panel.rows {
+            if !sees(panel, lane) {
+                continue;
+            }
             for (d, &value) in values.iter().enumerate() {
                 panel.out[d * width + lane] += weights[lane] * value;
             }

@@ -2,6 +2,7 @@
 
 mod common;
 mod narrow;
+mod operands;
 mod terms;
 
 use common::{Inputs, check, check_everywhere, run, small_plan};

@@ -2,13 +2,62 @@
 
 use std::fmt;
 
-use problem::{Problem, Tensor};
+use problem::{Problem, Table, Tensor};
 use ptx::{
     Access, Arg, BufferSpec, Builder, F32, Global, Kernel, Launch, R32, R64, TensorMapPtr, TensorMapSpec,
     Verified,
 };
 
 use crate::Program;
+/// An array of lengths, of 32-bit signed integers ([`problem::Lengths`]).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum LengthArray {
+    /// `batch + 1` cumulative lengths of packed queries (`cu_seqlens_q`).
+    CumulativeQ,
+    /// `batch + 1` cumulative lengths of packed keys (`cu_seqlens_k`).
+    CumulativeKv,
+    /// `batch` used lengths of queries (`seqused_q`).
+    UsedQ,
+    /// `batch` used lengths of keys (`seqused_k`).
+    UsedKv,
+    /// `batch` numbers of padding rows before the first key (`leftpad_k`).
+    LeftPad,
+}
+
+impl LengthArray {
+    /// All arrays.
+    pub const ALL: [LengthArray; 5] = [
+        LengthArray::CumulativeQ,
+        LengthArray::CumulativeKv,
+        LengthArray::UsedQ,
+        LengthArray::UsedKv,
+        LengthArray::LeftPad,
+    ];
+
+    /// The array's name as FlashAttention's arguments have it.
+    pub const fn name(self) -> &'static str {
+        match self {
+            LengthArray::CumulativeQ => "cu_seqlens_q",
+            LengthArray::CumulativeKv => "cu_seqlens_k",
+            LengthArray::UsedQ => "seqused_q",
+            LengthArray::UsedKv => "seqused_k",
+            LengthArray::LeftPad => "leftpad_k",
+        }
+    }
+
+    /// Number of elements; `None` if the problem does not have the array.
+    pub const fn len(self, problem: &Problem) -> Option<usize> {
+        let lengths = &problem.lengths;
+        let (is_used, elements) = match self {
+            LengthArray::CumulativeQ => (lengths.q.packed.is_some(), problem.batch + 1),
+            LengthArray::CumulativeKv => (lengths.kv.packed.is_some(), problem.batch + 1),
+            LengthArray::UsedQ => (lengths.q.used, problem.batch),
+            LengthArray::UsedKv => (lengths.kv.used, problem.batch),
+            LengthArray::LeftPad => (lengths.left_padded, problem.batch),
+        };
+        if is_used { Some(elements) } else { None }
+    }
+}
 
 /// What a buffer of a kernel holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -17,6 +66,12 @@ pub enum Operand {
     Tensor(Tensor),
     /// The log-sum-exp output, f32, `[batch][head][row]`.
     Lse,
+    /// An array of lengths.
+    Lengths(LengthArray),
+    /// The attention sinks, f32, `[head]`.
+    Sinks,
+    /// A table of the programs ([`problem::Programs::tables`]).
+    Table(u8),
     /// An input tensor quantised to u8, head by head.
     Codes(Tensor),
     /// The scales of quantised inputs, f32: of each head of Q, then of K, then of V.
@@ -36,6 +91,16 @@ impl Operand {
         match self {
             Operand::Tensor(tensor) => tensor.name(),
             Operand::Lse => "lse",
+            Operand::Lengths(array) => array.name(),
+            Operand::Sinks => "sinks",
+            Operand::Table(0) => "table_0",
+            Operand::Table(1) => "table_1",
+            Operand::Table(2) => "table_2",
+            Operand::Table(3) => "table_3",
+            Operand::Table(4) => "table_4",
+            Operand::Table(5) => "table_5",
+            Operand::Table(6) => "table_6",
+            Operand::Table(_) => "table_7",
             Operand::Codes(Tensor::Q) => "q_codes",
             Operand::Codes(Tensor::K) => "k_codes",
             Operand::Codes(Tensor::V) => "v_codes",
@@ -115,8 +180,27 @@ impl<'a> Contract<'a> {
 
     /// The address of the LSE of row (0, 0, 0).
     pub fn lse(&mut self, k: &mut Builder) -> Global {
-        let bytes = 4 * self.problem.batch * self.problem.heads_q * self.problem.seq_q;
-        self.memory(k, Operand::Lse, bytes, Access::Write)
+        // Rows that belong to no sequence keep their values.
+        let even = self.problem.lengths.is_even();
+        let access = if even { Access::Write } else { Access::ReadWrite };
+        self.memory(k, Operand::Lse, 4 * self.problem.lse_len(), access)
+    }
+
+    /// The address of an array of lengths; `None` if the problem does not have it.
+    pub fn lengths(&mut self, k: &mut Builder, array: LengthArray) -> Option<Global> {
+        let elements = array.len(self.problem)?;
+        Some(self.memory(k, Operand::Lengths(array), 4 * elements, Access::Read))
+    }
+
+    /// The address of the attention sinks; `None` if the problem has none.
+    pub fn sinks(&mut self, k: &mut Builder) -> Option<Global> {
+        let bytes = 4 * self.problem.heads_q;
+        self.problem.score.sink.then(|| self.memory(k, Operand::Sinks, bytes, Access::Read))
+    }
+
+    /// The address of the first element of the programs' table `number`.
+    pub fn table(&mut self, k: &mut Builder, number: u8, table: &Table) -> Global {
+        self.memory(k, Operand::Table(number), table.span() * table.dtype.bytes(), Access::Read)
     }
 
     /// The address of counters of `bytes` bytes.
@@ -187,7 +271,7 @@ impl<'a> Contract<'a> {
         let bytes = span_bytes(self.problem, tensor);
         let dense = 2 * self.problem.extents(tensor).iter().product::<usize>();
         let access = match tensor {
-            Tensor::Out if dense == bytes => Access::Write,
+            Tensor::Out if dense == bytes && self.problem.lengths.is_even() => Access::Write,
             // Elements between the rows must keep their values.
             Tensor::Out => Access::ReadWrite,
             _ => Access::Read,

@@ -39,6 +39,9 @@ pub enum PlanError {
     /// The family does not support a property of the problem.
     #[error("invalid value '{value}' for {what} with family {family}: expected {accepted}")]
     Problem { family: &'static str, what: String, value: String, accepted: String },
+    /// The family does not compute a feature of the problem.
+    #[error("family {family} does not compute {name}")]
+    Feature { family: &'static str, name: &'static str },
     /// A number is outside its range, or not a multiple of the required number.
     #[error("invalid value '{value}' for {what}: expected {accepted}")]
     Value { what: &'static str, value: u64, accepted: String },

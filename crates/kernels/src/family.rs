@@ -3,15 +3,22 @@
 use problem::Problem;
 use ptx::Violations;
 
+use crate::Program;
+use crate::forward::lengths::row_blocks;
 use crate::forward::mma::MmaPlan;
 use crate::forward::small::SmallPlan;
 use crate::forward::wgmma::WgmmaPlan;
 use crate::genes::Gene;
 use crate::ladder::RungPlan;
-use crate::{Arch, KernelError, Plan, PlanError, Program};
+use crate::{Arch, Features, KernelError, Plan, PlanError};
 
 /// A family of kernels, implemented by its plan. Problems are [canonical](Problem::canonical).
 pub(crate) trait FamilyPlan {
+    /// The features that the family computes.
+    fn features() -> Features
+    where
+        Self: Sized;
+
     /// A good plan for the problem where nothing was measured, unchecked: a starting point for a search.
     fn default_for(problem: &Problem, arch: &Arch) -> Self
     where
@@ -70,6 +77,11 @@ macro_rules! families {
                 match self {
                     $(Family::$family => Plan::$family(<$plan as FamilyPlan>::default_for(problem, arch))),*
                 }
+            }
+
+            /// The features that the family computes.
+            pub fn features(self) -> Features {
+                match self { $(Family::$family => <$plan as FamilyPlan>::features()),* }
             }
 
             /// The genes of the family's plans.
@@ -155,6 +167,7 @@ impl Plan {
 }
 
 /// Row tiles of `rows` rows over all heads.
-pub(crate) fn row_tiles(problem: &Problem, rows: usize) -> u64 {
-    (problem.seq_q.div_ceil(rows) * problem.batch * problem.heads_q) as u64
+pub(crate) fn row_tiles(problem: &Problem, rows: u32) -> u64 {
+    let [tiles, batch] = row_blocks(problem, rows, 1);
+    tiles * batch * problem.heads_q as u64
 }

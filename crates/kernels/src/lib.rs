@@ -19,6 +19,7 @@ mod arch;
 mod contract;
 mod error;
 mod family;
+mod features;
 pub mod forward;
 pub mod genes;
 pub mod ladder;
@@ -27,8 +28,9 @@ mod program;
 pub mod select;
 
 pub use arch::Arch;
-pub use contract::Operand;
+pub use contract::{LengthArray, Operand};
 pub use error::{KernelError, PlanError};
 pub use family::Family;
+pub use features::Features;
 pub use plan::{Plan, emit};
 pub use program::Program;

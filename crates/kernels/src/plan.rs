@@ -1,11 +1,12 @@
 use problem::Problem;
 use serde::{Deserialize, Serialize};
 
+use crate::Program;
 use crate::forward::mma::MmaPlan;
 use crate::forward::small::SmallPlan;
 use crate::forward::wgmma::WgmmaPlan;
 use crate::ladder::RungPlan;
-use crate::{Arch, KernelError, PlanError, Program};
+use crate::{Arch, Features, KernelError, PlanError};
 
 /// How a problem is computed: a kernel family and its genes. Pure data, and the only input of a generator
 /// besides the problem and the architecture.
@@ -38,8 +39,14 @@ impl Plan {
     pub fn check(&self, problem: &Problem, arch: &Arch) -> Result<(), PlanError> {
         let problem = &*problem.canonical();
         match self.of_family() {
-            Ok((_, plan)) => plan.check(problem, arch),
-            Err(rung) => rung.check(problem, arch),
+            Ok((family, plan)) => {
+                family.features().check(problem, family.name())?;
+                plan.check(problem, arch)
+            }
+            Err(rung) => {
+                Features::default().check(problem, rung.name())?;
+                rung.check(problem, arch)
+            }
         }
     }
 }

@@ -111,8 +111,10 @@ fn torture_set_is_right_and_without_hazards() {
 #[test]
 fn parts_may_be_far_apart() {
     for (scale, rescale) in [(20.0, SPECULATIVE), (-300.0, Rescaling::Always), (90.0, Rescaling::Beyond(8))] {
-        let problem =
-            Problem { score: problem::Score { scale: Some(scale), softcap: None }, ..tiles(3, 7, 4, 64) };
+        let problem = Problem {
+            score: problem::Score { scale: Some(scale), ..problem::Score::default() },
+            ..tiles(3, 7, 4, 64)
+        };
         check(&problem, &WgmmaPlan { rescale, ..base() }, 4, Options::default());
     }
 }

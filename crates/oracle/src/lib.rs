@@ -6,7 +6,8 @@
 //!
 //! Rows without mass: a query that sees no key, or only keys whose logit is −∞, has O = 0 and LSE = −∞. For a
 //! row with a visible logit of NaN or +∞, O and LSE are NaN. A key that a row does not see does not affect
-//! the row, even if the key is NaN or infinite.
+//! the row, even if the key is NaN or infinite. With an attention sink, a row without keys has O = 0 and
+//! LSE = the sink.
 //!
 //! Both share one code, generic over an `Arithmetic`. Eight query rows are computed together, one per lane,
 //! so that every inner loop multiplies a vector by a number. A block of rows stores its logits (8 · seq_kv
@@ -14,7 +15,8 @@
 
 mod rows;
 
-use problem::{DType, Element, KeyRange, Problem, ProblemError, Tensor};
+use problem::program::{Point, Precision};
+use problem::{DType, Element, Operands, Problem, ProblemError, Sequence, Span, Tensor};
 use rayon::prelude::*;
 
 use rows::Rows;
@@ -33,6 +35,16 @@ pub enum OracleError {
         /// Element type of the problem.
         problem: DType,
     },
+    /// An operand has the wrong number of elements.
+    #[error("{operand} has {len} elements; expected {expected}")]
+    OperandLength {
+        /// `sinks`, or the table's name.
+        operand: String,
+        /// Elements given.
+        len: usize,
+        /// Elements accepted.
+        expected: usize,
+    },
     /// A slice is shorter than its tensor.
     #[error("{tensor} has {len} elements; its shape and strides reach over {needed}")]
     BufferTooShort {
@@ -45,26 +57,40 @@ pub enum OracleError {
     },
 }
 
-/// Dense outputs of a reference implementation.
+/// Dense outputs of a reference implementation. Rows that belong to no sequence are NaN.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Reference {
-    /// `[batch, heads_q, seq_q, head_dim_v]`.
+    /// `[batch, heads_q, seq_q, head_dim_v]`; `[heads_q, rows, head_dim_v]` for packed queries.
     pub out: Vec<f64>,
-    /// `[batch, heads_q, seq_q]`: natural logarithm of the sum of exponentials of the scaled logits.
+    /// `[batch, heads_q, seq_q]`, or `[heads_q, rows]` for packed queries: natural logarithm of the sum of
+    /// exponentials of the logits, the sink included.
     pub lse: Vec<f64>,
 }
 
-/// Attention in f64 on the given inputs, which are already rounded to their type.
+/// Attention in f64 on the given inputs, which are already rounded to their type. The problem has no operands
+/// beside Q, K and V.
 ///
 /// # Errors
 /// An [`OracleError`] if the problem or a buffer is rejected.
 pub fn oracle<T: Element>(problem: &Problem, q: &[T], k: &[T], v: &[T]) -> Result<Reference, OracleError> {
-    attend::<Exact, T>(problem, q, k, v)
+    oracle_with(problem, [q, k, v], &Operands::default())
+}
+
+/// Like [`oracle`], with the problem's other operands.
+///
+/// # Errors
+/// An [`OracleError`] if the problem, a buffer or an operand is rejected.
+pub fn oracle_with<T: Element>(
+    problem: &Problem,
+    inputs: [&[T]; 3],
+    operands: &Operands<'_>,
+) -> Result<Reference, OracleError> {
+    attend::<Exact, T>(problem, inputs, operands)
 }
 
 /// Standard attention in the precision of its inputs, like the reference of FlashAttention's tests: Q·scale,
 /// S, P and O are rounded to `T`; sums and the softmax are f32. Twice its distance from [`oracle`] serves as
-/// a tolerance.
+/// a tolerance. The problem has no operands beside Q, K and V.
 ///
 /// # Errors
 /// An [`OracleError`] if the problem or a buffer is rejected.
@@ -74,7 +100,19 @@ pub fn reference_in_precision<T: Element>(
     k: &[T],
     v: &[T],
 ) -> Result<Reference, OracleError> {
-    attend::<Rounded<T>, T>(problem, q, k, v)
+    reference_in_precision_with(problem, [q, k, v], &Operands::default())
+}
+
+/// Like [`reference_in_precision`], with the problem's other operands.
+///
+/// # Errors
+/// An [`OracleError`] if the problem, a buffer or an operand is rejected.
+pub fn reference_in_precision_with<T: Element>(
+    problem: &Problem,
+    inputs: [&[T]; 3],
+    operands: &Operands<'_>,
+) -> Result<Reference, OracleError> {
+    attend::<Rounded<T>, T>(problem, inputs, operands)
 }
 
 /// Number of query rows computed together.
@@ -94,6 +132,8 @@ trait Arithmetic {
         + std::ops::Mul<Output = Self::Real>
         + std::ops::Div<Output = Self::Real>;
     const NEG_INFINITY: Self::Real;
+    /// Precision of programs.
+    const PRECISION: Precision;
     fn real(x: f32) -> Self::Real;
     /// Rounding of the values that standard attention stores: Q·scale, S, P and O.
     fn store(x: Self::Real) -> Self::Real;
@@ -102,12 +142,15 @@ trait Arithmetic {
     fn exp(x: Self::Real) -> Self::Real;
     fn ln(x: Self::Real) -> Self::Real;
     fn tanh(x: Self::Real) -> Self::Real;
+    /// A program's result.
+    fn narrow(x: f64) -> Self::Real;
 }
 
 struct Exact;
 
 impl Arithmetic for Exact {
     type Real = f64;
+    const PRECISION: Precision = Precision::Exact;
     const NEG_INFINITY: f64 = f64::NEG_INFINITY;
     fn real(x: f32) -> f64 {
         f64::from(x)
@@ -127,12 +170,16 @@ impl Arithmetic for Exact {
     fn tanh(x: f64) -> f64 {
         x.tanh()
     }
+    fn narrow(x: f64) -> f64 {
+        x
+    }
 }
 
 struct Rounded<T>(std::marker::PhantomData<T>);
 
 impl<T: Element> Arithmetic for Rounded<T> {
     type Real = f32;
+    const PRECISION: Precision = Precision::Single;
     const NEG_INFINITY: f32 = f32::NEG_INFINITY;
     fn real(x: f32) -> f32 {
         x
@@ -154,78 +201,133 @@ impl<T: Element> Arithmetic for Rounded<T> {
     fn tanh(x: f32) -> f32 {
         x.tanh()
     }
+    fn narrow(x: f64) -> f32 {
+        x as f32
+    }
 }
 
-/// `count` rows of one head of K or V, converted and dense.
-fn widen_head<A: Arithmetic, T: Element>(
-    view: Rows<'_, T>,
-    batch: usize,
-    head: usize,
-    count: usize,
-) -> Vec<A::Real> {
-    let rows = (0..count).flat_map(|row| view.row(batch, head, row));
+/// The rows of a sequence in one head of K or V, converted and dense.
+fn widen_head<A: Arithmetic, T: Element>(view: Rows<'_, T>, span: Span, head: usize) -> Vec<A::Real> {
+    let rows = (0..span.len).flat_map(|row| view.row(span.batch, head, span.start + row));
     rows.map(|x| A::real(x.to_f32())).collect()
 }
 
 fn attend<A: Arithmetic, T: Element>(
     problem: &Problem,
-    q: &[T],
-    k: &[T],
-    v: &[T],
+    [q, k, v]: [&[T]; 3],
+    operands: &Operands<'_>,
 ) -> Result<Reference, OracleError> {
     problem.check()?;
     if T::DTYPE != problem.dtype {
         return Err(OracleError::DType { slices: T::DTYPE, problem: problem.dtype });
     }
+    check_operands(problem, operands)?;
     let [queries, k, v] = [
         Rows::new(problem, Tensor::Q, q)?,
         Rows::new(problem, Tensor::K, k)?,
         Rows::new(problem, Tensor::V, v)?,
     ];
-    let (heads, rows, dim_v) = (problem.heads_q, problem.seq_q, problem.head_dim_v);
-    let mut out = vec![0.0; problem.batch * heads * rows * dim_v];
-    let mut lse = vec![0.0; problem.batch * heads * rows];
+    let [_, heads, all_rows, dim_v] = problem.extents(Tensor::Out);
+    let mut out = vec![f64::NAN; problem.lse_len() * dim_v];
+    let mut lse = vec![f64::NAN; problem.lse_len()];
     let group = problem.group_size();
     // Heads are processed one after the other, so that only one head of K and V is converted at a time.
-    let per_head = out.chunks_mut(rows * dim_v).zip(lse.chunks_mut(rows)).enumerate();
-    let mut widened = (Vec::new(), Vec::new());
-    for (index, (out, lse)) in per_head {
-        let (batch, head) = (index / heads, index % heads);
-        if head % group == 0 {
-            widened.0 = widen_head::<A, T>(k, batch, head / group, problem.seq_kv);
-            widened.1 = widen_head::<A, T>(v, batch, head / group, problem.seq_kv);
+    for (batch, sequence) in problem.sequences(&operands.lengths)?.into_iter().enumerate() {
+        let mut widened = (Vec::new(), Vec::new());
+        for head in 0..heads {
+            if head % group == 0 {
+                widened.0 = widen_head::<A, T>(k, sequence.kv, head / group);
+                widened.1 = widen_head::<A, T>(v, sequence.kv, head / group);
+            }
+            let Span { batch: outer, start, len } = sequence.q;
+            let first = (outer * heads + head) * all_rows + start;
+            let (out, lse) = (&mut out[first * dim_v..][..len * dim_v], &mut lse[first..][..len]);
+            out.par_chunks_mut(LANES * dim_v).zip(lse.par_chunks_mut(LANES)).enumerate().for_each(
+                |(block, (out, lse))| {
+                    let row = |lane| queries.row(outer, head, start + block * LANES + lane);
+                    let rows: Vec<&[T]> = (0..lse.len()).map(row).collect();
+                    let place = Place { problem, operands, sequence, batch, head, first: block * LANES };
+                    row_block::<A, T>(&place, &rows, (&widened.0, &widened.1), out, lse);
+                },
+            );
         }
-        let (keys, values) = (&widened.0, &widened.1);
-        out.par_chunks_mut(LANES * dim_v).zip(lse.par_chunks_mut(LANES)).enumerate().for_each(
-            |(block, (out, lse))| {
-                let row = |lane| queries.row(batch, head, block * LANES + lane);
-                let rows: Vec<&[T]> = (0..lse.len()).map(row).collect();
-                let seen = |lane| problem.band.keys(block * LANES + lane, problem.seq_q, problem.seq_kv);
-                row_block::<A, T>(problem, &rows, seen, keys, values, out, lse);
-            },
-        );
     }
     Ok(Reference { out, lse })
 }
 
+/// Rejects sinks and tables of the wrong size.
+fn check_operands(problem: &Problem, operands: &Operands<'_>) -> Result<(), OracleError> {
+    let accept = |operand: &dyn Fn() -> String, len: usize, expected: usize, fits: bool| {
+        if fits { Ok(()) } else { Err(OracleError::OperandLength { operand: operand(), len, expected }) }
+    };
+    let sinks = if problem.score.sink { problem.heads_q } else { 0 };
+    let given = operands.sinks.len();
+    accept(&|| "sinks".to_owned(), given, sinks, given == sinks)?;
+    let (tables, given) = (&problem.programs.tables, operands.tables.len());
+    accept(&|| "the list of tables".to_owned(), given, tables.len(), given == tables.len())?;
+    for (i, (table, data)) in tables.iter().zip(operands.tables).enumerate() {
+        accept(&|| format!("table {i}"), data.len(), table.span(), data.len() >= table.span())?;
+    }
+    Ok(())
+}
+
+/// Where a block of rows is.
+struct Place<'a> {
+    problem: &'a Problem,
+    operands: &'a Operands<'a>,
+    sequence: Sequence,
+    batch: usize,
+    head: usize,
+    /// The first row's position in its sequence.
+    first: usize,
+}
+
+impl Place<'_> {
+    /// The point of a score.
+    fn point(&self, lane: usize, key: usize, score: f64) -> Point {
+        Point {
+            score,
+            query: self.first + lane,
+            key,
+            batch: self.batch,
+            head: self.head,
+            query_length: self.sequence.q.len,
+            key_length: self.sequence.kv.len,
+        }
+    }
+
+    /// For each key, whether each of `lanes` rows sees it.
+    fn visible(&self, lanes: usize) -> Vec<[bool; LANES]> {
+        let (rows, keys) = (self.sequence.q.len, self.sequence.kv.len);
+        let mut visible = vec![[false; LANES]; keys];
+        let mut values = Vec::new();
+        let programs = &self.problem.programs;
+        for lane in 0..lanes {
+            let seen = self.problem.band.keys(self.first + lane, rows, keys);
+            for (key, visible) in (seen.start..seen.end).zip(&mut visible[seen.start..]) {
+                visible[lane] = programs.mask.as_ref().is_none_or(|mask| {
+                    let point = self.point(lane, key, 0.0);
+                    let tables = self.operands.tables;
+                    mask.evaluate(programs, tables, &point, Precision::Exact, &mut values).is_true()
+                });
+            }
+        }
+        visible
+    }
+}
+
 /// Up to [`LANES`] query rows against one head of keys and values.
 fn row_block<A: Arithmetic, T: Element>(
-    problem: &Problem,
+    place: &Place<'_>,
     rows: &[&[T]],
-    seen: impl Fn(usize) -> KeyRange,
-    keys: &[A::Real],
-    values: &[A::Real],
+    (keys, values): (&[A::Real], &[A::Real]),
     out: &mut [f64],
     lse: &mut [f64],
 ) {
+    let problem = place.problem;
     let (dim, dim_v) = (problem.head_dim, problem.head_dim_v);
     // Padding lanes see no key.
-    let nothing = KeyRange { start: 0, end: 0 };
-    let seen: [KeyRange; LANES] = std::array::from_fn(|i| if i < rows.len() { seen(i) } else { nothing });
-    let first = seen[..rows.len()].iter().map(|r| r.start).min().unwrap_or(0);
-    let last = seen[..rows.len()].iter().map(|r| r.end).max().unwrap_or(0).max(first);
-    let sees = |lane: usize, key: usize| (seen[lane].start..seen[lane].end).contains(&key);
-
+    let visible = place.visible(rows.len());
     let (scale, cap) = (A::real(problem.softmax_scale()), problem.score.softcap.map(A::real));
     let mut query = vec![[A::Real::default(); LANES]; dim];
     for (lane, row) in rows.iter().enumerate() {
@@ -233,32 +335,42 @@ fn row_block<A: Arithmetic, T: Element>(
             q[lane] = A::store(A::real(x.to_f32()) * scale);
         }
     }
-    let mut weights = Vec::with_capacity(last - first);
-    let mut max = [A::NEG_INFINITY; LANES];
-    for (key, row) in (first..last).zip(keys[first * dim..].chunks_exact(dim)) {
-        let mut logits = [A::Real::default(); LANES];
-        for (&x, q) in row.iter().zip(&query) {
-            for (sum, &q) in logits.iter_mut().zip(q) {
-                *sum = *sum + q * x;
+    let sink = problem.score.sink.then(|| A::real(place.operands.sinks[place.head]));
+    let mut weights = Vec::with_capacity(visible.len());
+    let mut max = [sink.unwrap_or(A::NEG_INFINITY); LANES];
+    let mut scratch = Vec::new();
+    for (key, (visible, row)) in visible.iter().zip(keys.chunks_exact(dim)).enumerate() {
+        let mut logits = [A::NEG_INFINITY; LANES];
+        if visible.contains(&true) {
+            let mut sums = [A::Real::default(); LANES];
+            for (&x, q) in row.iter().zip(&query) {
+                for (sum, &q) in sums.iter_mut().zip(q) {
+                    *sum = *sum + q * x;
+                }
             }
-        }
-        for lane in 0..LANES {
-            let logit = match cap {
-                _ if !sees(lane, key) => A::NEG_INFINITY,
-                None => A::store(logits[lane]),
-                Some(cap) => A::store(cap * A::tanh(A::store(logits[lane]) / cap)),
-            };
-            // A NaN logit does not change the maximum. As a weight, it makes the row NaN.
-            max[lane] = if logit > max[lane] { logit } else { max[lane] };
-            logits[lane] = logit;
+            for lane in (0..LANES).filter(|&lane| visible[lane]) {
+                let mut logit = match cap {
+                    None => A::store(sums[lane]),
+                    Some(cap) => A::store(cap * A::tanh(A::store(sums[lane]) / cap)),
+                };
+                if let Some(program) = &problem.programs.score {
+                    let point = place.point(lane, key, logit.into());
+                    let (programs, tables) = (&problem.programs, place.operands.tables);
+                    let value = program.evaluate(programs, tables, &point, A::PRECISION, &mut scratch);
+                    logit = A::store(A::narrow(value.float()));
+                }
+                // A NaN logit does not change the maximum. As a weight, it makes the row NaN.
+                max[lane] = if logit > max[lane] { logit } else { max[lane] };
+                logits[lane] = logit;
+            }
         }
         weights.push(logits);
     }
-    let sum = exponentiate::<A>(&mut weights, &max, |lane, i| sees(lane, first + i));
+    let sum = exponentiate::<A>(&mut weights, &max, sink, |lane, key| visible[key][lane]);
     let mut acc = vec![[A::Real::default(); LANES]; dim_v];
-    for (key, weights) in (first..last).zip(&weights) {
+    for (key, weights) in weights.iter().enumerate() {
         let row = &values[key * dim_v..(key + 1) * dim_v];
-        if (0..rows.len()).all(|lane| sees(lane, key)) {
+        if visible[key][..rows.len()].iter().all(|&sees| sees) {
             for (acc, &x) in acc.iter_mut().zip(row) {
                 for (acc, &weight) in acc.iter_mut().zip(weights) {
                     *acc = *acc + weight * x;
@@ -266,7 +378,7 @@ fn row_block<A: Arithmetic, T: Element>(
             }
         } else {
             // A weight of 0 must not be multiplied by a NaN that the row does not see.
-            for lane in (0..rows.len()).filter(|&lane| sees(lane, key)) {
+            for lane in (0..rows.len()).filter(|&lane| visible[key][lane]) {
                 for (acc, &x) in acc.iter_mut().zip(row) {
                     acc[lane] = acc[lane] + weights[lane] * x;
                 }
@@ -282,14 +394,20 @@ fn row_block<A: Arithmetic, T: Element>(
     }
 }
 
-/// Turns logits into normalised weights, in place. Returns the sums of the exponentials. A lane without
-/// mass gets weights and sum 0.
+/// Turns logits into normalised weights, in place. Returns the sums of the exponentials, that of the sink
+/// included. A lane without mass gets weights and sum 0.
 fn exponentiate<A: Arithmetic>(
     weights: &mut [[A::Real; LANES]],
     max: &[A::Real; LANES],
+    sink: Option<A::Real>,
     sees: impl Fn(usize, usize) -> bool,
 ) -> [A::Real; LANES] {
-    let mut sum = [A::Real::default(); LANES];
+    // A sink of −∞ has no weight, as a logit of −∞.
+    let of_sink = |max: A::Real| match sink {
+        Some(sink) if sink != A::NEG_INFINITY => A::exp(sink - max),
+        _ => A::Real::default(),
+    };
+    let mut sum = max.map(of_sink);
     for (i, weights) in weights.iter_mut().enumerate() {
         for lane in 0..LANES {
             let logit = weights[lane];

@@ -140,6 +140,30 @@ impl Band {
     }
 }
 
+impl Band {
+    /// The band without those bounds that exclude no key at any lengths up to the given ones. `after = 0`
+    /// always stays.
+    #[must_use]
+    pub const fn simplified_up_to(self, seq_q: usize, seq_kv: usize) -> Band {
+        // Aligned to the bottom right, the level keys lie between `keys − queries` and `keys − 1`; aligned to
+        // the top left, between 0 and `queries − 1`.
+        let (keys_before, keys_after) = match self.corner {
+            Corner::BottomRight => (seq_kv, seq_q),
+            Corner::TopLeft => (seq_q, seq_kv),
+        };
+        let before = match self.before {
+            Some(before) if (before as usize) + 1 < keys_before => Some(before),
+            _ => None,
+        };
+        let after = match self.after {
+            Some(0) => Some(0),
+            Some(after) if (after as usize) + 1 < keys_after => Some(after),
+            _ => None,
+        };
+        Band { before, after, ..self }.aligned(self.corner)
+    }
+}
+
 /// `n` cut to `0..=limit`.
 const fn clamp(n: i64, limit: usize) -> usize {
     if n < 0 {
@@ -275,6 +299,25 @@ mod tests {
         assert_eq!(Band::window(9, 9).simplified(10, 10), Band::FULL);
         assert_eq!(Band::window(8, 9).simplified(10, 10).after, None);
         assert_eq!(Band::window(8, 0).simplified(10, 10), Band::window(8, 0));
+    }
+
+    #[test]
+    fn a_bound_that_excludes_nothing_at_smaller_lengths_is_dropped() {
+        for band in BANDS {
+            let simple = band.simplified_up_to(6, 7);
+            for (seq_q, seq_kv) in (1..=6).flat_map(|q| (0..=7).map(move |k| (q, k))) {
+                for row in 0..seq_q {
+                    let keys = |band: Band| band.keys(row, seq_q, seq_kv);
+                    let (ours, theirs) = (keys(simple), keys(band));
+                    assert!(
+                        ours == theirs || ours.is_empty() && theirs.is_empty(),
+                        "{band} {simple} {seq_q} {seq_kv}"
+                    );
+                }
+            }
+        }
+        assert_eq!(Band::window(6, 5).simplified_up_to(6, 7), Band::FULL);
+        assert_eq!(Band::window(5, 4).simplified_up_to(6, 7), Band::window(5, 4));
     }
 
     #[test]

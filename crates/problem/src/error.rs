@@ -50,6 +50,32 @@ pub enum ProblemError {
         /// The strides as text.
         strides: String,
     },
+    /// An array of lengths or sinks has the wrong number of elements.
+    #[error("invalid value '{len}' for the number of elements of {argument}: expected {expected}")]
+    Lengths {
+        /// The array's name.
+        argument: &'static str,
+        /// Its elements.
+        len: usize,
+        /// The accepted number.
+        expected: usize,
+    },
+    /// Lengths on one side that no kernel can compute.
+    #[error("invalid lengths of {argument}: {reason}")]
+    Side {
+        /// `q` or `kv`.
+        argument: &'static str,
+        /// Why, and what is accepted.
+        reason: &'static str,
+    },
+    /// A score or mask program that does not fit the problem.
+    #[error("invalid {what} program: {reason}")]
+    Program {
+        /// `score`, `mask` or `tables`.
+        what: &'static str,
+        /// Why, and what is accepted.
+        reason: String,
+    },
     /// A name that is not in the accepted list.
     #[error("invalid value '{value}' for {what}: expected {accepted}")]
     UnknownName {

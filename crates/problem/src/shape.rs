@@ -4,7 +4,7 @@ use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
-use crate::{Band, Corner, DType, Pass, ProblemError, Score};
+use crate::{Band, Corner, DType, Lengths, Pass, ProblemError, Programs, Score};
 
 /// Distances, in elements, between neighbouring batch entries, heads and rows of a tensor. The last dimension
 /// is always contiguous, as every attention library requires. A stride of 0 broadcasts. A negative stride
@@ -134,6 +134,12 @@ pub struct Problem {
     /// How a product of a query and a key becomes a logit.
     #[serde(flatten)]
     pub score: Score,
+    /// Sequence lengths that differ between batch entries.
+    #[serde(default, skip_serializing_if = "Lengths::is_even")]
+    pub lengths: Lengths,
+    /// Programs for the score and the mask.
+    #[serde(flatten)]
+    pub programs: Programs,
     /// Strides of Q.
     pub q: Strides,
     /// Strides of K.
@@ -160,6 +166,8 @@ impl Problem {
             dtype,
             band: Band::FULL,
             score: Score::default(),
+            lengths: Lengths::EVEN,
+            programs: Programs::default(),
             q: strides,
             k: strides,
             v: strides,
@@ -224,14 +232,28 @@ impl Problem {
         }
     }
 
-    /// Extents `[batch, heads, seq, dim]` of a tensor.
+    /// Extents `[batch, heads, rows, dim]` of a tensor. A packed tensor has batch extent 1.
     pub const fn extents(&self, tensor: Tensor) -> [usize; 4] {
-        match tensor {
-            Tensor::Q => [self.batch, self.heads_q, self.seq_q, self.head_dim],
-            Tensor::K => [self.batch, self.heads_kv, self.seq_kv, self.head_dim],
-            Tensor::V => [self.batch, self.heads_kv, self.seq_kv, self.head_dim_v],
-            Tensor::Out => [self.batch, self.heads_q, self.seq_q, self.head_dim_v],
+        let [heads, dim] = match tensor {
+            Tensor::Q => [self.heads_q, self.head_dim],
+            Tensor::K => [self.heads_kv, self.head_dim],
+            Tensor::V => [self.heads_kv, self.head_dim_v],
+            Tensor::Out => [self.heads_q, self.head_dim_v],
+        };
+        let (packed, seq) = match tensor {
+            Tensor::Q | Tensor::Out => (self.lengths.q.packed, self.seq_q),
+            Tensor::K | Tensor::V => (self.lengths.kv.packed, self.seq_kv),
+        };
+        match packed {
+            None => [self.batch, heads, seq, dim],
+            Some(rows) => [1, heads, rows, dim],
         }
+    }
+
+    /// Number of elements of the LSE: `[batch][head][row]`, or `[head][row]` for packed queries.
+    pub const fn lse_len(&self) -> usize {
+        let [batch, heads, rows, _] = self.extents(Tensor::Q);
+        batch * heads * rows
     }
 
     /// Strides of a tensor.
@@ -265,18 +287,34 @@ impl Problem {
 
     /// The problem in the form that plans and kernels take, with the same results.
     ///
+    /// - Bounds that the mask program states become bounds of the band.
     /// - Bounds of the band that exclude no key are dropped.
     /// - A top-left band over equal lengths is aligned to the bottom right.
     /// - With a top-left causal bound, the keys after the last visible key are cut off. They stay when the
     ///   row stride of K or V is negative: the last row is then the first of the buffer, and every remaining
-    ///   row must keep its place in memory.
+    ///   row must keep its place in memory. They also stay with programs, which may read the number of keys.
     pub fn canonical(&self) -> Cow<'_, Problem> {
+        if self.programs.mask.is_some() {
+            let (band, mask) = self.programs.split_band(self);
+            if band != self.band {
+                let programs = Programs { mask, ..self.programs.clone() };
+                return Cow::Owned(Problem { band, programs, ..self.clone() }.canonical().into_owned());
+            }
+        }
+        if !self.lengths.is_even() {
+            let band = self.band.simplified_up_to(self.seq_q, self.seq_kv);
+            return if band == self.band {
+                Cow::Borrowed(self)
+            } else {
+                Cow::Owned(Problem { band, ..self.clone() })
+            };
+        }
         let band = self.band.simplified(self.seq_q, self.seq_kv);
         let forwards = self.k.row >= 0 && self.v.row >= 0;
-        let cut = band.after == Some(0) && self.seq_q < self.seq_kv && forwards;
+        let cut = band.after == Some(0) && self.seq_q < self.seq_kv && forwards && self.programs.is_empty();
         let (band, seq_kv) = match band.corner {
             Corner::TopLeft if self.seq_q == self.seq_kv || cut => {
-                (band.aligned(Corner::BottomRight), self.seq_q)
+                (band.aligned(Corner::BottomRight), if cut { self.seq_q } else { self.seq_kv })
             }
             _ => (band, self.seq_kv),
         };
@@ -339,6 +377,8 @@ impl Problem {
             return Err(ProblemError::Scale { value: self.softmax_scale().to_string() });
         }
         self.score.check(self.softmax_scale())?;
+        self.check_lengths()?;
+        self.programs.check(self)?;
         for tensor in Tensor::ALL {
             let [b, h, s, d] = self.extents(tensor);
             let dense = [b, h, s, d].iter().try_fold(1i64, |n, &x| n.checked_mul(i64::try_from(x).ok()?));
@@ -347,6 +387,24 @@ impl Problem {
             }
         }
         self.check_output_rows()
+    }
+
+    fn check_lengths(&self) -> Result<(), ProblemError> {
+        let Lengths { q, kv, .. } = self.lengths;
+        let refuse = |argument, reason| Err(ProblemError::Side { argument, reason });
+        for (argument, side, seq) in [("q", q, self.seq_q), ("kv", kv, self.seq_kv)] {
+            // Arrays of lengths hold 32-bit integers.
+            if !side.is_even() && seq.max(side.packed.unwrap_or(0)) > i32::MAX as usize {
+                return refuse(argument, "expected at most 2^31 - 1 rows");
+            }
+        }
+        if q.packed == Some(0) {
+            return refuse("q", "the packed tensor has no row; expected 1 or more");
+        }
+        if self.lengths.left_padded && self.seq_kv > i32::MAX as usize {
+            return refuse("kv", "expected at most 2^31 - 1 rows");
+        }
+        Ok(())
     }
 
     /// The strides of the output are sorted by size. Each must step over everything that the smaller ones

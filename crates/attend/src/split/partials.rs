@@ -73,12 +73,14 @@ impl Partials {
     }
 
     /// Four columns of a row of O from `column` on, merged over `splits` splits, and the row's LSE. `first`
-    /// is the row's index in split 0; the index grows by `step` from split to split.
+    /// is the row's index in split 0; the index grows by `step` from split to split. `sink` is the row's
+    /// attention sink times log2 e.
     pub fn merge(
         &self,
         k: &mut Builder,
         (first, step, splits): (R64, R32, u32),
         column: R32,
+        sink: Option<F32>,
     ) -> ([F32; 4], F32) {
         let step = k.zext(step);
         let mut index = first;
@@ -91,7 +93,14 @@ impl Partials {
         }
         let statistics: Vec<[F32; 2]> = places.iter().map(|&[_, statistics]| k.ld_vec(statistics)).collect();
         let row_max = statistics[1..].iter().fold(statistics[0][0], |max, part| k.max(max, part[0]));
-        let sum = k.mov(0.0f32);
+        let row_max = sink.map_or(row_max, |sink| k.max(row_max, sink));
+        let sum = match sink {
+            None => k.mov(0.0f32),
+            Some(sink) => {
+                let distance = k.sub(sink, row_max);
+                k.ex2(distance)
+            }
+        };
         let o: [F32; 4] = std::array::from_fn(|_| k.mov(0.0f32));
         for ([out, _], [part_max, part_sum]) in places.into_iter().zip(statistics) {
             let distance = k.sub(part_max, row_max);

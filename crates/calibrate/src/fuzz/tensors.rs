@@ -10,6 +10,7 @@ use rand::rngs::SmallRng;
 
 use super::mutate::damage;
 use check::files::{FileError, Tensor, encode, parse};
+use check::operands::OtherInputs;
 use check::values::{Inputs, Values};
 use host::panics::{Panic, contain};
 
@@ -63,7 +64,8 @@ pub fn run(file: &TensorFile) -> Result<bool, Panic> {
         };
         let [batch, heads, rows, dim] = shape[..] else { return false };
         let problem = Problem::new(batch, heads, rows, dim, values.dtype()).with_layout(Layout::Bhsd);
-        let inputs = Inputs { q: values.clone(), k: values.clone(), v: values };
+        let inputs =
+            Inputs { q: values.clone(), k: values.clone(), v: values, others: OtherInputs::default() };
         inputs.attention(&problem, &CpuPlan::for_problem(&problem)).is_ok()
     })
 }

@@ -256,6 +256,7 @@ fn wgmma() -> Vec<Suspect> {
         tail: Tail::Whole,
         tile_order: TileOrder::InOrder,
         section_mib: 32,
+        tanh: attend::Tanh::Exp2,
     };
     let overlapped = WgmmaPlan { tiles: Tiles::Overlapped, rescale: guessing, ..plain.clone() };
     let sums = WgmmaPlan { sums: Sums::Product, rescale: guessing, ..plain.clone() };
@@ -301,6 +302,7 @@ fn small() -> Vec<Suspect> {
         store: RowStore::Chunks,
         overlapping: false,
         resident_ctas: 1,
+        tanh: attend::Tanh::Exp2,
     };
     let streams = SmallPlan {
         stages: 2,

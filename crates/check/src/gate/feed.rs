@@ -5,13 +5,13 @@ use std::ops::Range;
 use emu::Buffer;
 use kernels::Operand;
 use oracle::OracleError;
-use problem::{Problem, Tensor};
+use problem::{Problem, Sequence, Tensor};
 use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
 
 use super::CheckReport;
 use super::inputs::{Style, draw, rows_of};
-use super::judge::{ErrorFigures, References};
+use super::judge::{ErrorFigures, References, dense_rows};
 use super::quantised::{Codes, distance, encode};
 use crate::launchfile::{Bound, BufferType, Init, Role};
 use crate::values::{Inputs, Values};
@@ -47,6 +47,12 @@ impl Feed {
     /// Wraps normal draws that were made elsewhere. They have the layout of the kernel's problem.
     pub fn of(inputs: Inputs) -> Feed {
         Feed { style: Style::Normal, seed: 0, drawn: Some(inputs), codes: None }
+    }
+
+    /// The rows of each batch entry; empty when the kernel has no problem.
+    pub(super) fn sequences(&self, bound: &Bound) -> Vec<Sequence> {
+        let drawn = bound.problem.as_ref().zip(self.drawn.as_ref());
+        drawn.map_or_else(Vec::new, |(problem, inputs)| inputs.others.sequences(problem))
     }
 
     /// The inputs to judge by: for a quantised kernel, the values that the codes stand for.
@@ -98,6 +104,12 @@ impl Feed {
                     let scales = codes.iter().flat_map(|c| &c.scales).flat_map(|x| x.to_le_bytes());
                     Buffer::from_bytes(&scales.collect::<Vec<u8>>())
                 }
+                (
+                    Role::Operand(operand @ (Operand::Lengths(_) | Operand::Sinks | Operand::Table(_))),
+                    inputs,
+                ) => inputs
+                    .and_then(|inputs| inputs.others.bytes(*operand))
+                    .map_or_else(|| Buffer::uninitialised(spec.bytes), |bytes| Buffer::from_bytes(&bytes)),
                 (Role::Operand(Operand::Counter), _) => Buffer::from_bytes(&vec![0; spec.bytes]),
                 (
                     Role::Operand(Operand::Tensor(_))
@@ -132,6 +144,7 @@ impl Feed {
                 Role::Operand(Operand::Tensor(Tensor::Q | Tensor::K | Tensor::V))
                     | Role::Operand(Operand::Codes(_))
                     | Role::Operand(Operand::Scales)
+                    | Role::Operand(Operand::Lengths(_) | Operand::Sinks | Operand::Table(_))
             );
             if *role == Role::Operand(Operand::Counter) && before != after {
                 check.fail(format!("the kernel left its {} at another value than 0", spec.name));
@@ -159,9 +172,18 @@ impl Feed {
         if problem.pass.lse() && lse.is_none() {
             return check.leave_incomplete("nothing was judged: the kernel has no `lse`".to_owned());
         }
-        let lse = lse.map(|bytes| wide(&Values::from_bytes(problem::DType::F32, bytes), 0..usize::MAX));
-        let rows = row_ranges(problem);
-        check_gaps(out, &rows, problem.dtype.bytes(), check);
+        let sequences = self.sequences(bound);
+        if let Some(bytes) = lse.filter(|_| !problem.lengths.is_even()) {
+            let rows: Vec<_> = dense_rows(problem, &sequences).into_iter().map(|row| row..row + 1).collect();
+            check_gaps("lse", bytes, &rows, 4, check);
+        }
+        let lse = lse.map(|bytes| {
+            let values = Values::from_bytes(problem::DType::F32, bytes);
+            let at = |row: usize| values.get(row).map_or(f64::NAN, f64::from);
+            dense_rows(problem, &sequences).into_iter().map(at).collect::<Vec<f64>>()
+        });
+        let rows = row_ranges(problem, &sequences);
+        check_gaps("out", out, &rows, problem.dtype.bytes(), check);
         let values = Values::from_bytes(problem.dtype, out);
         let dense: Vec<f64> = rows.into_iter().flat_map(|row| wide(&values, row)).collect();
         let figures = references.judge(&dense, lse.as_deref());
@@ -193,25 +215,25 @@ fn wide(values: &Values, range: Range<usize>) -> Vec<f64> {
     range.filter_map(|i| values.get(i)).map(f64::from).collect()
 }
 
-/// The element range of each output row, in the order (batch, head, row).
-pub(super) fn row_ranges(problem: &Problem) -> Vec<Range<usize>> {
+/// The element range of each output row that belongs to a sequence, in the order (batch entry, head, row).
+pub(super) fn row_ranges(problem: &Problem, sequences: &[Sequence]) -> Vec<Range<usize>> {
     let origin = problem.span(Tensor::Out).map_or(0, |(_, origin)| origin) as i64;
-    rows_of(problem.batch, problem.heads_q, problem.seq_q)
-        .map(|(b, h, r)| {
-            let start = (origin + problem.out.offset(b, h, r)) as usize;
+    rows_of(sequences, Tensor::Out, problem.heads_q)
+        .map(|(span, head, row)| {
+            let start = (origin + problem.out.offset(span.batch, head, span.start + row)) as usize;
             start..start + problem.head_dim_v
         })
         .collect()
 }
 
 /// Checks that the gaps between rows still hold the initial pattern.
-fn check_gaps(out: &[u8], rows: &[Range<usize>], bytes: usize, check: &mut CheckReport) {
+fn check_gaps(name: &str, out: &[u8], rows: &[Range<usize>], bytes: usize, check: &mut CheckReport) {
     let mut covered = vec![false; out.len()];
     for row in rows {
         covered[row.start * bytes..row.end * bytes].fill(true);
     }
     let stray = out.iter().zip(&covered).position(|(&byte, &covered)| !covered && byte != 0xff);
     if let Some(at) = stray {
-        check.fail(format!("byte {at} of out belongs to no row and was written"));
+        check.fail(format!("byte {at} of {name} belongs to no row and was written"));
     }
 }

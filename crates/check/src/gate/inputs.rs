@@ -1,9 +1,10 @@
 //! The input styles of a check: independent random draws, and inputs that make faulty kernels fail.
 
-use problem::{Band, DType, Problem, Tensor};
+use problem::{Band, DType, Problem, Sequence, Span, Tensor};
 use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
 
+use crate::operands::OtherInputs;
 use crate::values::{Inputs, Values};
 
 /// A style of input. Q, K and V are always drawn independently: equal tensors would hide transposed or
@@ -98,27 +99,35 @@ impl Style {
 }
 
 pub fn draw(problem: &Problem, style: Style, seed: u64) -> Inputs {
+    let others = OtherInputs::draw(problem, seed);
+    let sequences = others.sequences(problem);
     let tensor = |tensor: Tensor, stream: u64| {
         let mut rng = SmallRng::seed_from_u64(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ stream);
-        let mut data = fill(problem, tensor, style, &mut rng);
+        let mut data = fill(problem, tensor, style, &sequences, &mut rng);
         if style == Style::Outlier {
-            place_outliers(problem, tensor, seed, &mut data, &mut rng);
+            place_outliers(problem, tensor, &sequences, seed, &mut data, &mut rng);
         }
         Values::round(problem.dtype, &data)
     };
-    Inputs { q: tensor(Tensor::Q, 1), k: tensor(Tensor::K, 2), v: tensor(Tensor::V, 3) }
+    Inputs { q: tensor(Tensor::Q, 1), k: tensor(Tensor::K, 2), v: tensor(Tensor::V, 3), others }
 }
 
-fn fill(problem: &Problem, tensor: Tensor, style: Style, rng: &mut SmallRng) -> Vec<f32> {
+fn fill(
+    problem: &Problem,
+    tensor: Tensor,
+    style: Style,
+    sequences: &[Sequence],
+    rng: &mut SmallRng,
+) -> Vec<f32> {
     let (elements, origin) = problem.span(tensor).unwrap_or((0, 0));
     // A correct kernel never reads the padding. NaN there exposes a kernel that does.
     let padding = if style == Style::PoisonedPadding { f32::NAN } else { 0.0 };
     let mut data = vec![padding; elements];
-    let [batches, heads, rows, dim] = problem.extents(tensor);
+    let [_, heads, _, dim] = problem.extents(tensor);
     let strides = problem.strides(tensor);
     let common: Vec<f32> = (0..dim).map(|_| normal(rng)).collect();
-    for (batch, head, row) in rows_of(batches, heads, rows) {
-        let start = (origin as i64 + strides.offset(batch, head, row)) as usize;
+    for (span, head, row) in rows_of(sequences, tensor, heads) {
+        let start = (origin as i64 + strides.offset(span.batch, head, span.start + row)) as usize;
         for (d, x) in data[start..start + dim].iter_mut().enumerate() {
             *x = element(problem, tensor, style, row, d, &common, rng);
         }
@@ -128,31 +137,52 @@ fn fill(problem: &Problem, tensor: Tensor, style: Style, rng: &mut SmallRng) -> 
 
 /// Puts a large element into this tensor's rows of every third key head, starting at a head that `seed`
 /// chooses.
-fn place_outliers(problem: &Problem, tensor: Tensor, seed: u64, data: &mut [f32], rng: &mut SmallRng) {
-    let [_, _, rows, dim] = problem.extents(tensor);
+fn place_outliers(
+    problem: &Problem,
+    tensor: Tensor,
+    sequences: &[Sequence],
+    seed: u64,
+    data: &mut [f32],
+    rng: &mut SmallRng,
+) {
+    let [.., dim] = problem.extents(tensor);
     let origin = problem.span(tensor).map_or(0, |(_, origin)| origin) as i64;
-    if rows == 0 || dim == 0 {
-        return;
-    }
-    let heads = (0..problem.batch).flat_map(|b| (0..problem.heads_kv).map(move |h| (b, h)));
-    for (index, (batch, kv_head)) in heads.enumerate() {
+    let heads = sequences.iter().flat_map(|s| (0..problem.heads_kv).map(move |h| (side(s, tensor), h)));
+    for (index, (span, kv_head)) in heads.enumerate() {
+        let rows = span.len;
+        if rows == 0 || dim == 0 {
+            continue;
+        }
         let turn = (seed.wrapping_add(index as u64) % 3) as usize;
         if [Tensor::V, Tensor::K, Tensor::Q][turn] != tensor {
             continue;
         }
         let head = if tensor == Tensor::Q { kv_head * problem.group_size() } else { kv_head };
         let row = [0, rng.random_range(0..rows), rows - 1][rng.random_range(0..3)];
-        let start = origin + problem.strides(tensor).offset(batch, head, row);
+        let start = origin + problem.strides(tensor).offset(span.batch, head, span.start + row);
         data[start as usize + rng.random_range(0..dim)] = [100.0, 1000.0, 6e4][rng.random_range(0..3)];
     }
 }
 
+/// The rows of a tensor that belong to sequences: the sequence's span, the head and the position in the
+/// sequence, in the order batch entry, head, row.
 pub(super) fn rows_of(
-    batches: usize,
+    sequences: &[Sequence],
+    tensor: Tensor,
     heads: usize,
-    rows: usize,
-) -> impl Iterator<Item = (usize, usize, usize)> {
-    (0..batches).flat_map(move |b| (0..heads).flat_map(move |h| (0..rows).map(move |r| (b, h, r))))
+) -> impl Iterator<Item = (Span, usize, usize)> {
+    sequences.iter().flat_map(move |sequence| {
+        let span = side(sequence, tensor);
+        (0..heads).flat_map(move |head| (0..span.len).map(move |row| (span, head, row)))
+    })
+}
+
+/// The sequence's rows of a tensor.
+const fn side(sequence: &Sequence, tensor: Tensor) -> Span {
+    match tensor {
+        Tensor::Q | Tensor::Out => sequence.q,
+        Tensor::K | Tensor::V => sequence.kv,
+    }
 }
 
 fn element(
@@ -195,7 +225,10 @@ fn element(
         // Not under a mask: the matrix product multiplies a masked probability, 0, by the value, and 0 · ∞ is
         // NaN.
         (Style::NonFinite, Tensor::V)
-            if problem.band == Band::FULL && row == problem.seq_kv / 3 && d == 1 =>
+            if problem.band == Band::FULL
+                && problem.programs.mask.is_none()
+                && row == problem.seq_kv / 3
+                && d == 1 =>
         {
             f32::INFINITY
         }

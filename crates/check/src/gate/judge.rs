@@ -2,9 +2,10 @@
 //! precision, as in FlashAttention's own tests, never from a loose constant.
 
 use oracle::{OracleError, Reference};
-use problem::{DType, Problem};
+use problem::{DType, Problem, Sequence, Tensor};
 use rayon::prelude::*;
 
+use super::inputs::rows_of;
 use crate::values::{Inputs, Values};
 
 /// The errors of an output against the oracle, each with its tolerance.
@@ -132,7 +133,10 @@ impl References {
     /// # Errors
     /// When the oracle rejects the problem.
     pub fn of(problem: &Problem, inputs: &Inputs) -> Result<References, OracleError> {
-        Ok(References::new(problem, inputs.oracle(problem)?, &inputs.reference_in_precision(problem)?))
+        let rows = dense_rows(problem, &inputs.others.sequences(problem));
+        let gather = |reference: Reference| gather(reference, &rows, problem.head_dim_v);
+        let standard = gather(inputs.reference_in_precision(problem)?);
+        Ok(References::new(problem, gather(inputs.oracle(problem)?), &standard))
     }
 
     /// Builds references from the oracle's output and standard attention's output on the same inputs.
@@ -166,7 +170,8 @@ impl References {
         self.oracle.out.len()
     }
 
-    /// Judges a dense output `[batch, heads_q, seq_q, head_dim_v]` and, if given, its LSE.
+    /// Judges the rows of an output that belong to sequences, dense in the order batch entry, head, row, and,
+    /// if given, their LSE.
     pub fn judge(&self, out: &[f64], lse: Option<&[f64]>) -> ErrorFigures {
         let ours = Distance::of(out, &self.oracle.out, self.dim);
         let (max_diff, allclose_1e3) = self.as_the_seeds(out);
@@ -199,6 +204,26 @@ impl References {
             close &= diff <= 1e-3 + 1e-3 * expected.abs();
         }
         (max_diff, close)
+    }
+}
+
+/// The index of each row that belongs to a sequence among the rows `[batch, head, row]` of the dense output
+/// and of the LSE, in the order batch entry, head, row.
+pub(super) fn dense_rows(problem: &Problem, sequences: &[Sequence]) -> Vec<usize> {
+    let [_, heads, rows, _] = problem.extents(Tensor::Out);
+    rows_of(sequences, Tensor::Out, heads)
+        .map(|(span, head, row)| (span.batch * heads + head) * rows + span.start + row)
+        .collect()
+}
+
+/// The given rows of a reference.
+fn gather(reference: Reference, rows: &[usize], dim: usize) -> Reference {
+    if rows.iter().enumerate().all(|(i, &row)| i == row) && rows.len() == reference.lse.len() {
+        return reference;
+    }
+    Reference {
+        out: rows.iter().flat_map(|&row| reference.out[row * dim..(row + 1) * dim].iter().copied()).collect(),
+        lse: rows.iter().map(|&row| reference.lse[row]).collect(),
     }
 }
 

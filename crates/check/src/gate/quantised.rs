@@ -28,7 +28,11 @@ pub(super) fn encode(problem: &Problem, inputs: &Inputs) -> Codes {
     let (q_codes, q) = tensor(&inputs.q, problem.seq_q, problem.head_dim);
     let (k_codes, k) = tensor(&inputs.k, problem.seq_kv, problem.head_dim);
     let (v_codes, v) = tensor(&inputs.v, problem.seq_kv, problem.head_dim_v);
-    Codes { codes: [q_codes, k_codes, v_codes], scales, decoded: Inputs { q, k, v } }
+    Codes {
+        codes: [q_codes, k_codes, v_codes],
+        scales,
+        decoded: Inputs { q, k, v, others: inputs.others.clone() },
+    }
 }
 
 /// Relative Frobenius distance of two outputs: the quantisation error.

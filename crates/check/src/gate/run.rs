@@ -10,6 +10,7 @@ use ptx::{BarKind, Kernel, Launch, Op, Space, Statement};
 
 use super::feed::{Feed, row_ranges};
 use super::inputs::Style;
+use super::judge::dense_rows;
 use super::{CheckReport, Coverage, Verdict, Watch, residency};
 use crate::launchfile::{Bound, Init, Role};
 
@@ -155,7 +156,6 @@ pub fn check_watched(bound: &Bound, settings: &Settings, watch: &Watch) -> Resul
             placement: settings.placement,
             collectives_order: settings.collectives_order,
             stopwatch: Some(watch.stopwatch()),
-            must_write: must_write(bound),
             ..Options::default()
         };
         let traced = if index == 0 { settings.traced_ctas } else { 0 };
@@ -206,6 +206,7 @@ fn run_once(
     check: &mut CheckReport,
 ) -> Result<(), GateError> {
     let Some(feed) = Feed::draw(bound, style, seed) else { return Ok(()) };
+    let options = &Options { must_write: must_write(bound, &feed), ..options.clone() };
     let mut buffers = feed.buffers(bound);
     let before: Vec<Vec<u8>> = buffers.iter().map(Buffer::to_bytes).collect();
     let reports = match run_steps(bound, &mut buffers, options, traced) {
@@ -341,21 +342,31 @@ fn stores(kernel: &Kernel, counters: &Counters) -> bool {
     })
 }
 
-/// The bytes of `out` and `lse` that the kernel must write.
-pub(super) fn must_write(bound: &Bound) -> std::collections::HashMap<usize, Vec<Range<usize>>> {
+/// The bytes of `out` that the kernel must write, and those of `lse` if lengths are uneven; an even `lse` is
+/// written in full.
+pub(super) fn must_write(bound: &Bound, feed: &Feed) -> std::collections::HashMap<usize, Vec<Range<usize>>> {
     let Some(problem) = &bound.problem else { return Default::default() };
-    let at = bound.roles.iter().position(|&r| r == Role::Operand(Operand::Tensor(Tensor::Out)));
-    let Some(index) = at else { return Default::default() };
-    let bytes = problem.dtype.bytes();
-    let mut rows = row_ranges(problem);
-    rows.sort_by_key(|r| r.start);
+    let sequences = feed.sequences(bound);
+    let at = |operand| bound.roles.iter().position(|&r| r == Role::Operand(operand));
+    let out = at(Operand::Tensor(Tensor::Out))
+        .map(|index| (index, in_bytes(row_ranges(problem, &sequences), problem.dtype.bytes())));
+    let lse = at(Operand::Lse).filter(|_| !problem.lengths.is_even()).map(|index| {
+        let rows = dense_rows(problem, &sequences).into_iter().map(|row| row..row + 1);
+        (index, in_bytes(rows.collect(), 4))
+    });
+    out.into_iter().chain(lse).collect()
+}
+
+/// Ranges of elements as ranges of bytes, adjacent ones joined.
+fn in_bytes(mut elements: Vec<Range<usize>>, bytes: usize) -> Vec<Range<usize>> {
+    elements.sort_by_key(|range| range.start);
     let mut ranges: Vec<Range<usize>> = Vec::new();
-    for row in rows {
-        let (start, end) = (row.start * bytes, row.end * bytes);
+    for range in elements {
+        let (start, end) = (range.start * bytes, range.end * bytes);
         match ranges.last_mut() {
             Some(last) if last.end == start => last.end = end,
             _ => ranges.push(start..end),
         }
     }
-    [(index, ranges)].into()
+    ranges
 }

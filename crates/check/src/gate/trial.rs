@@ -100,7 +100,7 @@ impl Launched {
     pub fn check(self, bound: &Bound, feed: &Feed, references: Option<&References>) -> Trial {
         let Launched { before, after, mut check } = self;
         feed.check_inputs_kept(bound, &before, &after, &mut check);
-        check_written(bound, &after, &mut check);
+        check_written(bound, feed, &after, &mut check);
         if let Some(references) = references {
             feed.check_outputs(bound, references, &after, &mut check);
         }
@@ -168,8 +168,8 @@ const fn is_output(role: Role) -> bool {
 }
 
 /// Checks that no output element still has the initial pattern of ones. Arithmetic yields a different NaN.
-fn check_written(bound: &Bound, after: &[Vec<u8>], check: &mut CheckReport) {
-    let rows = must_write(bound);
+fn check_written(bound: &Bound, feed: &Feed, after: &[Vec<u8>], check: &mut CheckReport) {
+    let rows = must_write(bound, feed);
     for (index, (bytes, role)) in
         after.iter().zip(&bound.roles).enumerate().filter(|(_, (_, r))| is_output(**r))
     {

@@ -47,7 +47,8 @@ impl Bound {
         match self.roles.get(buffer)? {
             Role::Operand(Operand::Tensor(tensor)) => Some(tensor.name()),
             Role::Operand(Operand::Lse) => Some("lse"),
-            Role::Operand(Operand::Codes(_))
+            Role::Operand(Operand::Lengths(_) | Operand::Sinks | Operand::Table(_))
+            | Role::Operand(Operand::Codes(_))
             | Role::Operand(Operand::Scales)
             | Role::Operand(Operand::Counter)
             | Role::Operand(Operand::Scratch | Operand::Temporary(_))
@@ -61,7 +62,7 @@ impl Bound {
         else {
             return None;
         };
-        if map.l2_promotion != L2Promotion::default() {
+        if map.l2_promotion != L2Promotion::default() || map.wraps {
             return None;
         }
         let swizzle = match map.swizzle {
@@ -85,7 +86,7 @@ fn problem_table(problem: &Problem) -> String {
     let line = |key: &str, value: Option<f32>| {
         value.map_or_else(String::new, |value| format!("{key} = {value:?}\n"))
     };
-    let Score { scale, softcap } = problem.score;
+    let Score { scale, softcap, sink: _ } = problem.score;
     let (scale, softcap) = (line("scale", scale), line("softcap", softcap));
     format!(
         "[problem]\nbatch = {batch}\nheads_q = {heads_q}\nheads_kv = {heads_kv}\nseq_q = {seq_q}\nseq_kv = {seq_kv}\n\

@@ -8,6 +8,7 @@ use half::{bf16, f16};
 use super::{Simd, exp2_by_shift, transpose_plain, widen_bf16_plain};
 use crate::dims;
 use crate::peak;
+use crate::programs::{self, Compiled, Region, Values};
 use crate::tile::{self, Step};
 
 /// A token: it exists only if the processor has AVX2, FMA and F16C.
@@ -97,6 +98,14 @@ impl Simd for Avx2 {
             dims::run_step(s, step);
         }
         unsafe { compiled(self, step) }
+    }
+
+    fn evaluate(self, program: &Compiled<'_>, values: &mut Values, region: Region<'_>) {
+        #[target_feature(enable = "avx2,fma")]
+        fn compiled(s: Avx2, program: &Compiled<'_>, values: &mut Values, region: Region<'_>) {
+            programs::evaluate(s, program, values, region);
+        }
+        unsafe { compiled(self, program, values, region) }
     }
 
     fn products(self, rounds: usize) -> f64 {

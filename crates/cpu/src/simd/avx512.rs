@@ -8,6 +8,7 @@ use half::{bf16, f16};
 use super::{Simd, exp2_polynomial};
 use crate::dims;
 use crate::peak;
+use crate::programs::{self, Compiled, Region, Values};
 use crate::tile::{self, Step};
 use crate::{Element, ElementsMut};
 
@@ -106,6 +107,14 @@ impl Simd for Avx512 {
             dims::run_step(s, step);
         }
         unsafe { compiled(self, step) }
+    }
+
+    fn evaluate(self, program: &Compiled<'_>, values: &mut Values, region: Region<'_>) {
+        #[target_feature(enable = "avx512f,avx512dq")]
+        fn compiled(s: Avx512, program: &Compiled<'_>, values: &mut Values, region: Region<'_>) {
+            programs::evaluate(s, program, values, region);
+        }
+        unsafe { compiled(self, program, values, region) }
     }
 
     fn products(self, rounds: usize) -> f64 {

@@ -40,6 +40,7 @@ pub(crate) use neon::Neon;
 #[cfg(target_arch = "x86_64")]
 pub(crate) use {amx::Amx, avx2::Avx2, avx512::Avx512, avx512vnni::Avx512Vnni};
 
+use crate::programs::{Compiled, Region, Values};
 use crate::tile::Step;
 use crate::{Element, Elements};
 
@@ -113,8 +114,9 @@ impl Isa {
         match self {
             // With few rows, converting K and V is most of the work.
             Isa::Amx | Isa::Avx512Vnni | Isa::PortableIntegers | Isa::PortableTerms => {
-                // Capped logits are computed in f32.
-                rows && problem.dtype != DType::F32 && problem.score.softcap.is_none()
+                // The errors of capped logits and of scores that a program changes are not bounded.
+                let is_plain = problem.score.softcap.is_none() && problem.programs.score.is_none();
+                rows && problem.dtype != DType::F32 && is_plain
             }
             Isa::Avx512 | Isa::Avx2 | Isa::Neon | Isa::Portable => true,
         }
@@ -234,6 +236,9 @@ pub(crate) trait Simd: Copy + Send + Sync + 'static {
 
     /// Runs `step` with the lanes along the head dim, compiled for the instruction set.
     fn step_dims(self, step: Step<'_>);
+
+    /// Evaluates a region of a program, compiled for the instruction set.
+    fn evaluate(self, program: &Compiled<'_>, values: &mut Values, region: Region<'_>);
 
     /// Executes `rounds` times a dozen multiply-adds in registers, compiled for the instruction set. Returns
     /// the number of floating-point operations.

@@ -6,6 +6,7 @@ use std::arch::aarch64::*;
 use super::{Simd, exp2_by_shift, transpose_plain};
 use crate::dims;
 use crate::peak;
+use crate::programs::{self, Compiled, Region, Values};
 use crate::tile::{self, Step};
 
 /// A token: it exists only if the processor has NEON.
@@ -95,6 +96,14 @@ impl Simd for Neon {
             dims::run_step(s, step);
         }
         unsafe { compiled(self, step) }
+    }
+
+    fn evaluate(self, program: &Compiled<'_>, values: &mut Values, region: Region<'_>) {
+        #[target_feature(enable = "neon")]
+        fn compiled(s: Neon, program: &Compiled<'_>, values: &mut Values, region: Region<'_>) {
+            programs::evaluate(s, program, values, region);
+        }
+        unsafe { compiled(self, program, values, region) }
     }
 
     fn products(self, rounds: usize) -> f64 {

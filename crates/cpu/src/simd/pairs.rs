@@ -8,6 +8,7 @@ use super::gemm::{Columns, Product, Rows, gemm};
 use super::{MAX_LANES, Simd};
 use crate::Elements;
 use crate::narrow::{WEIGHT_BITS, WINDOW};
+use crate::programs;
 use crate::tile::{self, Panel, Step};
 
 /// The vector type of `P`.
@@ -242,10 +243,13 @@ impl<P: Pairs, const VECTORS: usize> Product<P::Vectors> for Weighted<P, VECTORS
 #[inline(always)]
 pub(super) fn run_step<P: Pairs, const VECTORS: usize>(p: P, step: Step<'_>) {
     let s = p.vectors();
-    let Step { panel, block, scale, weights, tile, .. } = step;
+    let Step { panel, block, scale, weights, tile, shown, .. } = step;
     let (keys, width, tall) = (block.keys.len(), VECTORS * P::Vectors::LANES, tile.rows_of(VECTORS));
     let logits = &mut weights[..keys * width];
     gemm::<_, _, _, VECTORS>(s, Logits(p), block.k, &panel.q, logits, [keys, block.k.ld], tall);
+    if let Some(shown) = shown {
+        programs::hide(shown, logits);
+    }
     if block.keys.start < panel.by_all.start || panel.by_all.end < block.keys.end {
         tile::mask::<_, VECTORS>(s, panel, block.keys.start, logits);
     }

@@ -3,6 +3,7 @@
 use super::{Simd, exp2_by_shift, transpose_plain};
 use crate::dims;
 use crate::peak;
+use crate::programs::{self, Compiled, Region, Values};
 use crate::tile::{self, Step};
 
 /// Vectors of plain Rust. Compilers for every 64-bit processor can vectorise 4 lanes. 16 lanes have the
@@ -83,6 +84,10 @@ impl<const LANES: usize> Simd for Portable<LANES> {
 
     fn step_dims(self, step: Step<'_>) {
         dims::run_step(self, step);
+    }
+
+    fn evaluate(self, program: &Compiled<'_>, values: &mut Values, region: Region<'_>) {
+        programs::evaluate(self, program, values, region);
     }
 
     fn products(self, rounds: usize) -> f64 {

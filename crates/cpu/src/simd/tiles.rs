@@ -5,6 +5,7 @@
 
 use super::Simd;
 use crate::Elements;
+use crate::programs;
 use crate::terms::{DEPTH, TILE};
 use crate::tile::{self, Panel, Step};
 
@@ -123,7 +124,7 @@ pub(crate) type Place = [usize; 2];
 #[inline(always)]
 pub(super) fn run_step<T: Tiles, const TERMS: usize, const VECTORS: usize>(t: T, step: Step<'_>) {
     let s = t.vectors();
-    let Step { panel, block, scale, weights, tile, .. } = step;
+    let Step { panel, block, scale, weights, tile, shown, .. } = step;
     let width = VECTORS * T::Vectors::LANES;
     let (logits, weights) = weights.split_at_mut(CHUNK * width);
     let (depth, dim) = (block.k.ld / TERMS, block.dim_v.next_multiple_of(TILE));
@@ -138,6 +139,9 @@ pub(super) fn run_step<T: Tiles, const TERMS: usize, const VECTORS: usize>(t: T,
         });
         t.multiply::<VECTORS>(k, &panel.q, logits, Sums::Fresh, tile.rows, steps);
         let logits = &mut logits[..keys * width];
+        if let Some(shown) = shown {
+            programs::hide(&shown[first * width..], logits);
+        }
         let (start, end) = (block.keys.start + first, block.keys.start + first + keys);
         if start < panel.by_all.start || panel.by_all.end < end {
             tile::mask::<_, VECTORS>(s, panel, start, logits);

@@ -47,7 +47,7 @@ pub fn run_out<T: Element>(problem: &Problem, inputs: &Inputs<T>, plan: &CpuPlan
 }
 
 /// A number that every type represents and that no test's output equals.
-const POISON: f32 = -61440.0;
+pub const POISON: f32 = -61440.0;
 
 fn run_into<T: Element>(
     problem: &Problem,
@@ -93,15 +93,17 @@ pub fn check<T: Element>(problem: &Problem, inputs: &Inputs<T>, plan: &CpuPlan) 
     let want = oracle(problem, &inputs.q, &inputs.k, &inputs.v).unwrap();
     let naive = reference_in_precision(problem, &inputs.q, &inputs.k, &inputs.v).unwrap();
     let (out, lse) = run(problem, inputs, plan);
-    compare(problem, plan, (&out, &lse), &want, &naive);
+    let lse: Vec<f64> = lse.into_iter().map(f64::from).collect();
+    close_to(problem, plan, (&out, &lse), &want, &naive);
     // 16-bit integers are only used for calls without an LSE.
-    compare(problem, plan, (&run_out(problem, inputs, plan), &lse), &want, &naive);
+    close_to(problem, plan, (&run_out(problem, inputs, plan), &lse), &want, &naive);
 }
 
-fn compare(
+/// Compares O and the LSE with the oracle's.
+pub fn close_to(
     problem: &Problem,
     plan: &CpuPlan,
-    (out, lse): (&[f64], &[f32]),
+    (out, lse): (&[f64], &[f64]),
     want: &Reference,
     naive: &Reference,
 ) {
@@ -121,7 +123,6 @@ fn compare(
         + logit
         + 16.0 * f64::from(f32::EPSILON) * (1.0 + finite(&want.lse));
     for (i, (&got, &want)) in lse.iter().zip(&want.lse).enumerate() {
-        let got = f64::from(got);
         assert!(
             close(got, want, tolerance),
             "LSE[{i}] = {got}, not {want} ± {tolerance:.1e}; {plan:?} {problem:?}"

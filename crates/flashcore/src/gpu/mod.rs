@@ -246,13 +246,13 @@ mod tests {
         let key = |p: &Problem| Key::new(p, None);
         assert_eq!(
             key(&p),
-            key(&Problem { score: Score { scale: Some(0.125), softcap: None }, ..p.clone() })
+            key(&Problem { score: Score { scale: Some(0.125), ..Score::default() }, ..p.clone() })
         );
         for other in [
             Problem { seq_kv: 511, ..p.clone() },
             p.clone().with_softcap(30.0),
             p.clone().with_lse(true),
-            Problem { score: Score { scale: Some(0.5), softcap: None }, ..p.clone() },
+            Problem { score: Score { scale: Some(0.5), ..Score::default() }, ..p.clone() },
             p.clone().with_band(Band::CAUSAL),
             p.clone().with_band(Band::CAUSAL_TOP_LEFT),
             p.clone().with_layout(problem::Layout::Bshd),

@@ -72,7 +72,13 @@ impl Purpose {
         match operand {
             Operand::Counter => Some(Purpose::Counter),
             Operand::Scratch | Operand::Temporary(_) => Some(Purpose::Scratch),
-            Operand::Tensor(_) | Operand::Lse | Operand::Codes(_) | Operand::Scales => None,
+            Operand::Tensor(_)
+            | Operand::Lse
+            | Operand::Lengths(_)
+            | Operand::Sinks
+            | Operand::Table(_)
+            | Operand::Codes(_)
+            | Operand::Scales => None,
         }
     }
 

@@ -4,7 +4,7 @@ use attend::{Order, Rescale};
 use flashcore_kernels::forward::mma::{Grid, MmaPlan, QueryHome};
 use tile::CopyMode;
 
-use crate::{Line, causal, full};
+use crate::{Line, capped, causal, full};
 
 /// Each gene at its simplest value.
 pub fn plain() -> MmaPlan {
@@ -21,6 +21,7 @@ pub fn plain() -> MmaPlan {
         rescale: Rescale::Always,
         copy: CopyMode::Async16,
         tile_order: Grid::RowsFirst,
+        tanh: attend::Tanh::Exp2,
     }
 }
 
@@ -41,4 +42,5 @@ pub const TABLE: &[Line<MmaPlan>] = &[
     (causal, alone, |p| p.rescale = Rescale::Beyond(0)),
     (causal, alone, |p| p.copy = CopyMode::Elements),
     (causal, alone, |p| p.tile_order = Grid::HeadsFirst),
+    (capped, alone, |p| p.tanh = attend::Tanh::Approx),
 ];

@@ -74,6 +74,7 @@ impl Gate {
                     q: answer.inputs.q.clone().scatter(problem, Tensor::Q),
                     k: answer.inputs.k.clone().scatter(problem, Tensor::K),
                     v: answer.inputs.v.clone().scatter(problem, Tensor::V),
+                    others: answer.inputs.others.clone(),
                 };
                 Ok(Case { feed: Feed::of(laid), truth: Truth::Rows(answer) })
             });

@@ -6,13 +6,18 @@ use serde_json::{Value, json};
 
 use super::MmaPlan;
 use super::plan::default_splits;
+use crate::Program;
 use crate::family::FamilyPlan;
-use crate::forward::contract::rescale_within;
+use crate::forward::contract::{rescale_within, tanh_gene};
 use crate::genes::Turn::{Down, To, Up};
 use crate::genes::{BLOCK_N, Gene, PRODUCTS, RESIDENT_CTAS, STAGES};
-use crate::{Arch, PlanError, Program};
+use crate::{Arch, Features, PlanError};
 
 impl FamilyPlan for MmaPlan {
+    fn features() -> Features {
+        Features { lengths: true, sink: true, programs: true }
+    }
+
     fn default_for(problem: &Problem, arch: &Arch) -> MmaPlan {
         MmaPlan::default_for(problem, arch)
     }
@@ -72,6 +77,7 @@ impl FamilyPlan for MmaPlan {
                 .searched(tile_orders.iter().copied())
                 .wider(["rows_first", "heads_first"])
                 .curing(&[("l2", To("rows_first"))]),
+            tanh_gene(problem),
         ]
     }
 

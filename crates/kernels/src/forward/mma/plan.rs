@@ -1,10 +1,11 @@
-use attend::{Order, Rescale, merge_bytes};
+use attend::{Order, Rescale, Tanh, merge_bytes};
 use problem::{Band, DType, Problem, Tensor};
 use serde::{Deserialize, Serialize};
 use tile::{CopyMode, TileLayout};
 
 use crate::error::accept;
-use crate::forward::contract::{check_rescale, misaligned, most_rows};
+use crate::forward::contract::{check_rescale, default_tanh, misaligned};
+use crate::forward::lengths::{check_lengths, row_blocks};
 use crate::{Arch, PlanError};
 
 /// Where a warp's queries are kept during the main loop.
@@ -62,6 +63,9 @@ pub struct MmaPlan {
     /// Which tiles neighbouring CTAs compute.
     #[serde(alias = "grid")]
     pub tile_order: Grid,
+    /// The instructions of the softcap. Without effect on problems that have none.
+    #[serde(default)]
+    pub tanh: Tanh,
 }
 
 /// The most splits: the merge reads all of them in one thread.
@@ -108,6 +112,7 @@ impl MmaPlan {
             rescale: Rescale::Beyond(8),
             copy: CopyMode::Async16,
             tile_order: if problem.band.is_causal() { Grid::HeadsFirst } else { Grid::RowsFirst },
+            tanh: default_tanh(problem),
         };
         if plan.check_problem(problem).is_err() {
             return plan; // its resource use may overflow
@@ -242,11 +247,7 @@ impl MmaPlan {
             let fits = dim.is_multiple_of(8) && (8..=256).contains(&dim);
             accept(what, dim as u64, fits, "multiples of 8 from 8 to 256")?;
         }
-        for (what, length) in [("seq_q", problem.seq_q), ("seq_kv", problem.seq_kv)] {
-            let (most, accepted) = most_rows(problem);
-            accept(what, length as u64, length <= most, accepted)?;
-        }
-        Ok(())
+        check_lengths(problem, self.block_m, 1)
     }
 
     fn check_genes(&self, problem: &Problem) -> Result<(), PlanError> {
@@ -287,6 +288,8 @@ impl MmaPlan {
 
     /// Limits of the merge: its grid, and indices of 31 bits.
     fn check_merge(&self, problem: &Problem) -> Result<(), PlanError> {
+        let even = problem.lengths.q.is_even();
+        accept("splits", self.splits.into(), even, "1 with uneven lengths of the queries")?;
         let (heads, accepted) = (problem.heads_q as u64, "up to 65535 with splits > 1");
         accept("heads_q", heads, heads <= Arch::GRID_YZ, accepted)?;
         let parts = heads * problem.batch as u64 * u64::from(self.splits);
@@ -296,8 +299,9 @@ impl MmaPlan {
     }
 
     fn check_grid(&self, problem: &Problem) -> Result<(), PlanError> {
-        let rows = problem.seq_q.div_ceil(self.block_m as usize) as u64 * u64::from(self.splits);
-        let (heads, batch) = (problem.heads_q as u64, problem.batch as u64);
+        let [rows, batch] = row_blocks(problem, self.block_m, 1);
+        let rows = rows * u64::from(self.splits);
+        let heads = problem.heads_q as u64;
         let limits = match self.tile_order {
             Grid::RowsFirst => [("row blocks", rows, 1 << 30), ("heads_q", heads, Arch::GRID_YZ)],
             Grid::HeadsFirst => [("row blocks", rows, Arch::GRID_YZ), ("heads_q", heads, 1 << 30)],
@@ -324,12 +328,13 @@ pub(super) fn default_splits(problem: &Problem, rows: u32, arch: &Arch) -> u32 {
     let visible = problem.band.keys(last, problem.seq_q, problem.seq_kv).len();
     let idle = arch.multiprocessors as usize / ctas(problem, rows).max(1);
     let splits = idle.min(visible / LEAST_KEYS).min(MOST_SPLITS as usize) as u32;
-    if idle >= 4 && splits > 1 { splits } else { 1 }
+    if idle >= 4 && splits > 1 && problem.lengths.q.is_even() { splits } else { 1 }
 }
 
 /// Number of CTAs with `rows` query rows each.
 fn ctas(problem: &Problem, rows: u32) -> usize {
-    problem.seq_q.div_ceil(rows as usize) * problem.heads_q * problem.batch
+    let [tiles, batch] = row_blocks(problem, rows, 1);
+    (tiles * batch) as usize * problem.heads_q
 }
 
 /// Warps that share rows on a small grid: enough to give every SM a CTA, whose 64 rows are divided by this

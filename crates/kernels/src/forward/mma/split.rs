@@ -1,7 +1,7 @@
 //! Keys that several CTAs divide ([`MmaPlan::splits`]): what the first kernel stores, and the second kernel,
 //! which merges.
 
-use attend::{OnlineSoftmax, Partials};
+use attend::{OnlineSoftmax, Partials, Sinks};
 use problem::{Problem, Tensor};
 use ptx::{Access, Builder, CmpOp, Dim3, F32, Global, Launch, Pointer, R32, R64, SpecialReg, Violations};
 use tile::{AccTile, CopyMode, divide};
@@ -46,6 +46,7 @@ impl MmaPlan {
         let partials = declare(k, c, problem, self.splits, Access::Read);
         let out = c.tensor(k, Tensor::Out);
         let lse = problem.pass.lse().then(|| c.lse(k));
+        let sinks = c.sinks(k);
         let strides = declare_head_strides(k, c, problem, Tensor::Out);
         let seq_q = c.u32(k, "seq_q", problem.seq_q as u32);
 
@@ -63,7 +64,8 @@ impl MmaPlan {
 
         let split: R32 = k.mov(0);
         let first = partial_row(k, problem, self.splits, [batch, head, split, row], seq_q);
-        let (o, log_sum) = partials.merge(k, (first, seq_q, self.splits), column);
+        let sink = sinks.map(|start| Sinks::of_head(k, start, head));
+        let (o, log_sum) = partials.merge(k, (first, seq_q, self.splits), column, sink);
         let to = row_of_output(k, problem, (out, strides), [batch, head, row]);
         let to = k.index(to, column, 2);
         self.store_columns(k, problem, to, o);

@@ -5,12 +5,18 @@ use ptx::Violations;
 use serde_json::{Value, json};
 
 use super::SmallPlan;
+use crate::Program;
 use crate::family::{FamilyPlan, row_tiles};
+use crate::forward::contract::tanh_gene;
 use crate::genes::Turn::{Down, Up};
 use crate::genes::{BLOCK_N, CLUSTER, Gene, PACKING, RESIDENT_CTAS, STAGES, TURNS};
-use crate::{Arch, PlanError, Program};
+use crate::{Arch, Features, PlanError};
 
 impl FamilyPlan for SmallPlan {
+    fn features() -> Features {
+        Features { lengths: false, sink: true, programs: true }
+    }
+
     fn default_for(problem: &Problem, arch: &Arch) -> SmallPlan {
         SmallPlan::default_for(problem, arch)
     }
@@ -58,6 +64,7 @@ impl FamilyPlan for SmallPlan {
             Gene::new("store"),
             Gene::new("overlapping"),
             Gene::new("resident_ctas").searched([1, 2, 3, 4]).curing(RESIDENT_CTAS),
+            tanh_gene(problem),
         ]
     }
 

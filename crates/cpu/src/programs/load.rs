@@ -1,0 +1,174 @@
+//! Elements of tables as words.
+
+use problem::program::Id;
+use problem::{Table, TableData};
+
+use super::{Axes, Compiled, Known, Shape};
+use crate::simd::Simd;
+
+/// A read of a table.
+#[derive(Clone, Copy)]
+pub(super) struct Read<'a> {
+    pub table: &'a Table,
+    pub data: &'a TableData<'a>,
+    pub index: &'a [Id],
+}
+
+/// A dimension of a table whose index matters.
+#[derive(Clone, Copy)]
+pub(super) struct Dimension {
+    /// The operation that gives the index.
+    pub index: Id,
+    extent: i64,
+    stride: i64,
+}
+
+impl Dimension {
+    /// The offset of the element at an index, which is cut to the extent.
+    #[inline(always)]
+    fn offset(&self, index: f32) -> usize {
+        (i64::from(index.to_bits() as i32).clamp(0, self.extent - 1) * self.stride) as usize
+    }
+}
+
+/// The dimensions that have more than one element.
+pub(super) fn dimensions(table: &Table, index: &[Id]) -> impl Iterator<Item = Dimension> + Clone {
+    let all = index.iter().zip(&table.extents).zip(&table.strides);
+    all.filter(|&((_, &extent), &stride)| extent > 1 && stride != 0)
+        .map(|((&index, &extent), &stride)| Dimension { index, extent: extent as i64, stride })
+}
+
+/// Memory of loads. Kept between calls.
+#[derive(Default)]
+pub(super) struct Loads {
+    /// Number of keys of the tile that exist.
+    pub keys: usize,
+    rows_at: Vec<usize>,
+    keys_at: Vec<usize>,
+    /// Words by row, to be transposed.
+    by_rows: Vec<f32>,
+}
+
+/// Reads the elements of a table into `to`.
+#[inline(always)]
+pub(super) fn load<S: Simd>(
+    s: S,
+    program: &Compiled<'_>,
+    read: Read<'_>,
+    known: Known<'_>,
+    shape: Shape,
+    loads: &mut Loads,
+    to: &mut [f32],
+) {
+    let dimensions = dimensions(read.table, read.index);
+    let axes = |dimension: &Dimension| program.axes[dimension.index];
+    let separable = dimensions.clone().all(|dimension| axes(&dimension) != Axes::Both);
+    let lines = to.len() / shape.width;
+    let is_tile = dimensions.clone().any(|d| axes(&d).row()) && dimensions.clone().any(|d| axes(&d).key());
+    if !(separable && is_tile) {
+        for line in 0..lines {
+            let at = &mut loads.rows_at;
+            at.clear();
+            at.resize(shape.width, 0);
+            for dimension in dimensions.clone() {
+                let index = program.operand(dimension.index, known, shape);
+                if index.is_scalar {
+                    let offset = dimension.offset(index.scalar(line));
+                    at.iter_mut().for_each(|at| *at += offset);
+                } else {
+                    at.iter_mut()
+                        .enumerate()
+                        .for_each(|(i, at)| *at += dimension.offset(index.word(line, i)));
+                }
+            }
+            gather(s, read.data, at, &mut to[line * shape.width..][..shape.width]);
+        }
+        return;
+    }
+    let is_by_keys = shape.along == Axes::Row;
+    // Rows of the panel and keys of the strip.
+    let (rows, first_key, keys) =
+        if is_by_keys { (shape.width, shape.first, lines) } else { (lines, 0, shape.width.min(loads.keys)) };
+    let first_row = if is_by_keys { 0 } else { shape.first };
+    let sums = |of: Axes, values: &[Vec<f32>], first: usize, count: usize, sums: &mut Vec<usize>| {
+        sums.clear();
+        sums.resize(count, 0);
+        for dimension in dimensions.clone().filter(|d| axes(d) == of) {
+            let index = &values[dimension.index][first..][..count];
+            sums.iter_mut().zip(index).for_each(|(at, &index)| *at += dimension.offset(index));
+        }
+    };
+    sums(Axes::Row, known.rows, first_row, rows, &mut loads.rows_at);
+    sums(Axes::Key, known.keys, first_key, keys, &mut loads.keys_at);
+    let constant = dimensions.clone().filter(|d| axes(d) == Axes::None);
+    let start: usize = constant.map(|d| d.offset(known.rows[d.index][0])).sum();
+    loads.rows_at.iter_mut().for_each(|at| *at += start);
+    let Loads { rows_at, keys_at, by_rows, .. } = loads;
+    let is_run = is_run(keys_at);
+    if !is_by_keys {
+        for (line, &row) in to.chunks_exact_mut(shape.width).zip(&*rows_at) {
+            let (line, rest) = line.split_at_mut(keys);
+            line_of(s, read.data, row, keys_at, is_run, line);
+            rest.fill(0.0);
+        }
+        return;
+    }
+    by_rows.resize(rows * keys, 0.0);
+    for (line, &row) in by_rows.chunks_exact_mut(keys).zip(&*rows_at) {
+        line_of(s, read.data, row, keys_at, is_run, line);
+    }
+    s.transpose(by_rows, keys, to, shape.width, rows, keys);
+}
+
+/// Whether offsets follow each other.
+#[inline(always)]
+fn is_run(at: &[usize]) -> bool {
+    at.iter().enumerate().fold(true, |run, (i, &at_i)| run & (at_i == at[0].wrapping_add(i)))
+}
+
+/// The elements of a row of the table.
+#[inline(always)]
+fn line_of<S: Simd>(s: S, data: &TableData<'_>, row: usize, keys_at: &[usize], run: bool, to: &mut [f32]) {
+    if run {
+        return widen(s, data, row + keys_at[0], to);
+    }
+    pick(data, keys_at.iter().map(|at| row + at), to);
+}
+
+/// The elements at offsets.
+#[inline(always)]
+fn gather<S: Simd>(s: S, data: &TableData<'_>, at: &[usize], to: &mut [f32]) {
+    if is_run(at) {
+        return widen(s, data, at[0], to);
+    }
+    pick(data, at.iter().copied(), to);
+}
+
+#[inline(always)]
+fn pick(data: &TableData<'_>, at: impl Iterator<Item = usize>, to: &mut [f32]) {
+    let to = to.iter_mut().zip(at);
+    match data {
+        TableData::F32(x) => to.for_each(|(to, at)| *to = x[at]),
+        TableData::F16(x) => to.for_each(|(to, at)| *to = x[at].to_f32()),
+        TableData::Bf16(x) => to.for_each(|(to, at)| *to = f32::from_bits(u32::from(x[at].to_bits()) << 16)),
+        TableData::I32(x) => to.for_each(|(to, at)| *to = f32::from_bits(x[at] as u32)),
+        TableData::U8(x) => to.for_each(|(to, at)| *to = f32::from_bits(x[at].into())),
+    }
+}
+
+/// The elements from offset `at` on.
+#[inline(always)]
+fn widen<S: Simd>(s: S, data: &TableData<'_>, at: usize, to: &mut [f32]) {
+    let count = to.len();
+    match data {
+        TableData::F32(x) => to.copy_from_slice(&x[at..][..count]),
+        TableData::F16(x) => s.widen_f16(&x[at..][..count], to),
+        TableData::Bf16(x) => s.widen_bf16(&x[at..][..count], to),
+        TableData::I32(x) => {
+            to.iter_mut().zip(&x[at..][..count]).for_each(|(to, &x)| *to = f32::from_bits(x as u32));
+        }
+        TableData::U8(x) => {
+            to.iter_mut().zip(&x[at..][..count]).for_each(|(to, &x)| *to = f32::from_bits(x.into()));
+        }
+    }
+}

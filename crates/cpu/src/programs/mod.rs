@@ -1,0 +1,456 @@
+//! Programs for scores and masks, evaluated over tiles of scores.
+//!
+//! An operation whose value depends on the query alone is evaluated once per panel, one that depends on the
+//! key alone once per block of keys, and the others once per score, some lines of a tile at a time. Every
+//! buffer holds f32 words: a float, the bits of an integer, or all bits set for true and none for false.
+//!
+//! Before a mask is evaluated, the ranges of its values over a panel and a block of keys tell whether the
+//! panel sees all keys of the block, or none.
+
+mod apply;
+mod load;
+
+use problem::program::{Dependence, Id, Input, Op, Range, Type};
+use problem::{KeyRange, Operands, Problem, Program, Programs, TableData};
+
+use crate::simd::Simd;
+use apply::Operand;
+use load::Loads;
+
+/// Words of a tile that are evaluated at a time: the values of a few operations fit in the first cache.
+const STRIP: usize = 2048;
+
+/// The coordinates of a score on which a value depends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Axes {
+    None,
+    Row,
+    Key,
+    Both,
+}
+
+impl Axes {
+    const fn of(row: bool, key: bool) -> Axes {
+        match (row, key) {
+            (false, false) => Axes::None,
+            (true, false) => Axes::Row,
+            (false, true) => Axes::Key,
+            (true, true) => Axes::Both,
+        }
+    }
+
+    const fn row(self) -> bool {
+        matches!(self, Axes::Row | Axes::Both)
+    }
+
+    const fn key(self) -> bool {
+        matches!(self, Axes::Key | Axes::Both)
+    }
+}
+
+/// A program with the values of a call.
+pub(crate) struct Compiled<'a> {
+    program: &'a Program,
+    programs: &'a Programs,
+    tables: &'a [TableData<'a>],
+    /// For each operation, the coordinates on which its value depends.
+    axes: Vec<Axes>,
+    /// For each operation that is evaluated per score, the buffer that holds its value.
+    buffer: Vec<usize>,
+    /// Number of these buffers.
+    buffers: usize,
+}
+
+impl<'a> Compiled<'a> {
+    /// `grouped` says whether the rows of a panel may belong to several query heads.
+    fn new(program: &'a Program, programs: &'a Programs, tables: &'a [TableData<'a>], grouped: bool) -> Self {
+        let mut axes: Vec<Axes> = Vec::with_capacity(program.ops().len());
+        for op in program.ops() {
+            let any = |ids: &mut dyn Iterator<Item = Id>| {
+                ids.fold((false, false), |(row, key), id| (row || axes[id].row(), key || axes[id].key()))
+            };
+            let (row, key) = match op {
+                Op::Input(Input::Score) => (true, true),
+                Op::Input(Input::Query) => (true, false),
+                Op::Input(Input::Head) => (grouped, false),
+                Op::Input(Input::Key) => (false, true),
+                // A dimension that has one element, or repeats it, does not matter.
+                Op::Load { table, index, .. } => {
+                    let table = &programs.tables[*table as usize];
+                    any(&mut load::dimensions(table, index).map(|dimension| dimension.index))
+                }
+                op => any(&mut op.reads().into_iter()),
+            };
+            axes.push(Axes::of(row, key));
+        }
+        let (buffer, buffers) = assign_buffers(program, &axes);
+        Compiled { program, programs, tables, axes, buffer, buffers }
+    }
+
+    fn root(&self) -> Id {
+        self.axes.len() - 1
+    }
+}
+
+/// For each operation that is evaluated per score, a buffer that no value occupies which is still to be read;
+/// and the number of buffers.
+fn assign_buffers(program: &Program, axes: &[Axes]) -> (Vec<usize>, usize) {
+    let mut last_read = vec![0; axes.len()];
+    for (id, op) in program.ops().iter().enumerate() {
+        op.reads().into_iter().for_each(|read| last_read[read] = id);
+    }
+    let (mut buffer, mut free, mut buffers) = (vec![0; axes.len()], Vec::new(), 0);
+    for (id, op) in program.ops().iter().enumerate().filter(|&(id, _)| axes[id] == Axes::Both) {
+        buffer[id] = free.pop().unwrap_or_else(|| {
+            buffers += 1;
+            buffers - 1
+        });
+        let mut reads = op.reads();
+        reads.sort_unstable();
+        reads.dedup();
+        free.extend(
+            reads.into_iter().filter(|&a| axes[a] == Axes::Both && last_read[a] == id).map(|a| buffer[a]),
+        );
+    }
+    (buffer, buffers)
+}
+
+/// The programs of a call.
+#[derive(Default)]
+pub(crate) struct Evaluators<'a> {
+    pub score: Option<Compiled<'a>>,
+    pub mask: Option<Compiled<'a>>,
+}
+
+impl<'a> Evaluators<'a> {
+    /// `grouped` says whether the rows of a panel may belong to several query heads.
+    pub(crate) fn new(problem: &'a Problem, operands: &Operands<'a>, grouped: bool) -> Self {
+        let programs = &problem.programs;
+        let compiled = |program: &'a Option<Program>| {
+            program.as_ref().map(|program| Compiled::new(program, programs, operands.tables, grouped))
+        };
+        Evaluators { score: compiled(&programs.score), mask: compiled(&programs.mask) }
+    }
+}
+
+/// Number of operations that the programs of a problem evaluate per score, loads of tables counted twice.
+pub(crate) fn operations_per_score(problem: &Problem) -> usize {
+    let of = |program: &Program| {
+        let both = |d: &Dependence| d.score || (d.query && d.key);
+        let dependences = program.dependences();
+        let ops = program.ops().iter().zip(&dependences).filter(|(_, d)| both(d));
+        ops.map(|(op, _)| if matches!(op, Op::Load { .. }) { 2 } else { 1 }).sum::<usize>()
+    };
+    problem.programs.all().map(of).sum()
+}
+
+/// The sequence of the rows of a panel.
+#[derive(Clone, Copy)]
+pub(crate) struct Place {
+    pub batch: usize,
+    pub query_length: usize,
+    pub key_length: usize,
+}
+
+/// How the words of a tile lie in memory.
+#[derive(Clone, Copy)]
+pub(crate) enum Layout {
+    /// A line for each key, which holds that many words: one per row.
+    Keys(usize),
+    /// A line for each row, which holds that many words: one per key, and some more at the end.
+    Rows(usize),
+}
+
+/// What a program is evaluated for.
+pub(crate) enum Region<'a> {
+    /// The lanes of panel `panel`: query head and row of each.
+    Panel { panel: usize, place: Place, lanes: &'a [(usize, usize)] },
+    /// A block of keys. Up to 15 more are evaluated, which have the position of the last one.
+    Block(KeyRange),
+    /// The first `keys` keys of the block for panel `panel`. `to` holds products of queries and keys, which
+    /// times `factor` are logits, and receives the result.
+    Tile { panel: usize, keys: usize, layout: Layout, factor: f32, to: &'a mut [f32] },
+}
+
+/// Which keys of a block the rows of a panel see.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Verdict {
+    All,
+    Some,
+    None,
+}
+
+impl Verdict {
+    fn of(range: Range) -> Verdict {
+        match range {
+            Range { low: 1, .. } => Verdict::All,
+            Range { high: 0, .. } => Verdict::None,
+            _ => Verdict::Some,
+        }
+    }
+}
+
+/// The values of a program's operations in a task. Kept between calls.
+#[derive(Default)]
+pub(crate) struct Values {
+    /// By panel and operation: the values that depend on the row or on nothing.
+    panels: Vec<Lines>,
+    /// By operation: the values that depend on the key.
+    block: Lines,
+    /// By buffer.
+    tile: Vec<Vec<f32>>,
+    loads: Loads,
+    /// The ranges of all operations for a verdict.
+    ranges: Vec<Range>,
+    /// The words of the last tile, joined by `&` and by `|`.
+    joined: (u32, u32),
+}
+
+/// The values of operations over rows or over keys, and their ranges.
+#[derive(Default)]
+struct Lines {
+    values: Vec<Vec<f32>>,
+    ranges: Vec<Range>,
+}
+
+impl Lines {
+    fn set_len(&mut self, ops: usize) {
+        self.values.resize_with(ops, Vec::new);
+        self.ranges.clear();
+        self.ranges.resize(ops, Range::ALL);
+    }
+}
+
+/// Values of a program's operations that an operation reads.
+#[derive(Clone, Copy)]
+struct Known<'a> {
+    rows: &'a [Vec<f32>],
+    keys: &'a [Vec<f32>],
+    tile: &'a [Vec<f32>],
+}
+
+/// Lines of words to evaluate.
+#[derive(Clone, Copy)]
+struct Shape {
+    /// The first line: its row or its key, counted from the first of the region.
+    first: usize,
+    /// Words of a line.
+    width: usize,
+    /// What the words of a line are: rows or keys.
+    along: Axes,
+}
+
+impl Compiled<'_> {
+    /// The value of an operation as the operand of another.
+    fn operand<'v>(&self, id: Id, known: Known<'v>, shape: Shape) -> Operand<'v> {
+        let axes = self.axes[id];
+        let data = match axes {
+            Axes::None | Axes::Row => &known.rows[id],
+            Axes::Key => &known.keys[id],
+            Axes::Both => &known.tile[self.buffer[id]],
+        };
+        match axes {
+            Axes::Both => Operand { data, step: shape.width, is_scalar: false },
+            _ if axes == shape.along => Operand { data, step: 0, is_scalar: false },
+            Axes::None => Operand { data, step: 0, is_scalar: true },
+            _ => Operand { data: &data[shape.first..], step: 1, is_scalar: true },
+        }
+    }
+}
+
+/// Evaluates a region of a program. Inlined into [`Simd::evaluate`], which is compiled for the instruction set.
+#[inline(always)]
+pub(crate) fn evaluate<S: Simd>(s: S, program: &Compiled<'_>, values: &mut Values, mut region: Region<'_>) {
+    values.prepare(program, &region);
+    let (panel, length, width, along) = match &region {
+        Region::Panel { panel, lanes, .. } => (*panel, lanes.len(), lanes.len(), Axes::Row),
+        Region::Block(keys) => (0, padded(*keys), padded(*keys), Axes::Key),
+        Region::Tile { panel, layout: Layout::Keys(width), to, .. } => (*panel, to.len(), *width, Axes::Row),
+        Region::Tile { panel, layout: Layout::Rows(width), to, .. } => (*panel, to.len(), *width, Axes::Key),
+    };
+    let lines = (STRIP / width).max(1);
+    for first in (0..length / width).step_by(lines) {
+        let words = width * lines.min(length / width - first);
+        for id in 0..program.axes.len() {
+            let axes = program.axes[id];
+            let (along, width, words) = match (&region, axes) {
+                (Region::Panel { .. }, Axes::None) => (Axes::None, 1, 1),
+                (Region::Panel { .. }, Axes::Row)
+                | (Region::Block(_), Axes::Key)
+                | (Region::Tile { .. }, Axes::Both) => (along, width, words),
+                _ => continue,
+            };
+            let shape = Shape { first, width, along };
+            let mut to = std::mem::take(values.slot(program, panel, id));
+            to.resize(words, 0.0);
+            if !region.position(&program.program.ops()[id], first * width, &mut to) {
+                let Values { panels, block, tile, loads, .. } = &mut *values;
+                let known = Known { rows: &panels[panel].values, keys: &block.values, tile };
+                compute(s, program, id, known, shape, loads, &mut to);
+            }
+            let measured = || measured(program.program.types()[id], &to);
+            match axes {
+                Axes::None | Axes::Row => values.panels[panel].ranges[id] = measured(),
+                Axes::Key => values.block.ranges[id] = measured(),
+                Axes::Both => {}
+            }
+            *values.slot(program, panel, id) = to;
+        }
+        if let Region::Tile { to, .. } = &mut region {
+            let known =
+                Known { rows: &values.panels[panel].values, keys: &values.block.values, tile: &values.tile };
+            let result = program.operand(program.root(), known, Shape { first, width, along });
+            let to = &mut to[first * width..][..words];
+            apply::copy(result, to, width);
+            let bits = to.iter().map(|x| x.to_bits());
+            values.joined = bits.fold(values.joined, |(all, any), x| (all & x, any | x));
+        }
+    }
+}
+
+/// Number of words of a line of keys.
+fn padded(keys: KeyRange) -> usize {
+    keys.len().next_multiple_of(crate::simd::MAX_LANES)
+}
+
+impl Region<'_> {
+    /// Writes a position, from word `at` of the region on. False if the operation is none.
+    #[inline(always)]
+    fn position(&self, op: &Op, at: usize, to: &mut [f32]) -> bool {
+        let int = |x: usize| f32::from_bits(x as i32 as u32);
+        match (op, self) {
+            (Op::Input(Input::Query), Region::Panel { lanes, .. }) => {
+                to.iter_mut().zip(*lanes).for_each(|(to, lane)| *to = int(lane.1));
+            }
+            (Op::Input(Input::Head), Region::Panel { lanes, .. }) => {
+                to.iter_mut().zip(*lanes).for_each(|(to, lane)| *to = int(lane.0));
+            }
+            (Op::Input(Input::Batch), Region::Panel { place, .. }) => to.fill(int(place.batch)),
+            (Op::Input(Input::QueryLength), Region::Panel { place, .. }) => to.fill(int(place.query_length)),
+            (Op::Input(Input::KeyLength), Region::Panel { place, .. }) => to.fill(int(place.key_length)),
+            (Op::Input(Input::Key), Region::Block(keys)) => {
+                to.iter_mut().enumerate().for_each(|(i, to)| *to = int((keys.start + i).min(keys.end - 1)));
+            }
+            (Op::Input(Input::Score), Region::Tile { factor, to: products, .. }) => {
+                to.iter_mut().zip(&products[at..]).for_each(|(to, &product)| *to = product * factor);
+            }
+            _ => return false,
+        }
+        true
+    }
+}
+
+/// Evaluates one operation that is no position.
+#[inline(always)]
+fn compute<S: Simd>(
+    s: S,
+    program: &Compiled<'_>,
+    id: Id,
+    known: Known<'_>,
+    shape: Shape,
+    loads: &mut Loads,
+    to: &mut [f32],
+) {
+    let (ops, types) = (program.program.ops(), program.program.types());
+    let of = |id: Id| program.operand(id, known, shape);
+    match &ops[id] {
+        Op::Input(Input::FloatParameter(i)) => to.fill(program.programs.floats[*i as usize]),
+        Op::Input(Input::IntParameter(i)) => {
+            to.fill(f32::from_bits(program.programs.ints[*i as usize] as u32));
+        }
+        Op::Input(_) => {}
+        Op::Float(bits) => to.fill(f32::from_bits(*bits)),
+        Op::Int(x) => to.fill(f32::from_bits(*x as u32)),
+        Op::Bool(x) => to.fill(apply::truth(*x)),
+        Op::Load { table, index, .. } => {
+            let number = *table as usize;
+            let read =
+                load::Read { table: &program.programs.tables[number], data: &program.tables[number], index };
+            load::load(s, program, read, known, shape, loads, to);
+        }
+        Op::Unary(op, a) => apply::unary(s, *op, types[*a], of(*a), to, shape.width),
+        Op::Binary(op, a, b) => apply::binary(*op, types[*a], of(*a), of(*b), to, shape.width),
+        Op::Compare(op, a, b) => apply::compare(*op, types[*a], of(*a), of(*b), to, shape.width),
+        Op::Select(a, b, c) => apply::select([of(*a), of(*b), of(*c)], to, shape.width),
+    }
+}
+
+/// The smallest and the largest of integers or truth values.
+#[inline(always)]
+fn measured(of: Type, words: &[f32]) -> Range {
+    if of == Type::Float {
+        return Range::ALL;
+    }
+    let bits = words.iter().map(|x| x.to_bits() as i32);
+    let (low, high) = bits.fold((i32::MAX, i32::MIN), |(low, high), x| (low.min(x), high.max(x)));
+    let (low, high) = match of {
+        Type::Bool => ((high == -1).into(), (low == -1).into()), // true is −1
+        _ => (low.into(), high.into()),
+    };
+    Range { low, high, position: false }
+}
+
+impl Values {
+    /// Makes room for the values of a region.
+    fn prepare(&mut self, program: &Compiled<'_>, region: &Region<'_>) {
+        match region {
+            Region::Panel { panel, .. } => {
+                self.panels.resize_with(self.panels.len().max(panel + 1), Lines::default);
+                self.panels[*panel].set_len(program.axes.len());
+            }
+            Region::Block(_) => self.block.set_len(program.axes.len()),
+            Region::Tile { keys, .. } => {
+                self.tile.resize_with(self.tile.len().max(program.buffers), Vec::new);
+                self.loads.keys = *keys;
+                self.joined = (u32::MAX, 0);
+            }
+        }
+    }
+
+    /// The buffer that holds an operation's value.
+    fn slot(&mut self, program: &Compiled<'_>, panel: usize, id: Id) -> &mut Vec<f32> {
+        match program.axes[id] {
+            Axes::None | Axes::Row => &mut self.panels[panel].values[id],
+            Axes::Key => &mut self.block.values[id],
+            Axes::Both => &mut self.tile[program.buffer[id]],
+        }
+    }
+
+    /// Which scores the last tile of a mask shows.
+    pub(crate) fn shown(&self) -> Verdict {
+        match self.joined {
+            (u32::MAX, _) => Verdict::All,
+            (_, 0) => Verdict::None,
+            _ => Verdict::Some,
+        }
+    }
+
+    /// What the ranges of a mask's values tell about the keys of the block that the rows of the panels see.
+    pub(crate) fn verdict(&mut self, mask: &Compiled<'_>, panels: std::ops::Range<usize>) -> Verdict {
+        let Values { panels: of_panels, block, ranges, .. } = self;
+        ranges.clear();
+        for (id, axes) in mask.axes.iter().enumerate() {
+            let range = match axes {
+                Axes::None | Axes::Row => {
+                    let of = of_panels[panels.clone()].iter().map(|panel| panel.ranges[id]);
+                    let join =
+                        |a: Range, b: Range| Range { low: a.low.min(b.low), high: a.high.max(b.high), ..a };
+                    of.reduce(join).unwrap_or(Range::ALL)
+                }
+                Axes::Key => block.ranges[id],
+                Axes::Both => mask.program.range(id, ranges),
+            };
+            ranges.push(range);
+        }
+        Verdict::of(ranges[mask.root()])
+    }
+}
+
+/// Sets logits to −∞ where a mask is false.
+#[inline(always)]
+pub(crate) fn hide(mask: &[f32], logits: &mut [f32]) {
+    for (logit, mask) in logits.iter_mut().zip(mask) {
+        let shown = mask.to_bits();
+        *logit = f32::from_bits(logit.to_bits() & shown | f32::NEG_INFINITY.to_bits() & !shown);
+    }
+}

@@ -1,0 +1,358 @@
+//! Uneven lengths, sinks and programs, compared with the oracle on every instruction set of this machine.
+
+mod draw;
+
+use std::collections::HashSet;
+
+use flashcore_cpu::{CpuError, CpuPlan, Element, Input, Isa, Lanes, Rows, attention_with};
+use half::{bf16, f16};
+use oracle::{oracle_with, reference_in_precision_with};
+use problem::program::library as lib;
+use problem::{
+    Band, DType, Expr, Layout, LengthValues, Operands, Problem, Program, SideLengths, Table, TableData,
+    TableType, Tensor,
+};
+
+use crate::common::{Inputs, POISON, close_to, small_plan};
+use draw::{Case, Others};
+
+/// Runs a kernel into poisoned buffers. Returns O and the LSE in the order of the reference, NaN for rows
+/// that belong to no sequence, which must keep their poison.
+fn run<T: Element>(
+    problem: &Problem,
+    inputs: &Inputs<T>,
+    operands: &Operands<'_>,
+    plan: &CpuPlan,
+    with_lse: bool,
+) -> (Vec<f64>, Vec<f64>) {
+    let (elements, origin) = problem.span(Tensor::Out).unwrap();
+    let [_, heads, rows, dim] = problem.extents(Tensor::Out);
+    let (mut out, mut lse) = (vec![T::from_f32(POISON); elements], vec![POISON; problem.lse_len()]);
+    let slices = [&inputs.q[..], &inputs.k, &inputs.v].map(Input::from);
+    attention_with(problem, slices, operands, &mut out, with_lse.then_some(&mut lse), plan).unwrap();
+    let (mut dense, mut dense_lse) =
+        (vec![f64::NAN; problem.lse_len() * dim], vec![f64::NAN; problem.lse_len()]);
+    for sequence in problem.sequences(&operands.lengths).unwrap() {
+        for (head, row) in (0..heads).flat_map(|h| (0..sequence.q.len).map(move |r| (h, r))) {
+            let row = sequence.q.start + row;
+            let start = (origin as i64 + problem.out.offset(sequence.q.batch, head, row)) as usize;
+            let index = (sequence.q.batch * heads + head) * rows + row;
+            let written = out[start..start + dim].iter().map(|x| f64::from(x.to_f32()));
+            assert!(written.clone().all(|x| x != f64::from(POISON)));
+            dense[index * dim..][..dim].iter_mut().zip(written).for_each(|(to, x)| *to = x);
+            dense_lse[index] = lse[index].into();
+            out[start..start + dim].fill(T::from_f32(POISON));
+            lse[index] = POISON;
+        }
+    }
+    assert!(out.iter().all(|x| x.to_f32() == POISON), "wrote outside of its rows; {plan:?} {problem:?}");
+    assert!(lse.iter().all(|&x| x == POISON), "wrote the LSE of other rows; {plan:?} {problem:?}");
+    (dense, dense_lse)
+}
+
+/// Compares the plans' results, with and without an LSE, with the oracle's.
+fn check_plans<T: Element>(problem: &Problem, inputs: &Inputs<T>, others: &Others, plans: &[CpuPlan]) {
+    others.with(|operands| {
+        let slices = [&inputs.q[..], &inputs.k, &inputs.v];
+        let want = oracle_with(problem, slices, operands).unwrap();
+        let naive = reference_in_precision_with(problem, slices, operands).unwrap();
+        for plan in plans {
+            let (out, lse) = run(problem, inputs, operands, plan, true);
+            close_to(problem, plan, (&out, &lse), &want, &naive);
+            // 16-bit integers are only used for calls without an LSE.
+            let (out, _) = run(problem, inputs, operands, plan, false);
+            close_to(problem, plan, (&out, &lse), &want, &naive);
+        }
+    });
+}
+
+/// Draws inputs and checks the plans. Elements of K and V become NaN or infinite: all of those outside of
+/// sequences, and some others, as `bad` says.
+fn check_case(case: &Case, plans: &[CpuPlan]) {
+    fn of<T: Element>(case: &Case, plans: &[CpuPlan]) {
+        let mut inputs = Inputs::<T>::random(&case.problem, case.seed, 1.0);
+        case.spoil(&mut inputs);
+        check_plans(&case.problem, &inputs, &case.others, plans);
+    }
+    match case.problem.dtype {
+        DType::F32 => of::<f32>(case, plans),
+        DType::F16 => of::<f16>(case, plans),
+        DType::Bf16 => of::<bf16>(case, plans),
+    }
+}
+
+/// Plans with small blocks: rows as lanes, in one part and in several, and lanes along the head dim.
+fn plans(isa: Isa) -> Vec<CpuPlan> {
+    let plan = small_plan(isa);
+    let mut plans = vec![plan, CpuPlan { splits: 3, rows: Rows::Head, ..plan }];
+    if isa.has_dims() {
+        plans.push(CpuPlan { lanes: Lanes::Dims, ..plan });
+        plans.push(CpuPlan { lanes: Lanes::Dims, rows: Rows::Head, splits: 2, ..plan });
+    }
+    plans
+}
+
+fn everywhere() -> impl Iterator<Item = Isa> {
+    Isa::available().into_iter().chain(Isa::TWINS)
+}
+
+/// Every pair of features occurs, with other features drawn at random.
+#[test]
+fn every_pair_of_features() {
+    let isas: Vec<Isa> = everywhere().collect();
+    let mut pairs = HashSet::new();
+    let programs = || (0..draw::SCORES).flat_map(|score| (0..draw::MASKS).map(move |mask| (score, mask)));
+    for (seed, (score, mask)) in (0..3).flat_map(|_| programs()).enumerate() {
+        let case = Case::draw(seed as u64, score, mask);
+        for (i, a) in case.features.iter().enumerate() {
+            pairs.extend(case.features[i + 1..].iter().map(|b| (*a, *b)));
+        }
+        let all = plans(isas[seed % isas.len()]);
+        check_case(&case, &[all[seed / isas.len() % all.len()], CpuPlan::for_problem(&case.problem)]);
+    }
+    let counts = draw::COUNTS;
+    let expected: usize = (0..counts.len()).map(|i| counts[i] * counts[i + 1..].iter().sum::<usize>()).sum();
+    assert_eq!(pairs.len(), expected);
+}
+
+/// Each program alone, on every instruction set and in every arithmetic, with enough rows for all of them.
+#[test]
+fn each_program_in_every_arithmetic() {
+    for (score, mask) in (0..draw::SCORES).map(|s| (s, 0)).chain((1..draw::MASKS).map(|m| (0, m))) {
+        for (isa, dtype) in everywhere().zip([DType::F32, DType::F16, DType::Bf16].into_iter().cycle()) {
+            let mut case = Case::plain(dtype, score, mask);
+            case.seed = mask as u64;
+            check_case(&case, &plans(isa));
+        }
+    }
+}
+
+fn packed(rows: &[i32], keys: &[i32]) -> (Problem, Others) {
+    let sums = |lengths: &[i32]| {
+        let ends = lengths.iter().scan(0, |end, n| {
+            *end += n;
+            Some(*end)
+        });
+        std::iter::once(0).chain(ends).collect::<Vec<i32>>()
+    };
+    let longest = |lengths: &[i32]| lengths.iter().copied().max().unwrap() as usize;
+    let mut p = Problem::new(rows.len(), 4, longest(rows), 24, DType::F32);
+    (p.heads_kv, p.seq_kv) = (2, longest(keys));
+    let others = Others { cumulative_q: sums(rows), cumulative_kv: sums(keys), ..Others::default() };
+    let total = |sums: &[i32]| Some(sums[sums.len() - 1] as usize);
+    p.lengths.q.packed = total(&others.cumulative_q);
+    p.lengths.kv.packed = total(&others.cumulative_kv);
+    let strides = |heads: usize, rows: usize| Layout::Bshd.strides(heads, rows, 24);
+    (p.q, p.out) = (strides(4, 1), strides(4, 1));
+    (p.k, p.v) = (strides(2, 1), strides(2, 1));
+    (p, others)
+}
+
+#[test]
+fn packed_sequences_of_all_lengths() {
+    let (rows, keys) = ([0, 1, 150, 3, 0, 40, 7], [5, 0, 300, 3, 0, 9, 130]);
+    let (p, others) = packed(&rows, &keys);
+    for band in [Band::FULL, Band::CAUSAL, Band::CAUSAL_TOP_LEFT, Band::window(20, 3)] {
+        let mut p = p.clone().with_band(band);
+        for sink in [false, true] {
+            p.score.sink = sink;
+            let others = Others {
+                sinks: vec![0.5, -3.0, 2.0, -1.0][..4 * usize::from(sink)].to_vec(),
+                ..others.clone()
+            };
+            for isa in Isa::available() {
+                check_plans(&p, &Inputs::<f32>::random(&p, 5, 2.0), &others, &plans(isa));
+            }
+        }
+    }
+}
+
+/// A sequence alone gives the bits that it gives among others.
+#[test]
+fn neighbours_change_no_bits() {
+    let (p, others) = packed(&[60, 150, 3], &[90, 200, 70]);
+    let inputs = Inputs::<f32>::random(&p, 6, 2.0);
+    let plan = CpuPlan { block_q: 24, ..small_plan(Isa::best()) };
+    let all = others.with(|operands| run(&p, &inputs, operands, &plan, true));
+    let mut alone = Problem { batch: 1, seq_q: 150, seq_kv: 200, ..p.clone() };
+    alone.lengths = problem::Lengths::EVEN;
+    let part = |x: &[f32], from: usize, rows: usize, heads: usize| {
+        x[from * heads * 24..][..rows * heads * 24].to_vec()
+    };
+    let inputs = Inputs {
+        q: part(&inputs.q, 60, 150, 4),
+        k: part(&inputs.k, 90, 200, 2),
+        v: part(&inputs.v, 90, 200, 2),
+    };
+    let (out, lse) = run(&alone, &inputs, &Operands::default(), &plan, true);
+    for head in 0..4 {
+        assert!(out[head * 150 * 24..][..150 * 24] == all.0[(head * 213 + 60) * 24..][..150 * 24]);
+        assert!(lse[head * 150..][..150] == all.1[head * 213 + 60..][..150]);
+    }
+}
+
+#[test]
+fn sinks_of_all_sizes() {
+    let mut p = Problem::new(1, 6, 50, 16, DType::F32).with_band(Band::CAUSAL);
+    p.seq_kv = 30; // the first rows see no key
+    p = p.with_layout(Layout::Bhsd);
+    p.score.sink = true;
+    let sinks = vec![0.0, 1e4, -1e4, f32::NEG_INFINITY, f32::NAN, 90.0];
+    let others = Others { sinks, ..Others::default() };
+    for isa in Isa::available() {
+        check_plans(&p, &Inputs::<f32>::random(&p, 7, 3.0), &others, &plans(isa));
+    }
+    let operands = Operands { sinks: &[f32::INFINITY; 6], ..Operands::default() };
+    let (out, lse) = run(&p, &Inputs::<f32>::random(&p, 7, 3.0), &operands, &small_plan(Isa::best()), true);
+    assert!(lse.iter().all(|x| x.is_nan()) && out[25 * 16..50 * 16].iter().all(|x| x.is_nan()));
+}
+
+/// Logits of ±10⁴ from a bias, rows that a bias of −∞ hides, and a row max that rises from block to block.
+#[test]
+fn large_and_infinite_biases() {
+    let mut p = Problem::new(1, 2, 40, 16, DType::F32).with_seq_kv(100, Layout::Bhsd);
+    p.programs.score = Some(Program::new(&lib::bias(0)).unwrap());
+    p.programs.tables = vec![Table::dense(TableType::F32, &[1, 2, 40, 100])];
+    let bias = |i: usize| {
+        let (row, key) = (i / 100 % 40, i % 100);
+        match row % 5 {
+            0 => f32::NEG_INFINITY,
+            1 => key as f32 * 30.0 - 1500.0,
+            2 => [-1e4, 1e4][key % 2],
+            3 if key > 3 => f32::NEG_INFINITY,
+            _ => -1e4,
+        }
+    };
+    let others =
+        Others { tables: vec![draw::Elements::F32((0..8000).map(bias).collect())], ..Others::default() };
+    for isa in Isa::available() {
+        check_plans(&p, &Inputs::<f32>::random(&p, 8, 3.0), &others, &plans(isa));
+    }
+}
+
+/// Keys in blocks that a mask hides are not read, be it found from ranges or from the mask's values.
+#[test]
+fn what_a_mask_hides_changes_no_bits() {
+    let document = lib::document(0);
+    let tensor = lib::mask_tensor(1);
+    for (mask, name) in [(document, "document"), (tensor, "tensor")] {
+        let mut p = Problem::new(1, 3, 90, 16, DType::F16);
+        p.programs.mask = Some(Program::new(&mask).unwrap());
+        p.programs.tables = vec![
+            Table::dense(TableType::I32, &[1, 90]),
+            Table { dtype: TableType::U8, extents: vec![1, 3, 90, 90], strides: vec![0, 0, 90, 1] },
+        ];
+        let documents: Vec<i32> = (0..90).map(|i| i / 30).collect();
+        let mask = (0..90 * 90).map(|i| u8::from(i / 90 / 30 == i % 90 / 30)).collect();
+        let others = Others {
+            tables: vec![draw::Elements::I32(documents), draw::Elements::U8(mask)],
+            ..Others::default()
+        };
+        let clean = Inputs::<f16>::random(&p, 9, 2.0);
+        let mut spoiled = clean.clone();
+        for head in 0..3 {
+            // The second document of three.
+            let hidden = (head * 90 + 30) * 16..(head * 90 + 60) * 16;
+            spoiled.k[hidden.clone()].fill(f16::NAN);
+            spoiled.v[hidden].fill(f16::INFINITY);
+        }
+        for isa in everywhere() {
+            for plan in plans(isa) {
+                let of = |inputs| others.with(|operands| run(&p, inputs, operands, &plan, true));
+                let ((out, lse), (other, other_lse)) = (of(&clean), of(&spoiled));
+                for row in (0..270).filter(|row| row % 90 / 30 != 1) {
+                    // A head with such elements is computed in f32, where sums differ from those of terms.
+                    let same = |a: f64, b: f64| if isa.wide() == isa { a == b } else { (a - b).abs() < 4e-3 };
+                    let (a, b) = (&out[row * 16..][..16], &other[row * 16..][..16]);
+                    assert!(a.iter().zip(b).all(|(&a, &b)| same(a, b)), "{name} {plan:?} row {row}");
+                    assert!(same(lse[row], other_lse[row]), "{name} {plan:?} row {row}");
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn parameters_change_the_answer_and_not_the_plan() {
+    let mut p = Problem::new(1, 2, 64, 16, DType::F32);
+    let score = lib::score() * lib::float(0);
+    let mask: Expr = lib::chunk(lib::int(0));
+    p.programs.score = Some(Program::new(&score).unwrap());
+    p.programs.mask = Some(Program::new(&mask).unwrap());
+    let plan = |p: &Problem| CpuPlan::for_problem(p);
+    let of = |floats: f32, ints: i32| {
+        let mut p = p.clone();
+        (p.programs.floats, p.programs.ints) = (vec![floats], vec![ints]);
+        check_plans(&p, &Inputs::<f32>::random(&p, 9, 2.0), &Others::default(), &[plan(&p)]);
+        let (out, _) = run(&p, &Inputs::<f32>::random(&p, 9, 2.0), &Operands::default(), &plan(&p), true);
+        (plan(&p), out)
+    };
+    let (first, other, third) = (of(0.5, 16), of(2.0, 16), of(0.5, 10));
+    assert!(first.0 == other.0 && first.0 == third.0 && first.1 != other.1 && first.1 != third.1);
+}
+
+#[test]
+fn wrong_operands_are_refused() {
+    let (p, others) = packed(&[3, 4], &[5, 6]);
+    let refused = |p: &Problem, operands: &Operands<'_>| {
+        let inputs = Inputs::<f32>::random(p, 1, 1.0);
+        let slices = [&inputs.q[..], &inputs.k, &inputs.v].map(Input::from);
+        let mut out = vec![POISON; inputs.q.len()];
+        let error =
+            attention_with(p, slices, operands, &mut out, None, &small_plan(Isa::Portable)).unwrap_err();
+        assert!(out.iter().all(|&x| x == POISON));
+        error
+    };
+    let with = |change: &dyn Fn(&mut Others)| {
+        let mut others = others.clone();
+        change(&mut others);
+        let error = others.with(|operands| refused(&p, operands));
+        error.to_string()
+    };
+    let cases: [(&dyn Fn(&mut Others), &str); 7] = [
+        (&|o| o.cumulative_q = vec![0, 4, 3], "invalid value '4' for cu_seqlens_q[1]: expected 0 to 4"),
+        (&|o| o.cumulative_q = vec![0, 4, 8], "invalid value '8' for cu_seqlens_q[2]: expected 4 to 7"),
+        (&|o| o.cumulative_q = vec![-1, 4, 7], "invalid value '-1' for cu_seqlens_q[0]: expected 0 to 7"),
+        (&|o| o.cumulative_kv = vec![0, 0, i32::MAX], "cu_seqlens_k[2]: expected 0 to 6"),
+        (
+            &|o| o.cumulative_kv = vec![0, 5],
+            "invalid value '2' for the number of elements of cu_seqlens_k: expected 3",
+        ),
+        (&|o| o.used_q = vec![1, 1], "invalid value '2' for the number of elements of seqused_q: expected 0"),
+        (&|o| o.sinks = vec![1.0], "invalid value '1' for the number of elements of sinks: expected 0"),
+    ];
+    for (change, message) in cases {
+        let error = with(change);
+        // The first case is refused at the element that exceeds its sequence or at the one that descends.
+        assert!(error.contains(message) || error.contains("cu_seqlens_q[2]: expected 4 to 7"), "{error}");
+    }
+    let mut p = Problem::new(2, 4, 8, 24, DType::F32);
+    p.lengths.q = SideLengths { packed: None, used: true };
+    p.lengths.kv.used = true;
+    p.lengths.left_padded = true;
+    p.programs.score = Some(Program::new(&lib::alibi(0)).unwrap());
+    p.programs.tables = vec![Table::dense(TableType::F32, &[2, 4])];
+    let (good, slopes) = ([3, 8], [0.5f32; 8]);
+    let tables = [TableData::F32(&slopes)];
+    let lengths =
+        LengthValues { used_q: &good, used_kv: &good, left_pad: &[0, 8], ..LengthValues::default() };
+    let operands = Operands { lengths, sinks: &[], tables: &tables };
+    let message = |operands: &Operands<'_>| refused(&p, operands).to_string();
+    let of = |lengths| message(&Operands { lengths, ..operands });
+    assert!(
+        of(LengthValues { used_q: &[9, 1], ..lengths }).contains("'9' for seqused_q[0]: expected 0 to 8")
+    );
+    assert!(of(LengthValues { used_kv: &[0, -2], ..lengths }).contains("'-2' for seqused_k[1]"));
+    assert!(of(LengthValues { left_pad: &[0, 9], ..lengths }).contains("'9' for leftpad_k[1]"));
+    assert!(
+        message(&Operands { tables: &[], ..operands }).contains("'0' for the number of elements of tables")
+    );
+    assert!(matches!(
+        refused(&p, &Operands { tables: &[TableData::F32(&slopes[..7])], ..operands }),
+        CpuError::BufferTooShort { tensor: "t0", len: 7, needed: 8 }
+    ));
+    assert!(matches!(
+        refused(&p, &Operands { tables: &[TableData::I32(&[0; 8])], ..operands }),
+        CpuError::TableType { table: "t0", .. }
+    ));
+}

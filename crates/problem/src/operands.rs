@@ -1,0 +1,50 @@
+//! The operands of a call beside Q, K and V, as the host holds them.
+
+use half::{bf16, f16};
+
+use crate::LengthValues;
+
+/// The operands of a problem beside Q, K and V. Those that the problem does not have are empty.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Operands<'a> {
+    /// Arrays of lengths.
+    pub lengths: LengthValues<'a>,
+    /// A logit per query head ([`Score::sink`](crate::Score::sink)).
+    pub sinks: &'a [f32],
+    /// The contents of the programs' tables, in the order of [`Programs::tables`](crate::Programs::tables).
+    /// A slice holds what the table's strides span, from its first element on.
+    pub tables: &'a [TableData<'a>],
+}
+
+/// The elements of a table.
+#[derive(Clone, Copy, Debug)]
+pub enum TableData<'a> {
+    /// 32-bit floating point.
+    F32(&'a [f32]),
+    /// IEEE binary16.
+    F16(&'a [f16]),
+    /// bfloat16.
+    Bf16(&'a [bf16]),
+    /// 32-bit signed integers.
+    I32(&'a [i32]),
+    /// Bytes; a boolean mask holds 0 or 1.
+    U8(&'a [u8]),
+}
+
+impl TableData<'_> {
+    /// Number of elements.
+    pub const fn len(&self) -> usize {
+        match self {
+            TableData::F32(x) => x.len(),
+            TableData::F16(x) => x.len(),
+            TableData::Bf16(x) => x.len(),
+            TableData::I32(x) => x.len(),
+            TableData::U8(x) => x.len(),
+        }
+    }
+
+    /// Whether there is no element.
+    pub const fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+}

@@ -1,0 +1,382 @@
+//! Programs for scores and masks: one expression, read by the oracle, the CPU kernels and the generators.
+//!
+//! A [`Program`] is a list of operations in the order of evaluation, without common subexpressions. Build one
+//! from an [`Expr`], which has Rust's operators, or from text ([`Program::from_str`](std::str::FromStr)).
+
+mod band;
+mod eval;
+mod expr;
+pub mod library;
+mod range;
+mod table;
+mod text;
+
+use serde::{Deserialize, Serialize};
+
+use crate::{Problem, ProblemError};
+
+pub use eval::{Point, Precision, Value};
+pub use expr::Expr;
+pub use range::Range;
+pub use table::{Table, TableType};
+
+/// The type of an operation's result.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Type {
+    /// A number: f32 in kernels.
+    Float,
+    /// A 32-bit signed integer; arithmetic wraps.
+    Int,
+    /// True or false.
+    Bool,
+}
+
+impl Type {
+    const fn name(self) -> &'static str {
+        match self {
+            Type::Float => "float",
+            Type::Int => "int",
+            Type::Bool => "bool",
+        }
+    }
+}
+
+/// Index of an operation in its [`Program`]. An operation reads earlier operations only.
+pub type Id = usize;
+
+/// What the position of a score is, or what is given with a launch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Input {
+    /// The logit, after the scale and the softcap. In scores only.
+    Score,
+    /// The position of the query in its sequence, from 0.
+    Query,
+    /// The position of the key in its sequence, from 0.
+    Key,
+    /// The batch entry.
+    Batch,
+    /// The query head.
+    Head,
+    /// The number of queries of the sequence.
+    QueryLength,
+    /// The number of keys of the sequence.
+    KeyLength,
+    /// A number given at launch: an element of [`Programs::floats`].
+    FloatParameter(u32),
+    /// An integer given at launch: an element of [`Programs::ints`].
+    IntParameter(u32),
+}
+
+impl Input {
+    const fn result(self) -> Type {
+        match self {
+            Input::Score | Input::FloatParameter(_) => Type::Float,
+            _ => Type::Int,
+        }
+    }
+}
+
+/// Operations on one value.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum UnaryOp {
+    /// `−x`.
+    Neg,
+    /// `|x|`.
+    Abs,
+    /// The other truth value, or all bits inverted.
+    Not,
+    /// `2^x`.
+    Exp2,
+    /// The logarithm to base 2.
+    Log2,
+    /// The hyperbolic tangent.
+    Tanh,
+    /// The square root.
+    Sqrt,
+    /// An integer or a truth value (0 or 1) as a float, rounded to the nearest.
+    ToFloat,
+    /// A float rounded towards zero, or a truth value as 0 or 1.
+    ToInt,
+}
+
+/// Operations on two values of one type.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum BinaryOp {
+    /// Sum.
+    Add,
+    /// Difference.
+    Sub,
+    /// Product.
+    Mul,
+    /// Quotient of floats. Quotient of integers, rounded towards −∞ as in Python; 0 if the divisor is 0.
+    Div,
+    /// `a − b · (a / b)` of integers, with the sign of `b` as in Python; 0 if `b` is 0.
+    Rem,
+    /// The smaller.
+    Min,
+    /// The larger.
+    Max,
+    /// Conjunction of truth values, or of bits.
+    And,
+    /// Disjunction of truth values, or of bits.
+    Or,
+    /// Exclusive disjunction of truth values, or of bits.
+    Xor,
+    /// Shift of an integer to the left; 0 beyond 31 bits.
+    Shl,
+    /// Arithmetic shift of an integer to the right; the sign beyond 31 bits.
+    Shr,
+}
+
+/// Comparisons of two values of one type.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Comparison {
+    /// Equal.
+    Eq,
+    /// Not equal; true if one is NaN.
+    Ne,
+    /// Less.
+    Lt,
+    /// Less or equal.
+    Le,
+    /// Greater.
+    Gt,
+    /// Greater or equal.
+    Ge,
+}
+
+/// One operation.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Op {
+    /// A position or a parameter.
+    Input(Input),
+    /// A constant float, as the bits of an f32.
+    Float(u32),
+    /// A constant integer.
+    Int(i32),
+    /// A constant truth value.
+    Bool(bool),
+    /// The element of a table at these indices. An index outside the table reads the nearest element.
+    Load {
+        /// Index in [`Programs::tables`].
+        table: u32,
+        /// The element type of the table is that of floats.
+        float: bool,
+        /// One integer per dimension.
+        index: Vec<Id>,
+    },
+    /// An operation on one value.
+    Unary(UnaryOp, Id),
+    /// An operation on two values.
+    Binary(BinaryOp, Id, Id),
+    /// A comparison.
+    Compare(Comparison, Id, Id),
+    /// The second value where the first is true, else the third.
+    Select(Id, Id, Id),
+}
+
+impl Op {
+    /// The operations that this one reads.
+    pub fn reads(&self) -> Vec<Id> {
+        match self {
+            Op::Input(_) | Op::Float(_) | Op::Int(_) | Op::Bool(_) => Vec::new(),
+            Op::Load { index, .. } => index.clone(),
+            Op::Unary(_, a) => vec![*a],
+            Op::Binary(_, a, b) | Op::Compare(_, a, b) => vec![*a, *b],
+            Op::Select(a, b, c) => vec![*a, *b, *c],
+        }
+    }
+}
+
+impl Op {
+    /// The operation with other numbers for those that it reads.
+    fn renumbered(self, number: &[Id]) -> Op {
+        match self {
+            Op::Load { table, float, index } => {
+                Op::Load { table, float, index: index.into_iter().map(|id| number[id]).collect() }
+            }
+            Op::Unary(op, a) => Op::Unary(op, number[a]),
+            Op::Binary(op, a, b) => Op::Binary(op, number[a], number[b]),
+            Op::Compare(op, a, b) => Op::Compare(op, number[a], number[b]),
+            Op::Select(a, b, c) => Op::Select(number[a], number[b], number[c]),
+            other => other,
+        }
+    }
+}
+
+/// An expression as a list of operations in the order of evaluation; the last one is the result. Each
+/// operation occurs once and is read by a later one.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
+pub struct Program {
+    ops: Vec<Op>,
+    types: Vec<Type>,
+}
+
+/// Why an expression is not a program.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum ProgramError {
+    /// An operation has arguments of the wrong type.
+    #[error("{operation} takes {accepted}, not {given}")]
+    Types {
+        /// The operation.
+        operation: String,
+        /// The types it takes.
+        accepted: &'static str,
+        /// The types it was given.
+        given: String,
+    },
+    /// The text is not an expression.
+    #[error("invalid program '{text}': at column {column}: expected {expected}")]
+    Syntax {
+        /// The text.
+        text: String,
+        /// Column from 1.
+        column: usize,
+        /// What is accepted there.
+        expected: String,
+    },
+    /// The program has too many operations.
+    #[error("the program has {operations} operations; at most {} are accepted", Program::MOST_OPS)]
+    TooLong {
+        /// Number of operations.
+        operations: usize,
+    },
+}
+
+impl Program {
+    /// The largest number of operations.
+    pub const MOST_OPS: usize = 4096;
+
+    /// The operations in the order of evaluation.
+    pub fn ops(&self) -> &[Op] {
+        &self.ops
+    }
+
+    /// The type of each operation's result.
+    pub fn types(&self) -> &[Type] {
+        &self.types
+    }
+
+    /// The type of the program's result.
+    pub fn result(&self) -> Type {
+        self.types[self.types.len() - 1]
+    }
+
+    /// Whether any operation satisfies the predicate.
+    pub fn any(&self, predicate: impl Fn(&Op) -> bool) -> bool {
+        self.ops.iter().any(predicate)
+    }
+
+    /// For each operation, whether its value depends on the score, on the query and on the key.
+    pub fn dependences(&self) -> Vec<Dependence> {
+        let mut found: Vec<Dependence> = Vec::with_capacity(self.ops.len());
+        for op in &self.ops {
+            let mut own = Dependence {
+                score: *op == Op::Input(Input::Score),
+                query: *op == Op::Input(Input::Query),
+                key: *op == Op::Input(Input::Key),
+            };
+            for id in op.reads() {
+                own.score |= found[id].score;
+                own.query |= found[id].query;
+                own.key |= found[id].key;
+            }
+            found.push(own);
+        }
+        found
+    }
+}
+
+/// On which parts of a score's position a value depends. Batch entry and head are the same for all scores of
+/// a row.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct Dependence {
+    /// On the score.
+    pub score: bool,
+    /// On the query.
+    pub query: bool,
+    /// On the key.
+    pub key: bool,
+}
+
+/// The programs of a problem, with what they read.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Programs {
+    /// The logit that the softmax takes, from the scaled and capped score.
+    #[serde(default, rename = "score_program", skip_serializing_if = "Option::is_none")]
+    pub score: Option<Program>,
+    /// Which scores a row sees, beside the band.
+    #[serde(default, rename = "mask_program", skip_serializing_if = "Option::is_none")]
+    pub mask: Option<Program>,
+    /// The values of float parameters.
+    #[serde(default, rename = "program_floats", skip_serializing_if = "Vec::is_empty")]
+    pub floats: Vec<f32>,
+    /// The values of integer parameters.
+    #[serde(default, rename = "program_ints", skip_serializing_if = "Vec::is_empty")]
+    pub ints: Vec<i32>,
+    /// The tables. Their contents are operands of a call.
+    #[serde(default, rename = "program_tables", skip_serializing_if = "Vec::is_empty")]
+    pub tables: Vec<Table>,
+}
+
+impl Programs {
+    /// The largest number of tables.
+    pub const MOST_TABLES: usize = 8;
+
+    /// Whether there is neither a score nor a mask program.
+    pub const fn is_empty(&self) -> bool {
+        self.score.is_none() && self.mask.is_none()
+    }
+
+    /// The programs that exist.
+    pub fn all(&self) -> impl Iterator<Item = &Program> {
+        self.score.iter().chain(&self.mask)
+    }
+
+    /// Rejects programs of the wrong type, and those that read a parameter or a table that does not exist,
+    /// or an index by position that lies outside its table.
+    pub(crate) fn check(&self, problem: &Problem) -> Result<(), ProblemError> {
+        let refuse = |what, reason: String| Err(ProblemError::Program { what, reason });
+        if self.tables.len() > Programs::MOST_TABLES {
+            let most = Programs::MOST_TABLES;
+            return refuse("tables", format!("there are {}; expected at most {most}", self.tables.len()));
+        }
+        for (what, program, result) in [("score", &self.score, Type::Float), ("mask", &self.mask, Type::Bool)]
+        {
+            let Some(program) = program else { continue };
+            if program.result() != result {
+                let (given, wanted) = (program.result().name(), result.name());
+                return refuse(what, format!("its result is a {given}; expected a {wanted}"));
+            }
+            if result == Type::Bool && program.any(|op| *op == Op::Input(Input::Score)) {
+                return refuse(what, "a mask cannot read the score".to_owned());
+            }
+            let ranges = program.ranges(problem);
+            for op in program.ops() {
+                match *op {
+                    Op::Input(Input::FloatParameter(i)) if i as usize >= self.floats.len() => {
+                        return refuse(what, format!("it reads f{i} of {} floats", self.floats.len()));
+                    }
+                    Op::Input(Input::IntParameter(i)) if i as usize >= self.ints.len() => {
+                        return refuse(what, format!("it reads i{i} of {} integers", self.ints.len()));
+                    }
+                    Op::Load { table, float, ref index } => {
+                        let Some(known) = self.tables.get(table as usize) else {
+                            return refuse(
+                                what,
+                                format!("it reads t{table} of {} tables", self.tables.len()),
+                            );
+                        };
+                        known.check_read(table, float, index, &ranges).or_else(|why| refuse(what, why))?;
+                    }
+                    _ => {}
+                }
+            }
+        }
+        self.tables
+            .iter()
+            .enumerate()
+            .try_for_each(|(i, table)| table.check().or_else(|why| refuse("tables", format!("t{i}: {why}"))))
+    }
+}

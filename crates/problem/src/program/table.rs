@@ -1,0 +1,124 @@
+use serde::{Deserialize, Serialize};
+
+use super::{Id, Range};
+
+/// The element type of a table.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum TableType {
+    /// 32-bit floating point.
+    F32,
+    /// IEEE binary16.
+    F16,
+    /// bfloat16.
+    Bf16,
+    /// 32-bit signed integer.
+    I32,
+    /// Byte; in a boolean mask, not 0 is true.
+    U8,
+}
+
+impl TableType {
+    /// Bytes of an element.
+    pub const fn bytes(self) -> usize {
+        match self {
+            TableType::F32 | TableType::I32 => 4,
+            TableType::F16 | TableType::Bf16 => 2,
+            TableType::U8 => 1,
+        }
+    }
+
+    /// Whether the elements are floats; otherwise they are integers.
+    pub const fn is_float(self) -> bool {
+        matches!(self, TableType::F32 | TableType::F16 | TableType::Bf16)
+    }
+}
+
+/// A table that programs read: its shape and where its elements lie. Its contents are an operand of a call.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct Table {
+    /// Type of the elements.
+    pub dtype: TableType,
+    /// Number of elements in each dimension, 1 to 4 dimensions.
+    pub extents: Vec<usize>,
+    /// Elements between neighbours in each dimension; not negative. 0 repeats an element.
+    pub strides: Vec<i64>,
+}
+
+impl Table {
+    /// The largest number of dimensions.
+    pub const MOST_DIMENSIONS: usize = 4;
+
+    /// A dense table, the last dimension contiguous.
+    pub fn dense(dtype: TableType, extents: &[usize]) -> Table {
+        let mut strides = vec![1i64; extents.len()];
+        for i in (0..extents.len().saturating_sub(1)).rev() {
+            strides[i] = strides[i + 1].saturating_mul(i64::try_from(extents[i + 1]).unwrap_or(i64::MAX));
+        }
+        Table { dtype, extents: extents.to_vec(), strides }
+    }
+
+    /// Number of elements from the first one to the last.
+    pub fn span(&self) -> usize {
+        let reach = |(&extent, &stride): (&usize, &i64)| (extent as i64 - 1).saturating_mul(stride);
+        self.extents.iter().zip(&self.strides).map(reach).fold(1i64, i64::saturating_add) as usize
+    }
+
+    /// The element at the indices, each cut to its extent, counted from the first one.
+    pub fn offset(&self, index: impl IntoIterator<Item = i64>) -> usize {
+        let at = |((i, &extent), &stride): ((i64, &usize), &i64)| i.clamp(0, extent as i64 - 1) * stride;
+        index.into_iter().zip(&self.extents).zip(&self.strides).map(at).sum::<i64>() as usize
+    }
+
+    /// Rejects what no kernel can read.
+    pub(super) fn check(&self) -> Result<(), String> {
+        let dimensions = self.extents.len();
+        if !(1..=Table::MOST_DIMENSIONS).contains(&dimensions) || self.strides.len() != dimensions {
+            return Err(format!(
+                "{dimensions} extents and {} strides; expected 1 to {} of each",
+                self.strides.len(),
+                Table::MOST_DIMENSIONS
+            ));
+        }
+        if self.extents.contains(&0) || self.extents.iter().any(|&extent| extent > i32::MAX as usize) {
+            return Err(format!("extents {:?}; expected 1 to 2^31 - 1 each", self.extents));
+        }
+        let most = 1i64 << 58;
+        if self.strides.iter().any(|stride| !(0..most).contains(stride)) || self.span() as i64 > most {
+            return Err(format!("strides {:?}; expected 0 to 2^58 elements in total", self.strides));
+        }
+        Ok(())
+    }
+
+    /// Rejects a read with the wrong number of indices or element type, and an index that positions alone
+    /// take outside the table.
+    pub(super) fn check_read(
+        &self,
+        number: u32,
+        float: bool,
+        index: &[Id],
+        ranges: &[Range],
+    ) -> Result<(), String> {
+        if index.len() != self.extents.len() {
+            return Err(format!(
+                "t{number} has {} dimensions and is read with {} indices",
+                self.extents.len(),
+                index.len()
+            ));
+        }
+        if float != self.dtype.is_float() {
+            let name = if float { "integers" } else { "floats" };
+            return Err(format!("t{number} holds {name}, which the program reads as another type"));
+        }
+        for (dimension, (&id, &extent)) in index.iter().zip(&self.extents).enumerate() {
+            let range = &ranges[id];
+            if range.position && (range.low < 0 || range.high >= extent as i64) {
+                return Err(format!(
+                    "it reads t{number} at {} to {} in dimension {dimension}, which has {extent} elements",
+                    range.low, range.high
+                ));
+            }
+        }
+        Ok(())
+    }
+}
