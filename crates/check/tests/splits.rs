@@ -72,8 +72,10 @@ fn passes(check: &CheckReport, of: &dyn std::fmt::Debug) {
 fn every_plan_passes_the_torture_set() {
     for (plan, dtype) in plans().iter().zip([DType::F16, DType::Bf16].into_iter().cycle()) {
         let problems = torture::problems(dtype, 64);
-        let check = check_family(&problems, &Settings::quick(), |p| Some(split(plan, p))).unwrap();
-        passes(&check, plan);
+        // Splits refuse uneven lengths of the queries. Those of the keys, sinks and programs are here.
+        let bound = |p: &Problem| p.lengths.q.is_even().then(|| split(plan, p));
+        assert!(problems.iter().filter(|torture| bound(&torture.problem).is_some()).count() > 30);
+        passes(&check_family(&problems, &Settings::quick(), bound).unwrap(), plan);
     }
 }
 
@@ -175,7 +177,7 @@ fn a_forecast_covers_both_kernels() {
     assert!(split.prediction.us < whole.prediction.us, "{us:?} {}", whole.prediction.us);
     let shares: f64 = split.prediction.split.iter().map(|(_, share)| share).sum();
     assert!((shares - 1.0).abs() < 1e-6, "{shares}");
-    let (_, lines) = study::diagnose_steps(&split.bound, &split.recorded, &split.steps, &[]);
+    let lines = study::diagnose_steps(&split.bound, &split.recorded, &split.steps, &[], None).lines;
     let merge = split.bound.then[0].module.function("flash_forward_merge").unwrap();
     let first = merge.body.iter().flat_map(|body| &body.statements).find_map(instruction).unwrap().line;
     assert!(lines.iter().any(|cost| cost.line >= first) && lines.iter().any(|cost| cost.line < first));
