@@ -1,7 +1,6 @@
 use problem::Problem;
 use serde::{Deserialize, Serialize};
 
-use crate::Program;
 use crate::forward::mma::MmaPlan;
 use crate::forward::small::SmallPlan;
 use crate::forward::wgmma::WgmmaPlan;

@@ -6,7 +6,6 @@ use serde_json::{Value, json};
 
 use super::MmaPlan;
 use super::plan::default_splits;
-use crate::Program;
 use crate::family::FamilyPlan;
 use crate::forward::contract::{rescale_within, tanh_gene};
 use crate::genes::Turn::{Down, To, Up};

@@ -5,7 +5,6 @@ use ptx::Violations;
 use serde_json::{Value, json};
 
 use super::SmallPlan;
-use crate::Program;
 use crate::family::{FamilyPlan, row_tiles};
 use crate::forward::contract::tanh_gene;
 use crate::genes::Turn::{Down, Up};
