@@ -13,7 +13,7 @@ use flashcore_kernels::forward::wgmma::{Rescaling, WgmmaPlan};
 use flashcore_kernels::ladder::RungPlan;
 use flashcore_kernels::select::{Device, TunedTable, choose_of};
 use flashcore_kernels::{Arch, Family, Plan, emit};
-use problem::{Band, DType, Layout, Problem, Tensor};
+use problem::{Band, DType, Layout, Lengths, Problem, SideLengths, Tensor};
 use ptx::{Item, Kernel, Statement};
 use tile::CopyMode;
 use tools::Assembled;
@@ -136,6 +136,23 @@ fn defaults_assemble_without_spills() {
             });
         }
     });
+}
+
+#[test]
+fn kernels_of_packed_batches_assemble_without_spills() {
+    let Some(ptxas) = tools::find("FLASHCORE_PTXAS") else { return };
+    for (family, arch) in [(Family::Mma, Arch::SM_80), (Family::Wgmma, Arch::SM_90)] {
+        for (dim, band) in [(64, Band::CAUSAL), (128, Band::FULL), (128, Band::CAUSAL)] {
+            let mut problem = Problem::new(16, 32, 2048, dim, DType::Bf16).with_layout(Layout::Bshd);
+            let packed = SideLengths { packed: Some(8192), used: false };
+            problem.lengths = Lengths { q: packed, kv: packed, left_padded: false };
+            let problem = problem.with_band(band);
+            let plan = family.default_for(&problem, &arch).unwrap();
+            let kernel = emit(&problem, &plan, &arch).unwrap().kernel;
+            let Assembled { registers, spills, .. } = tools::assemble(&ptxas, &kernel);
+            assert_eq!(spills, 0, "{problem:?} {plan:?}: {registers} registers");
+        }
+    }
 }
 
 /// The characteristic instructions of the family appear in the machine code as often as they were emitted.
