@@ -94,10 +94,10 @@ pub fn attention_with_on<T: Element>(
 ) -> Result<(), CpuError> {
     plan.check(problem)?;
     let inputs = Inputs::check(problem, inputs)?;
-    operands::check(problem, operands)?;
-    // The canonical problem has the same tensors' origins.
+    // The canonical problem has the same tensors' origins, and the same operands.
     let problem = &*problem.canonical();
     let sequences = problem.sequences(&operands.lengths)?;
+    operands::check(problem, operands)?;
     let origin = origin(problem, Tensor::Out, out.len())?;
     let lse_rows = problem.lse_len();
     if let Some(lse) = lse.as_deref().filter(|lse| lse.len() < lse_rows) {

@@ -1,15 +1,15 @@
 //! Checks of a call's operands beside Q, K and V.
 
-use problem::{Operands, Problem, ProblemError, Sequence, SideLengths, TableData, TableType};
+use problem::{Operands, Problem, ProblemError, SideLengths, TableData, TableType};
 
 use crate::CpuError;
 
 /// Names of tables in messages, as in the text of programs.
 const TABLES: [&str; problem::Programs::MOST_TABLES] = ["t0", "t1", "t2", "t3", "t4", "t5", "t6", "t7"];
 
-/// The rows of each batch entry. Rejects operands of the wrong size or type, and lengths that do not ascend
-/// or that exceed the tensor.
-pub(crate) fn check(problem: &Problem, operands: &Operands<'_>) -> Result<Vec<Sequence>, CpuError> {
+/// Rejects sinks and tables of the wrong size or type, and lengths that do not ascend or that exceed the
+/// tensor. [`Problem::sequences`] rejects arrays of lengths of the wrong size.
+pub(crate) fn check(problem: &Problem, operands: &Operands<'_>) -> Result<(), CpuError> {
     let sinks = if problem.score.sink { problem.heads_q } else { 0 };
     let counts = [
         ("sinks", operands.sinks.len(), sinks),
@@ -30,14 +30,12 @@ pub(crate) fn check(problem: &Problem, operands: &Operands<'_>) -> Result<Vec<Se
             return Err(CpuError::BufferTooShort { tensor, len, needed });
         }
     }
-    let sequences = problem.sequences(&operands.lengths)?;
     let (lengths, values) = (problem.lengths, operands.lengths);
     check_cumulative("cu_seqlens_q", values.cumulative_q, lengths.q, problem.seq_q)?;
     check_cumulative("cu_seqlens_k", values.cumulative_kv, lengths.kv, problem.seq_kv)?;
     check_each("seqused_q", values.used_q, problem.seq_q)?;
     check_each("seqused_k", values.used_kv, problem.seq_kv)?;
-    check_each("leftpad_k", values.left_pad, problem.seq_kv)?;
-    Ok(sequences)
+    check_each("leftpad_k", values.left_pad, problem.seq_kv)
 }
 
 fn dtype(data: &TableData<'_>) -> TableType {

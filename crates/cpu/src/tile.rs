@@ -312,16 +312,13 @@ fn accumulate_seen(panel: &mut Panel, block: Block<'_>, shown: Option<&[f32]>, w
     let lines = block.v.data.chunks_exact(block.dim_v).zip(weights.chunks_exact(width));
     for (index, (values, weights)) in lines.enumerate() {
         let key = block.keys.start + index;
-        let sees = |panel: &Panel, lane: usize| {
-            (panel.seen[lane].start..panel.seen[lane].end).contains(&key)
-                && shown.is_none_or(|shown| shown[index * width + lane].to_bits() != 0)
-        };
-        for lane in 0..panel.rows {
-            if !sees(panel, lane) {
+        for (lane, &weight) in weights[..panel.rows].iter().enumerate() {
+            let in_band = (panel.seen[lane].start..panel.seen[lane].end).contains(&key);
+            if !in_band || shown.is_some_and(|shown| shown[index * width + lane].to_bits() == 0) {
                 continue;
             }
             for (d, &value) in values.iter().enumerate() {
-                panel.out[d * width + lane] += weights[lane] * value;
+                panel.out[d * width + lane] += weight * value;
             }
         }
     }

@@ -1,6 +1,6 @@
 //! Programs: text, types, values, and the bands that masks contain.
 
-use flashcore_problem::program::{Point, Precision, Value, library as lib};
+use flashcore_problem::program::{Input, Op, Point, Precision, Range, Value, library as lib};
 use flashcore_problem::{
     Band, Corner, DType, Expr, Layout, Problem, Program, Programs, Table, TableData, TableType,
 };
@@ -258,5 +258,42 @@ fn the_library_is_what_the_reference_says() {
         (lib::relative_bias(0, 7), "s + t0[h, q - k + 7]".to_owned()),
     ] {
         assert_eq!(Program::new(&expr).unwrap(), parse(&text), "{text}");
+    }
+}
+
+/// Ranges of an operation from measured ranges of those before it, as kernels use them for a tile.
+#[test]
+fn ranges_of_a_tile_decide_masks() {
+    let decide = |text: &str, query: (i64, i64), key: (i64, i64)| {
+        let program = parse(text);
+        let mut found = Vec::new();
+        for (id, op) in program.ops().iter().enumerate() {
+            let of = |(low, high)| Range { low, high, position: true };
+            found.push(match op {
+                Op::Input(Input::Query) => of(query),
+                Op::Input(Input::Key) => of(key),
+                _ => program.range(id, &found),
+            });
+        }
+        let result = found[found.len() - 1];
+        (result.low, result.high)
+    };
+    let (no, yes, either) = ((0, 0), (1, 1), (0, 1));
+    for (text, query, key, expected) in [
+        ("q >= k", (8, 15), (0, 8), yes),
+        ("q >= k", (8, 15), (0, 9), either),
+        ("q >= k", (8, 15), (16, 20), no),
+        ("q / 8 == k / 8", (8, 15), (8, 11), yes),
+        ("q / 8 == k / 8", (8, 15), (16, 23), no),
+        ("q != k", (0, 3), (4, 7), yes),
+        ("(q < 4) & (k > 7)", (0, 3), (8, 9), yes),
+        ("(q < 4) | (k > 7)", (4, 5), (0, 7), no),
+        ("!((q < 4) ^ (k > 7))", (0, 3), (8, 9), yes),
+        ("select(q < 4, k, 7) == 7", (4, 9), (0, 100), yes),
+        ("int(q > k) + 1 == 2", (5, 6), (0, 4), yes),
+        ("n0[q] == 3", (5, 6), (0, 4), either),
+        ("float(q) > 1.0", (5, 6), (0, 4), either),
+    ] {
+        assert_eq!(decide(text, query, key), expected, "{text} {query:?} {key:?}");
     }
 }

@@ -23,19 +23,13 @@ impl<'a> Operand<'a> {
     }
 
     #[inline(always)]
-    fn line(&self, line: usize, width: usize) -> &'a [f32] {
+    pub(super) fn line(&self, line: usize, width: usize) -> &'a [f32] {
         &self.data[line * self.step..][..width]
     }
 
     #[inline(always)]
     pub(super) fn scalar(&self, line: usize) -> f32 {
         self.data[line * self.step]
-    }
-
-    /// Word `i` of a line.
-    #[inline(always)]
-    pub(super) fn word(&self, line: usize, i: usize) -> f32 {
-        self.data[line * self.step + if self.is_scalar { 0 } else { i }]
     }
 }
 

@@ -3,6 +3,7 @@
 use problem::program::Id;
 use problem::{Table, TableData};
 
+use super::apply::Operand;
 use super::{Axes, Compiled, Known, Shape};
 use crate::simd::Simd;
 
@@ -19,15 +20,25 @@ pub(super) struct Read<'a> {
 pub(super) struct Dimension {
     /// The operation that gives the index.
     pub index: Id,
-    extent: i64,
-    stride: i64,
+    extent: i32,
+    stride: usize,
 }
 
 impl Dimension {
     /// The offset of the element at an index, which is cut to the extent.
     #[inline(always)]
     fn offset(&self, index: f32) -> usize {
-        (i64::from(index.to_bits() as i32).clamp(0, self.extent - 1) * self.stride) as usize
+        (index.to_bits() as i32).clamp(0, self.extent - 1) as usize * self.stride
+    }
+
+    /// The offset of the first of some indices, if the elements at them follow each other.
+    #[inline(always)]
+    fn run(&self, indices: &[f32]) -> Option<usize> {
+        let first = indices[0].to_bits() as i32;
+        let follow = |(i, index): (usize, &f32)| index.to_bits() as i32 == first.wrapping_add(i as i32);
+        let is_run = indices.iter().enumerate().fold(true, |run, index| run & follow(index));
+        let inside = first >= 0 && i64::from(first) + indices.len() as i64 <= i64::from(self.extent);
+        (is_run && inside && self.stride == 1).then_some(first as usize)
     }
 }
 
@@ -35,7 +46,12 @@ impl Dimension {
 pub(super) fn dimensions(table: &Table, index: &[Id]) -> impl Iterator<Item = Dimension> + Clone {
     let all = index.iter().zip(&table.extents).zip(&table.strides);
     all.filter(|&((_, &extent), &stride)| extent > 1 && stride != 0)
-        .map(|((&index, &extent), &stride)| Dimension { index, extent: extent as i64, stride })
+        // A table's check has limited both.
+        .map(|((&index, &extent), &stride)| Dimension {
+            index,
+            extent: extent as i32,
+            stride: stride as usize,
+        })
 }
 
 /// Memory of loads. Kept between calls.
@@ -66,22 +82,8 @@ pub(super) fn load<S: Simd>(
     let lines = to.len() / shape.width;
     let is_tile = dimensions.clone().any(|d| axes(&d).row()) && dimensions.clone().any(|d| axes(&d).key());
     if !(separable && is_tile) {
-        for line in 0..lines {
-            let at = &mut loads.rows_at;
-            at.clear();
-            at.resize(shape.width, 0);
-            for dimension in dimensions.clone() {
-                let index = program.operand(dimension.index, known, shape);
-                if index.is_scalar {
-                    let offset = dimension.offset(index.scalar(line));
-                    at.iter_mut().for_each(|at| *at += offset);
-                } else {
-                    at.iter_mut()
-                        .enumerate()
-                        .for_each(|(i, at)| *at += dimension.offset(index.word(line, i)));
-                }
-            }
-            gather(s, read.data, at, &mut to[line * shape.width..][..shape.width]);
+        for (line, to) in to.chunks_exact_mut(shape.width).enumerate() {
+            load_line(program, s, read, known, shape, line, (&mut loads.rows_at, to));
         }
         return;
     }
@@ -120,6 +122,42 @@ pub(super) fn load<S: Simd>(
     s.transpose(by_rows, keys, to, shape.width, rows, keys);
 }
 
+/// Reads the elements of a line. `at` is memory for offsets.
+#[inline(always)]
+fn load_line<S: Simd>(
+    program: &Compiled<'_>,
+    s: S,
+    read: Read<'_>,
+    known: Known<'_>,
+    shape: Shape,
+    line: usize,
+    (at, to): (&mut Vec<usize>, &mut [f32]),
+) {
+    let indices = || dimensions(read.table, read.index).map(|d| (program.operand(d.index, known, shape), d));
+    let of_scalar = |(index, d): (Operand<'_>, Dimension)| d.offset(index.scalar(line));
+    let start: usize = indices().filter(|(index, _)| index.is_scalar).map(of_scalar).sum();
+    let mut moving = indices().filter(|(index, _)| !index.is_scalar);
+    match (moving.next(), moving.next()) {
+        (None, _) => pick(read.data, std::iter::repeat(start), to),
+        (Some((index, d)), None) => {
+            let indices = index.line(line, shape.width);
+            match d.run(indices) {
+                Some(first) => widen(s, read.data, start + first, to),
+                None => pick(read.data, indices.iter().map(|&index| start + d.offset(index)), to),
+            }
+        }
+        _ => {
+            at.clear();
+            at.resize(shape.width, start);
+            for (index, d) in indices().filter(|(index, _)| !index.is_scalar) {
+                let indices = index.line(line, shape.width);
+                at.iter_mut().zip(indices).for_each(|(at, &index)| *at += d.offset(index));
+            }
+            pick(read.data, at.iter().copied(), to);
+        }
+    }
+}
+
 /// Whether offsets follow each other.
 #[inline(always)]
 fn is_run(at: &[usize]) -> bool {
@@ -136,14 +174,6 @@ fn line_of<S: Simd>(s: S, data: &TableData<'_>, row: usize, keys_at: &[usize], r
 }
 
 /// The elements at offsets.
-#[inline(always)]
-fn gather<S: Simd>(s: S, data: &TableData<'_>, at: &[usize], to: &mut [f32]) {
-    if is_run(at) {
-        return widen(s, data, at[0], to);
-    }
-    pick(data, at.iter().copied(), to);
-}
-
 #[inline(always)]
 fn pick(data: &TableData<'_>, at: impl Iterator<Item = usize>, to: &mut [f32]) {
     let to = to.iter_mut().zip(at);
