@@ -2,41 +2,73 @@
 
 use std::path::Path;
 use std::process::Command;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use crate::tools::Tools;
 use crate::{XtaskError, book, browser, dependencies, evolution, floors, run, tables, tools, wheel};
 
-/// Runs every check, stopping at the first that fails.
+/// Runs every check, stopping at the first that fails. The last lines say how long each took.
 ///
 /// # Errors
 /// The failing command.
 pub fn all(root: &Path) -> Result<(), XtaskError> {
-    let start = Instant::now();
-    let tools = tools::fetch(root)?;
+    let mut times = Times::default();
+    let tools = times.step("tools", || tools::fetch(root))?;
     let cargo = || cargo(root, &tools);
-    run(cargo().args(["fmt", "--all", "--check"]))?;
-    book::check(root, &tools)?;
-    dependencies::check(root)?;
-    floors::check(root)?;
+    times.step("format", || run(cargo().args(["fmt", "--all", "--check"])))?;
+    times.step("book", || book::check(root, &tools))?;
+    times.step("dependencies", || dependencies::check(root).and_then(|()| floors::check(root)))?;
+    times.step("clippy", || clippy(root, cargo))?;
+    times.step("documentation", || {
+        let doc = ["doc", "--workspace", "--no-deps", "--quiet"];
+        run(cargo().args(doc).env("RUSTDOCFLAGS", "-D warnings"))
+    })?;
+    times.step("tests, compiled", || run(cargo().args(["test", "--workspace", "--no-run", "--quiet"])))?;
+    times.step("tests", || run(cargo().args(["test", "--workspace", "--quiet"])))?;
+    times.step("evolution", || evolution::test(root, cargo))?;
+    times.step("browser", || browser::test(root, cargo))?;
+    times.step("wheel", || wheel::test(root))?;
+    times.step("tables", || tables::make(root, true))?;
+    times.tell();
+    Ok(())
+}
+
+/// How long each step took.
+#[derive(Default)]
+struct Times(Vec<(&'static str, Duration)>);
+
+impl Times {
+    fn step<T>(
+        &mut self,
+        name: &'static str,
+        run: impl FnOnce() -> Result<T, XtaskError>,
+    ) -> Result<T, XtaskError> {
+        let start = Instant::now();
+        let result = run();
+        self.0.push((name, start.elapsed()));
+        result
+    }
+
+    fn tell(&self) {
+        for (name, took) in &self.0 {
+            eprintln!("xtask: {:>6.0} s  {name}", took.as_secs_f64());
+        }
+        let total: Duration = self.0.iter().map(|(_, took)| took).sum();
+        eprintln!("xtask: all checks passed in {:.0} s", total.as_secs_f64());
+    }
+}
+
+fn clippy(root: &Path, cargo: impl Fn() -> Command) -> Result<(), XtaskError> {
     run(cargo().args(["clippy", "--workspace", "--all-targets", "--quiet", "--", "-D", "warnings"]))?;
     let search = ["clippy", "--package", "flashcore-python", "--features", "evolve", "--quiet"];
     run(cargo().args(search).args(["--", "-D", "warnings"]))?;
-    if has_target(root, ARM) {
-        // The NEON kernels, which no other check compiles on this machine.
-        let clippy = ["clippy", "--package", "flashcore-cpu", "--all-targets", "--quiet", "--target", ARM];
-        run(cargo().args(clippy).args(["--", "-D", "warnings"]))?;
-    } else {
+    if !has_target(root, ARM) {
         eprintln!("xtask: NEON kernels not compiled: `rustup target add {ARM}` adds what it takes");
+        return Ok(());
     }
-    run(cargo().args(["doc", "--workspace", "--no-deps", "--quiet"]).env("RUSTDOCFLAGS", "-D warnings"))?;
-    run(cargo().args(["test", "--workspace", "--quiet"]))?;
-    evolution::test(root, cargo)?;
-    browser::test(root, cargo)?;
-    wheel::test(root)?;
-    tables::make(root, true)?;
-    eprintln!("xtask: all checks passed in {:.0} s", start.elapsed().as_secs_f64());
-    Ok(())
+    // The NEON kernels, which no other check compiles on this machine.
+    let clippy = ["clippy", "--package", "flashcore-cpu", "--all-targets", "--quiet", "--target", ARM];
+    run(cargo().args(clippy).args(["--", "-D", "warnings"]))
 }
 
 /// Checks and builds the book only.

@@ -5,24 +5,28 @@
 //! that a CTA visits and [`Masker`] hides the keys that a row does not see. [`OnlineSoftmax`] holds the row
 //! max and the row sums. [`KvPipeline`] visits the blocks on every GPU, with a ring of `cp.async` stages, and
 //! [`MainLoop`] on sm_90a, in a consumer warpgroup with keys and values from TMA. [`Exchange`],
-//! [`StreamKMerge`] and [`OnlineSoftmax::merge`] merge results over different keys.
+//! [`StreamKMerge`], [`Partials`] and [`OnlineSoftmax::merge`] merge results over different keys.
 
 mod band;
+mod lengths;
 mod lse;
 mod packing;
 mod score;
+mod sinks;
 mod softmax;
 mod split;
 mod walk;
 
 pub use band::{After, Bound, Coverage, KeyBand, Lower, Masker, RowRange};
+pub use lengths::{Lengths, Sequence, SequenceRows, SequenceTiles, SideLengths};
 pub use lse::{store_lse, store_lse_at};
 pub use packing::Packing;
-pub use score::Softcap;
+pub use score::{ProgramParams, RowPrograms, ScorePrograms, Softcap, TableParams, Tanh};
+pub use sinks::Sinks;
 pub use softmax::{
     Chains, DeferredRescale, Finished, LaneMaxima, OnlineSoftmax, Rescale, SpeculativeMax, Sums,
 };
-pub use split::{Division, Exchange, Place, StreamKMerge, merge_bytes};
+pub use split::{Division, Exchange, Partials, Place, StreamKMerge, merge_bytes};
 pub use walk::{
     Block, KvPipeline, MainLoop, Masked, Order, SharedProbs, Skips, Steps, Stream, TileRows, Tiles, Walk,
 };

@@ -4,15 +4,20 @@
 //! - [`launchfile`]: how a kernel without host code is launched; a kernel with its buffers and its problem.
 //! - [`study`]: check, resources, predicted times and root causes of one kernel.
 //! - [`diagnose`]: the root causes.
+//! - [`causes`]: the hazards of a check, each cause once, with a cure.
+//! - [`sources`] and [`names`]: source lines behind PTX lines, and readable C++ names.
 //! - [`forecast`]: predicted times of plans, and how good they are.
 //! - [`values`] and [`files`]: tensors in host memory and in files.
 
+pub mod causes;
 pub mod diagnose;
 pub mod files;
 pub mod forecast;
 pub mod gate;
 pub mod genes;
 pub mod launchfile;
+pub mod names;
 pub mod operands;
+pub mod sources;
 pub mod study;
 pub mod values;

@@ -52,8 +52,8 @@ pub struct OtherInputs {
 }
 
 impl OtherInputs {
-    /// Random values. Lengths are uneven: among the first batch entries are one of no row and one of the
-    /// longest length.
+    /// Random values. Lengths are uneven: there are one of no row and one of the longest length after
+    /// each other, and one of a single row if the batch has room.
     pub fn draw(problem: &Problem, seed: u64) -> OtherInputs {
         let mut rng = SmallRng::seed_from_u64(seed ^ 0x6c65_6e67_7468_7321);
         let rng = &mut rng;
@@ -144,5 +144,9 @@ fn set_extremes(lengths: &mut [i32], longest: i32, rng: &mut SmallRng) {
         let at = rng.random_range(0..lengths.len() - 1);
         lengths[at] = 0;
         lengths[at + 1] = longest;
+        let after = (at + 2) % lengths.len();
+        if after != at {
+            lengths[after] = longest.min(1);
+        }
     }
 }

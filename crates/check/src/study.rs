@@ -6,10 +6,11 @@ use predict::resources::{Ptxas, Resources, estimate};
 use predict::{CacheState, Gpu, ModelError, Prediction, Subject, predict};
 use ptx::{Access, Kernel, Launch};
 
-use crate::diagnose::{Evidence, Finding, LineCost, diagnose};
+use crate::diagnose::{Evidence, Finding, LineCost, SourceCost, diagnose};
 use crate::forecast::architecture;
 use crate::gate::{CheckReport, GateError, Recorded, Settings, check_kernel, contents};
 use crate::launchfile::Bound;
+use crate::sources::Sources;
 
 /// The results of [`study()`].
 pub struct Study {
@@ -23,8 +24,10 @@ pub struct Study {
     /// Root causes, by the first machine's prediction.
     pub findings: Vec<Finding>,
     pub lines: Vec<LineCost>,
-    /// The PTX text that line numbers refer to.
-    pub text: String,
+    /// The cost of source lines, where the PTX has line information.
+    pub source_lines: Vec<SourceCost>,
+    /// The PTX text that line numbers refer to, with its source.
+    pub sources: Sources,
 }
 
 impl Study {
@@ -34,20 +37,20 @@ impl Study {
     }
 }
 
-/// Checks, predicts and diagnoses a program. `text` is the source that line numbers refer to; `None` prints
+/// Checks, predicts and diagnoses a program. `sources` has the PTX that line numbers refer to; `None` prints
 /// the module. A program that failed the check is predicted and diagnosed too if all its kernels ran.
 ///
 /// # Errors
 /// When a kernel cannot be launched.
 pub fn study(
     bound: Bound,
-    text: Option<String>,
+    sources: Option<Sources>,
     settings: &Settings,
     machines: &[Gpu],
     ptxas: Option<&Ptxas>,
 ) -> Result<Study, GateError> {
     let check = check_kernel(&bound, settings)?;
-    Ok(analyse(bound, None, text, check, machines, ptxas))
+    Ok(analyse(bound, None, sources, check, machines, ptxas))
 }
 
 /// Predicts and diagnoses a program that was checked already. The prediction is for the launches of `whole`,
@@ -55,15 +58,16 @@ pub fn study(
 pub fn analyse(
     bound: Bound,
     whole: Option<&Bound>,
-    text: Option<String>,
+    sources: Option<Sources>,
     check: CheckReport,
     machines: &[Gpu],
     ptxas: Option<&Ptxas>,
 ) -> Study {
-    let text = text.unwrap_or_else(|| bound.kernel.module.to_string());
+    let sources = sources.unwrap_or_else(|| bound.kernel.module.to_string().into());
     let of_step = |kernel: &Kernel| {
         let gpu = machines.first()?;
-        let assembled = ptxas.and_then(|p| p.resources(&text, &architecture(gpu.sm), &kernel.entry).ok());
+        let assembled =
+            ptxas.and_then(|p| p.resources(sources.ptx(), &architecture(gpu.sm), &kernel.entry).ok());
         assembled.or_else(|| estimate(&kernel.module, &kernel.entry))
     };
     let resources: Vec<Resources> = bound.steps().map_while(of_step).collect();
@@ -75,36 +79,57 @@ pub fn analyse(
         Vec::new()
     };
     let first = steps.first().and_then(|p| p.as_deref().ok()).unwrap_or_default();
-    let (findings, lines) = diagnose_steps(&bound, &check.recorded, first, &resources);
+    let Diagnosis { findings, lines, source_lines } =
+        diagnose_steps(&bound, &check.recorded, first, &resources, Some(&sources));
     let total = |steps: Result<Vec<Prediction>, ModelError>| {
         steps.map(|steps| Prediction::in_a_row(&steps)).transpose()
     };
     let predictions = steps.into_iter().filter_map(total).collect();
-    Study { check, resources: resources.into_iter().next(), predictions, findings, lines, text, bound }
+    let resources = resources.into_iter().next();
+    Study { check, resources, predictions, findings, lines, source_lines, sources, bound }
 }
 
-/// Root causes and line costs of a program's kernels. `predictions` and `resources` are those of each kernel,
-/// or empty. A finding's share and gain are those of the whole program.
+/// Root causes and costs of lines.
+#[derive(Clone, Debug, Default)]
+pub struct Diagnosis {
+    /// Root causes, the largest expected gain first.
+    pub findings: Vec<Finding>,
+    /// The cost of PTX lines.
+    pub lines: Vec<LineCost>,
+    /// The cost of source lines; empty without line information.
+    pub source_lines: Vec<SourceCost>,
+}
+
+/// Diagnoses a program's kernels. `predictions` and `resources` are those of each kernel, or empty. A
+/// finding's share and gain are those of the whole program.
 pub fn diagnose_steps(
     bound: &Bound,
     recorded: &[Recorded],
     predictions: &[Prediction],
     resources: &[Resources],
-) -> (Vec<Finding>, Vec<LineCost>) {
-    let (mut findings, mut lines) = (Vec::new(), Vec::new());
+    sources: Option<&Sources>,
+) -> Diagnosis {
+    let mut diagnosis = Diagnosis::default();
     let issues = |r: &Recorded| r.counters.instructions.iter().map(|c| c.issues as f64).sum::<f64>();
     let (all_us, all_issues): (f64, f64) =
         (predictions.iter().map(|p| p.us).sum(), recorded.iter().map(issues).sum::<f64>().max(1.0));
     for (at, (kernel, record)) in bound.steps().zip(recorded).enumerate() {
         let prediction = predictions.get(at);
         let evidence = Evidence::new(kernel, &record.counters, &record.traces, prediction, resources.get(at));
+        let evidence = match sources {
+            Some(sources) => evidence.in_sources(sources),
+            None => evidence,
+        };
         let of_issues = issues(record).max(1.0) / all_issues;
         let part = prediction.map_or(of_issues, |p| p.us / all_us);
-        findings.extend(diagnose(&evidence).into_iter().map(|finding| finding.within(part)));
-        lines.extend(evidence.line_costs().into_iter().map(|l| LineCost { share: l.share * of_issues, ..l }));
+        diagnosis.findings.extend(diagnose(&evidence).into_iter().map(|finding| finding.within(part)));
+        let within = |cost: LineCost| LineCost { share: cost.share * of_issues, ..cost };
+        diagnosis.lines.extend(evidence.line_costs().into_iter().map(within));
+        let source_costs = evidence.source_costs().into_iter();
+        diagnosis.source_lines.extend(source_costs.map(|l| SourceCost { cost: within(l.cost), ..l }));
     }
-    findings.sort_by(|a, b| b.expected_gain.total_cmp(&a.expected_gain));
-    (findings, lines)
+    diagnosis.findings.sort_by(|a, b| b.expected_gain.total_cmp(&a.expected_gain));
+    diagnosis
 }
 
 fn subject<'a>(
@@ -191,8 +216,8 @@ pub fn forecast(
     predict(&subject(kernel, launch, traces, resources), gpu)
 }
 
-/// Predicts the time of each kernel of `whole` from recorded CTAs of the kernels of `bound`, which do the same
-/// work per CTA.
+/// Predicts the time of each kernel of `whole` from recorded CTAs of the kernels of `bound`, which do the
+/// same work per CTA.
 ///
 /// # Errors
 /// When the machine cannot run a kernel.

@@ -1,6 +1,7 @@
 //! Findings are weighted by their time, not by counters alone.
 
 use flashcore_check::diagnose::Finding;
+use flashcore_check::diagnose::{Evidence, Executed};
 use flashcore_check::gate::{Settings, Verdict, check_kernel};
 use flashcore_check::launchfile::LaunchSpec;
 use flashcore_check::study::study;
@@ -27,7 +28,8 @@ fn private_arrays(words: u32) -> Finding {
                   init = \"zeros\"\n";
     let module = ptx::parse(&text).unwrap().verify().unwrap();
     let bound = launch.parse::<LaunchSpec>().unwrap().bind(module).unwrap();
-    let study = study(bound, Some(text), &Settings::quick().first_run(), &[machine::L4], None).unwrap();
+    let study =
+        study(bound, Some(text.into()), &Settings::quick().first_run(), &[machine::L4], None).unwrap();
     let finding = study.findings.iter().find(|f| f.name == "local memory").cloned();
     finding.unwrap_or_else(|| panic!("{:?}", study.findings))
 }
@@ -51,4 +53,32 @@ fn a_budget_is_spent_once() {
     let settings = Settings { step_limit: 100_000, ..Settings::thorough() };
     let check = check_kernel(&bound, &settings).unwrap();
     assert_eq!((check.verdict, check.runs, check.reasons.len()), (Verdict::Incomplete, 0, 1));
+}
+
+/// The lane that brings the tiles of a warp-specialised kernel is no serial section, and the consumers are
+/// not idle warps.
+#[test]
+fn a_producer_is_no_serial_section() {
+    let file = |name: &str| {
+        let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../../filetests/cuda");
+        std::fs::read_to_string(format!("{folder}/{name}")).unwrap()
+    };
+    let source = file("warp_specialised.cu");
+    let spec: String =
+        source.lines().filter_map(|l| l.strip_prefix("//! ")).map(|l| l.to_owned() + "\n").collect();
+    let spec = spec.replace("[launch]", "[launch]\nentry = \"right\"");
+    let text = file("warp_specialised.ptx");
+    let bound =
+        spec.parse::<LaunchSpec>().unwrap().bind(ptx::parse(&text).unwrap().verify().unwrap()).unwrap();
+    let study =
+        study(bound, Some(text.into()), &Settings::quick().first_run(), &[machine::H200], None).unwrap();
+    let (kernel, recorded) = (&study.bound.kernel, &study.check.recorded[0]);
+    let evidence = Evidence::new(kernel, &recorded.counters, &recorded.traces, study.prediction(), None);
+    let copies = |e: &&Executed| matches!(e.inst.op, ptx::Op::CpAsyncBulk(_));
+    assert!(evidence.executed.iter().find(copies).unwrap().feeds);
+    assert!(evidence.executed.iter().any(|e| !e.feeds && e.counter.flop > 0));
+    assert_eq!((evidence.working_warps, evidence.counters.warps), (4, 5));
+    let names: Vec<&str> = study.findings.iter().map(|f| f.name).collect();
+    let wrong = ["serial section", "serial reduction", "idle warps", "idle lanes", "small grid"];
+    assert!(names.iter().all(|name| !wrong.contains(name)), "{:?}", study.findings);
 }

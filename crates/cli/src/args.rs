@@ -196,6 +196,23 @@ pub struct Check {
     /// that only they prevent fails the check) or assume
     #[arg(long, value_name = "HOW", default_value = "check", value_parser = ["check", "assume"])]
     pub warp_order: String,
+    /// List every source line of which a part never ran
+    #[arg(long)]
+    pub coverage: bool,
+    /// With --json: also every hazard and every counter by line of the PTX
+    #[arg(long, requires = "json")]
+    pub lines: bool,
+    /// File for the findings as SARIF 2.1.0, which code hosts show beside the source lines; - for standard
+    /// output
+    #[arg(long, value_name = "FILE.sarif")]
+    pub sarif: Option<PathBuf>,
+    /// File for the result as JUnit XML, which CI servers list as a test; - for standard output
+    #[arg(long, value_name = "FILE.xml")]
+    pub junit: Option<PathBuf>,
+    /// GPU that the diagnosis and the count of registers are for: H200, H100, A100, L4 or "RTX 4090" (default:
+    /// L4, or H200 where the target needs it)
+    #[arg(long, value_name = "NAME")]
+    pub gpu: Option<String>,
     /// Show what printf prints in the first run
     #[arg(long)]
     pub printf: bool,

@@ -1,26 +1,32 @@
 //! `flashcore check`.
 
 use std::io::Write;
-use std::time::Duration;
+use std::path::Path;
+use std::time::{Duration, Instant};
 
+use check::diagnose::SMALL_GRID;
 use check::gate::{CheckReport, GateError, Settings, Verdict, Watch, check_watched};
 use check::launchfile::Bound;
+use check::sources::Sources;
 use check::study::{Study, analyse};
 use emu::Placement;
 use host::store;
-use predict::machine;
 use predict::resources::{Resources, Source};
+use predict::{Gpu, machine};
 use problem::Problem;
 use serde_json::{Value, json};
 
 use crate::args::Check;
 use crate::error::CliError;
+use crate::findings::{self, Found};
 use crate::progress::Progress;
-use crate::terminal::{Out, detail, is_verbose};
-use crate::{Status, source, unless_closed};
+use crate::terminal::{Out, detail};
+use crate::{Status, junit, sarif, source, unless_closed};
 
 pub fn check(args: &Check) -> Result<Status, CliError> {
     source::keepable(args.keep_ptx.as_deref(), &[("FILE", &args.file), ("--launch", &args.launch)])?;
+    let reports = Reports::planned(args)?;
+    let started = Instant::now();
     let (bound, text) = source::load(&args.file, &args.launch, args.sm)?;
     if let Some(file) = &args.keep_ptx {
         store::write(file, text.as_bytes())?;
@@ -34,28 +40,101 @@ pub fn check(args: &Check) -> Result<Status, CliError> {
     let version = ptxas.as_ref().map_or("none, registers are estimated", |ptxas| ptxas.version());
     let target = bound.kernel.module.target;
     detail(format_args!("target {target}; ptxas: {version}"));
-    let gpu = [machine::L4, machine::H200].into_iter().find(|gpu| target.runs_on(gpu.sm));
+    let gpu = gpu(args.gpu.as_deref(), target)?;
     let mut check = watched(&bound, &settings, args.timeout)?;
     if let Some(percent) = args.require_coverage {
         check.require_coverage(percent);
     }
     let launch = bound.kernel.launch;
-    let gpu = gpu.unwrap_or(machine::L4);
-    let mut study = analyse(bound, None, Some(text), check, std::slice::from_ref(&gpu), ptxas.as_ref());
+    let sources = Sources::new(text, args.file.parent());
+    let mut study = analyse(bound, None, Some(sources), check, std::slice::from_ref(gpu), ptxas.as_ref());
+    // A check is made with a small launch, whatever the kernel's real one is.
+    study.findings.retain(|finding| finding.name != SMALL_GRID);
     if let Some(resources @ Resources { source: Source::Ptxas(_), .. }) = &study.resources {
-        study.check.require_room(&launch, resources, &gpu);
+        study.check.require_room(&launch, resources, gpu);
     }
-    let mut out = crate::terminal::out();
-    unless_closed(if args.json {
-        out.json("check", &object(&study, args.printf)).map_err(CliError::from)
-    } else {
-        print(&mut out, &study, args.printf)
-    })?;
+    let found = Found::of(&study);
+    reports.write(&study, &found, started.elapsed().as_secs_f64())?;
+    if !reports.on_standard_output() {
+        let mut out = crate::terminal::out();
+        unless_closed(if args.json {
+            out.json("check", &object(&study, &found, args)).map_err(CliError::from)
+        } else {
+            print(&mut out, &study, &found, args)
+        })?;
+    }
     Ok(match study.check.verdict {
         Verdict::Passed => Status::Passed,
         Verdict::Failed => Status::Failed,
         Verdict::Incomplete => Status::Incomplete,
     })
+}
+
+/// The GPU whose time and resources are meant: the one that `--gpu` names, else the first that runs the
+/// target.
+fn gpu(name: Option<&str>, target: ptx::Target) -> Result<&'static Gpu, CliError> {
+    let Some(name) = name else {
+        let runs = |gpu: &&Gpu| target.runs_on(gpu.sm);
+        return Ok([&machine::L4, &machine::H200].into_iter().find(runs).unwrap_or(&machine::L4));
+    };
+    let fits = machine::MACHINES.into_iter().filter(|gpu| target.runs_on(gpu.sm));
+    Gpu::named(name).filter(|gpu| target.runs_on(gpu.sm)).ok_or_else(|| CliError::Argument {
+        argument: "--gpu",
+        value: name.to_owned(),
+        accepted: format!(
+            "a GPU that runs {target}: {}",
+            fits.map(|g| g.name).collect::<Vec<_>>().join(", ")
+        ),
+    })
+}
+
+/// The files for other programs that a check writes beside its output.
+struct Reports<'a> {
+    args: &'a Check,
+}
+
+impl Reports<'_> {
+    /// Refuses files that cannot be written, before the kernel is run.
+    fn planned(args: &Check) -> Result<Reports<'_>, CliError> {
+        let reports = Reports { args };
+        let mut inputs = vec![("FILE", args.file.as_path()), ("--launch", &args.launch)];
+        inputs.extend(args.keep_ptx.as_deref().map(|file| ("--keep-ptx", file)));
+        for (argument, path) in reports.paths() {
+            source::not_beside_json(argument, path, args.json)?;
+            if store::is_standard(path) {
+                continue;
+            }
+            source::distinct(argument, path, &inputs)?;
+            store::writable(path)?;
+            inputs.push((argument, path));
+        }
+        if reports.paths().filter(|(_, path)| store::is_standard(path)).count() > 1 {
+            let accepted = "a file, since --sarif prints to standard output".to_owned();
+            return Err(CliError::Argument { argument: "--junit", value: "-".to_owned(), accepted });
+        }
+        Ok(reports)
+    }
+
+    fn paths(&self) -> impl Iterator<Item = (&'static str, &Path)> {
+        let given = [("--sarif", &self.args.sarif), ("--junit", &self.args.junit)];
+        given.into_iter().filter_map(|(argument, path)| Some((argument, path.as_deref()?)))
+    }
+
+    /// Whether one of the files is standard output, which then carries nothing else.
+    fn on_standard_output(&self) -> bool {
+        self.paths().any(|(_, path)| store::is_standard(path))
+    }
+
+    fn write(&self, study: &Study, found: &Found, seconds: f64) -> Result<(), CliError> {
+        for (argument, path) in self.paths() {
+            let text = match argument {
+                "--sarif" => format!("{:#}\n", sarif::log(study, found, &self.args.file)),
+                _ => junit::suite(study, found, &self.args.file, seconds),
+            };
+            store::write(path, text.as_bytes())?;
+        }
+        Ok(())
+    }
 }
 
 /// Runs the gate on a kernel with a time limit, and shows the progress.
@@ -64,27 +143,10 @@ pub fn watched(bound: &Bound, settings: &Settings, limit: Duration) -> Result<Ch
     Progress::new(None).during(|| watch.to_string(), || check_watched(bound, settings, &watch))
 }
 
-/// The number of hazards that are shown unless `--verbose` is given.
-const HAZARDS: usize = 8;
-
-/// A line of the kernel's text, counted from 1.
-fn quote<'t>(lines: &[&'t str], line: u64) -> Option<&'t str> {
-    let index = usize::try_from(line).ok()?.checked_sub(1)?;
-    lines.get(index).map(|text| text.trim())
-}
-
-/// The check as JSON, with the PTX lines that its hazards name: of CUDA C++ the caller does not have the PTX.
-fn object(study: &Study, printf: bool) -> Value {
-    let lines: Vec<&str> = study.text.lines().collect();
-    let mut object = study.check.json(&json!(study.findings));
-    for list in ["hazards", "notes"] {
-        for hazard in object[list].as_array_mut().into_iter().flatten() {
-            for (line, text) in [("line", "text"), ("other_line", "other_text")] {
-                hazard[text] = json!(hazard[line].as_u64().and_then(|line| quote(&lines, line)));
-            }
-        }
-    }
-    if printf {
+/// The check as JSON.
+fn object(study: &Study, found: &Found, args: &Check) -> Value {
+    let mut object = findings::object(study, found, args.lines);
+    if args.printf {
         let printed = study.check.printed.iter();
         object["printed"] = printed
             .map(|printed| json!({ "thread": printed.thread.to_string(), "text": printed.text }))
@@ -104,7 +166,7 @@ fn shape(bound: &Bound) -> Value {
     })
 }
 
-fn print(out: &mut Out, study: &Study, printf: bool) -> Result<(), CliError> {
+fn print(out: &mut Out, study: &Study, found: &Found, args: &Check) -> Result<(), CliError> {
     let check = &study.check;
     let runs = if check.runs == 1 { "run" } else { "runs" };
     out.paint(check.verdict.into(), check.verdict)?;
@@ -116,29 +178,9 @@ fn print(out: &mut Out, study: &Study, printf: bool) -> Result<(), CliError> {
         (Some(problem), Some(_)) => format!("{}: output judged by the f64 oracle", words(problem)),
     };
     writeln!(out, "1 shape: grid {}, block {}, {judged}", launch.grid, launch.block)?;
-    match &check.coverage {
-        Some(coverage) => writeln!(out, "{coverage}")?,
-        None => writeln!(out, "no run ended, so no instruction counts as executed")?,
-    }
-    for reason in &check.reasons {
-        writeln!(out, "  {}", ptx::quote::words(reason))?;
-    }
-    let lines: Vec<&str> = study.text.lines().collect();
-    for hazard in check.hazards.iter().take(if is_verbose() { usize::MAX } else { HAZARDS }) {
-        let places = [Some(hazard.line), hazard.other_line];
-        for line in places.into_iter().flatten() {
-            if let Some(quoted) = quote(&lines, line.into()) {
-                writeln!(out, "  {line:>6} | {}", ptx::quote::cut(quoted))?;
-            }
-        }
-    }
-    for note in &check.notes {
-        writeln!(out, "note: {}", ptx::quote::words(&note.to_string()))?;
-    }
-    for warning in &check.warnings {
-        writeln!(out, "warning: {}", ptx::quote::words(warning))?;
-    }
-    for printed in check.printed.iter().filter(|_| printf) {
+    findings::print_coverage(out, study, args.coverage)?;
+    findings::print(out, found)?;
+    for printed in check.printed.iter().filter(|_| args.printf) {
         writeln!(out, "printf of {}: {}", printed.thread, ptx::quote::words(printed.text.trim_end()))?;
     }
     if let Some(error) = check.error {

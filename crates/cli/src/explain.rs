@@ -1,9 +1,13 @@
 //! `flashcore explain`.
 
 use std::io::Write;
+use std::path::Path;
 
+use check::diagnose::{LineCost, SourceCost};
 use check::gate::{Settings, bind};
 use check::launchfile::Bound;
+use check::names::demangle;
+use check::sources::Sources;
 use check::study::{Study, analyse};
 use host::store;
 use predict::resources::{Ptxas, Source};
@@ -15,6 +19,7 @@ use serde_json::{Value, json};
 use crate::args::Explain;
 use crate::check::watched;
 use crate::error::CliError;
+use crate::findings::{self, Found};
 use crate::terminal::{Out, Tone, detail};
 use crate::{Status, choice, source, table, unless_closed};
 
@@ -35,9 +40,9 @@ pub fn explain(args: &Explain) -> Result<Status, CliError> {
         "ptxas: {}",
         ptxas.as_ref().map_or("none, registers are estimated", |ptxas| ptxas.version())
     ));
-    let studied = |bound: Bound, text| -> Result<Study, CliError> {
+    let studied = |bound: Bound, sources: Option<Sources>| -> Result<Study, CliError> {
         let check = watched(&bound, &Settings::quick(), args.timeout)?;
-        Ok(analyse(bound, None, text, check, std::slice::from_ref(gpu), ptxas.as_ref()))
+        Ok(analyse(bound, None, sources, check, std::slice::from_ref(gpu), ptxas.as_ref()))
     };
     let (study, other) = match (&args.file, &args.launch) {
         (Some(file), Some(launch)) => {
@@ -52,8 +57,10 @@ pub fn explain(args: &Explain) -> Result<Status, CliError> {
             let (bound, text) = source::load(file, launch, args.sm)?;
             let other =
                 args.against.as_ref().map(|other| source::load(other, launch, args.sm)).transpose()?;
-            let other = other.map(|(bound, text)| studied(bound, Some(text))).transpose()?;
-            (studied(bound, Some(text))?, other)
+            let sources = |text, file: &Path| Some(Sources::new(text, file.parent()));
+            let other = args.against.as_ref().zip(other);
+            let other = other.map(|(file, (bound, text))| studied(bound, sources(text, file))).transpose()?;
+            (studied(bound, sources(text, file))?, other)
         }
         _ => {
             // The plan that a user of that GPU gets.
@@ -63,7 +70,7 @@ pub fn explain(args: &Explain) -> Result<Status, CliError> {
         }
     };
     if let Some(file) = &args.keep_ptx {
-        store::write(file, study.text.as_bytes())?;
+        store::write(file, study.sources.ptx().as_bytes())?;
     }
     let mut out = crate::terminal::out();
     unless_closed(if args.json {
@@ -82,9 +89,19 @@ pub fn explain(args: &Explain) -> Result<Status, CliError> {
 }
 
 fn object(study: &Study) -> Value {
+    let source_lines = study.source_lines.iter().map(|line| {
+        let mut row = json!(line.cost);
+        row["file"] = json!(line.file);
+        row["text"] = json!(line.text);
+        row["ptx_lines"] = json!(line.ptx_lines);
+        row
+    });
+    let source_lines: Vec<Value> = source_lines.collect();
     json!({
-        "verdict": study.check.verdict, "reasons": study.check.reasons, "prediction": study.prediction(),
-        "resources": study.resources, "findings": study.findings, "lines": study.lines,
+        "verdict": study.check.verdict, "reasons": Found::of(study).sentences(),
+        "prediction": study.prediction(),
+        "resources": study.resources, "findings": findings::findings(study), "lines": study.lines,
+        "source_lines": source_lines,
     })
 }
 
@@ -140,7 +157,7 @@ fn print_prediction(out: &mut Out, p: &Prediction) -> Result<(), CliError> {
 
 /// The names of a program's kernels in launch order.
 fn entries(study: &Study) -> String {
-    let names = study.bound.steps().map(|kernel| quote::cut(&kernel.entry).into_owned());
+    let names = study.bound.steps().map(|kernel| quote::cut(&demangle(&kernel.entry)).into_owned());
     names.collect::<Vec<_>>().join(", then ")
 }
 
@@ -188,8 +205,8 @@ fn print(out: &mut Out, study: &Study, lines: usize) -> Result<(), CliError> {
     write!(out, "{}: ", entries(study))?;
     out.paint(study.check.verdict.into(), study.check.verdict)?;
     writeln!(out)?;
-    for reason in &study.check.reasons {
-        writeln!(out, "  {}", quote::words(reason))?;
+    for reason in Found::of(study).sentences() {
+        writeln!(out, "  {}", quote::words(&reason))?;
     }
     if let Some(r) = &study.resources {
         writeln!(
@@ -216,26 +233,44 @@ fn print(out: &mut Out, study: &Study, lines: usize) -> Result<(), CliError> {
         writeln!(out, "  {}", finding.evidence)?;
         writeln!(out, "  cure: {}", finding.cure)?;
     }
-    let text: Vec<&str> = study.text.lines().collect();
-    let mut dear = study.lines.clone();
-    dear.sort_by_key(|l| std::cmp::Reverse(l.issues));
-    let rows: Vec<Vec<String>> = dear
-        .iter()
-        .take(lines)
-        .map(|l| {
-            let source = (l.line as usize).checked_sub(1).and_then(|i| text.get(i)).map_or("", |s| s.trim());
-            vec![
-                l.line.to_string(),
-                format!("{:.1}", 100.0 * l.share),
-                l.issues.to_string(),
-                format!("{:.1}", l.lanes),
-                format!("{:.1}", l.conflicts),
-                format!("{:.1}", l.sectors),
-                quote::cut(source).into_owned(),
-            ]
-        })
-        .collect();
     writeln!(out)?;
-    table::print(out, &["line", "% issued", "issues", "lanes", "conflicts", "sectors", "PTX"], &rows)?;
+    print_lines(out, study, lines)
+}
+
+/// A table of the most expensive lines: of the source where the PTX has line information, else of the PTX.
+fn print_lines(out: &mut Out, study: &Study, lines: usize) -> Result<(), CliError> {
+    let cells = |place: String, cost: &LineCost, text: &str| {
+        vec![
+            place,
+            format!("{:.1}", 100.0 * cost.share),
+            cost.issues.to_string(),
+            format!("{:.1}", cost.lanes),
+            format!("{:.1}", cost.conflicts),
+            format!("{:.1}", cost.sectors),
+            quote::cut(text).replace('\t', " "),
+        ]
+    };
+    let header = |first, last| [first, "% issued", "issues", "lanes", "conflicts", "sectors", last];
+    let dearest = |cost: &LineCost| std::cmp::Reverse(cost.issues);
+    if !study.source_lines.is_empty() {
+        let mut dear: Vec<&SourceCost> = study.source_lines.iter().collect();
+        dear.sort_by_key(|line| dearest(&line.cost));
+        let row = |line: &&SourceCost| {
+            let place = format!("{}:{}", line.file, line.cost.line);
+            cells(place, &line.cost, line.text.as_deref().unwrap_or(""))
+        };
+        let rows: Vec<_> = dear.iter().take(lines).map(row).collect();
+        table::print(out, &header("source", "text"), &rows)?;
+        return Ok(());
+    }
+    let text = study.sources.ptx_lines();
+    let mut dear: Vec<&LineCost> = study.lines.iter().collect();
+    dear.sort_by_key(|line| dearest(line));
+    let row = |cost: &&LineCost| {
+        let text = (cost.line as usize).checked_sub(1).and_then(|i| text.get(i)).copied();
+        cells(cost.line.to_string(), cost, text.unwrap_or(""))
+    };
+    let rows: Vec<_> = dear.iter().take(lines).map(row).collect();
+    table::print(out, &header("line", "PTX"), &rows)?;
     Ok(())
 }

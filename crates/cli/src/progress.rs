@@ -11,6 +11,8 @@ use crate::terminal::{aside, is_quiet, one_line};
 
 /// Time between two frames of a progress bar.
 const FRAME: Duration = Duration::from_millis(200);
+/// Time before the first plain line.
+const FIRST_LINE: Duration = Duration::from_secs(1);
 /// Shortest time between two plain lines.
 const LINE: Duration = Duration::from_secs(10);
 
@@ -31,6 +33,7 @@ pub fn beside(write: impl FnOnce()) {
 
 enum Shown {
     Bar(ProgressBar),
+    /// When the next line may be printed.
     Lines(Mutex<Instant>),
     Nothing,
 }
@@ -42,7 +45,7 @@ impl Progress {
             return Progress::silent();
         }
         if !std::io::stderr().is_terminal() {
-            return Progress(Shown::Lines(Mutex::new(Instant::now())));
+            return Progress(Shown::Lines(Mutex::new(Instant::now() + FIRST_LINE)));
         }
         let (bar, template) = match steps {
             Some(steps) => (ProgressBar::new(steps), "{elapsed_precise} {bar:24} {pos}/{len} {wide_msg}"),
@@ -69,10 +72,10 @@ impl Progress {
                 bar.set_position(step);
                 bar.set_message(one_line(words).into_owned());
             }
-            Shown::Lines(last) => {
-                let mut last = last.lock().unwrap_or_else(PoisonError::into_inner);
-                if last.elapsed() >= LINE {
-                    *last = Instant::now();
+            Shown::Lines(next) => {
+                let mut next = next.lock().unwrap_or_else(PoisonError::into_inner);
+                if Instant::now() >= *next {
+                    *next = Instant::now() + LINE;
                     aside(format_args!("flashcore: {}", one_line(words)));
                 }
             }

@@ -271,11 +271,13 @@ fn time(gpu: &mut Gpu, s: &Subject) -> Result<Vec<f64>, Failure> {
         gpu.upload(&mut buffer, &data)?;
         buffers.push(buffer);
     }
-    let kernel = &s.whole.kernel;
     let mut handles: Vec<&mut driver::Buffer> = buffers.iter_mut().collect();
-    let once = gpu.time(kernel, &mut handles, 3)?;
+    let mut time = |launches: u32| -> Result<f64, Failure> {
+        s.whole.steps().map(|kernel| Ok(gpu.time(kernel, &mut handles, launches)?)).sum()
+    };
+    let once = time(3)?;
     let launches = (SPAN / once.max(1.0)).clamp(3.0, 200.0) as u32;
-    (0..ROUNDS).map(|_| Ok(gpu.time(kernel, &mut handles, launches)?)).collect()
+    (0..ROUNDS).map(|_| time(launches)).collect()
 }
 
 /// The evidence row: all times, and the forecast that preceded them.

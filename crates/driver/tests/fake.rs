@@ -429,6 +429,7 @@ fn mapped() -> Kernel {
         box_extents: vec![64, 8],
         swizzle: Swizzle::Bytes128,
         l2_promotion: L2Promotion::Bytes128,
+        wraps: false,
     };
     let mut builder = Builder::kernel("store");
     builder.param_tensor_map("map");

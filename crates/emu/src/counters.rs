@@ -44,7 +44,8 @@ pub struct Counter {
 }
 
 impl Counter {
-    fn add(&mut self, other: &Counter) {
+    /// Adds the counts of another instruction, and takes its line.
+    pub fn add(&mut self, other: &Counter) {
         self.line = other.line;
         self.issues += other.issues;
         self.lanes += other.lanes;

@@ -157,6 +157,7 @@ impl Case {
             box_extents,
             swizzle,
             l2_promotion,
+            wraps: false,
         };
         self.kernel.tensor_maps.push(spec);
     }

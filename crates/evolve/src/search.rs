@@ -176,7 +176,8 @@ fn mma(of: Declared<'_>) -> Vec<Vec<Value>> {
         json!({ "products": "scores_ahead", "rescale": "always" }),
     ];
     let depth = product(&[of("stages"), of("queries")]);
-    vec![product(&[tiles.collect(), values("stages", [1, 2])]), depth, orders, of("tile_order")]
+    let tiles = product(&[tiles.collect(), values("stages", [1, 2])]);
+    vec![tiles, of("splits"), depth, orders, of("tile_order")]
 }
 
 #[cfg(test)]

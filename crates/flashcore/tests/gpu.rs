@@ -18,6 +18,7 @@ use flashcore::{
 };
 use half::f16;
 use harness::{Folder, SCENARIO, passes};
+use kernels::forward::mma::MmaPlan;
 use kernels::forward::wgmma::{Ends, WgmmaPlan};
 use kernels::{Family, Plan};
 use tile::{Handout, Tail, Turns};
@@ -32,6 +33,7 @@ fn scenario() {
         Ok("hopper_fallbacks") => hopper_fallbacks(),
         Ok("hopper") => hopper(),
         Ok("full") => full(),
+        Ok("programs") => programs(),
         Ok("scratch") => scratch(),
         Ok("old") => without("the CUDA driver supports CUDA 11.8, needed is 12.0 or later"),
         Ok("no_device") => without("device 0 does not exist; the driver sees 0 device(s)"),
@@ -414,6 +416,45 @@ fn scratch() {
     assert_eq!(places(), 3, "more is left than the four streams'");
 }
 
+/// A plan of two kernels: threads that use one stream at once, and a captured graph, get right results.
+fn programs() {
+    let gpu = Gpu::open(0).unwrap();
+    let problem = Problem::new(1, 2, 3, 16, DType::F16).with_lse(true);
+    let problem = Problem { seq_kv: 200, ..problem }.with_layout(Layout::Bhsd);
+    let default = MmaPlan::default_for(&problem, gpu.arch());
+    let plan = MmaPlan { splits: 3, block_m: 64, block_n: 32, warps: 4, kv_warps: 1, ..default };
+    let prepared = gpu.prepare(&problem, Some(&Plan::Mma(plan))).unwrap();
+    let stream = Stream::new(gpu.context()).unwrap();
+    let (k, v) = (ramp(2 * 200 * 16, 5), ramp(2 * 200 * 16, 11));
+    let nan = [0xff; 192];
+    let tensors =
+        |q: &[f16]| Tensors::new(&gpu, [bytes_of(q), bytes_of(&k), bytes_of(&v), &nan, &nan[..24]], 0);
+    let judge = |q: &[f16], tensors: &Tensors| {
+        let out: Vec<f16> = tensors.out().chunks(2).map(|b| f16::from_le_bytes([b[0], b[1]])).collect();
+        close(&out, &oracle::oracle(&problem, q, &k, &v).unwrap().out);
+    };
+    std::thread::scope(|scope| {
+        for thread in 0..4 {
+            let (prepared, stream, tensors, judge) = (&prepared, &stream, &tensors, &judge);
+            scope.spawn(move || {
+                let q = ramp(96, 3 + 2 * thread);
+                let tensors = tensors(&q);
+                tensors.enqueue(prepared, stream).unwrap();
+                judge(&q, &tensors);
+            });
+        }
+    });
+    let queries = [3, 7].map(|step| ramp(96, step));
+    let captured = queries.each_ref().map(|q| tensors(q));
+    let graph = Graph::capture(&stream, |stream| {
+        captured.iter().try_for_each(|tensors| tensors.enqueue(&prepared, stream))
+    })
+    .unwrap();
+    assert!(captured.iter().all(|tensors| tensors.out() == nan));
+    graph.launch(&stream).unwrap();
+    queries.iter().zip(&captured).for_each(|(q, tensors)| judge(q, tensors));
+}
+
 /// A device without free memory: the CPU computes, unless the caller named the GPU.
 fn full() {
     let data: Vec<f16> = ramp(4096, 3);
@@ -460,6 +501,11 @@ fn hoppers_families_take_device_memory() {
 #[test]
 fn prepared_kernels_take_device_memory() {
     on_the_emulator("device_memory", &[]);
+}
+
+#[test]
+fn the_kernels_of_a_program_run_together() {
+    on_the_emulator("programs", &[]);
 }
 
 #[test]

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use problem::{Problem, Tensor};
+use problem::{Problem, Table, Tensor};
 use ptx::{
     Access, Arg, BufferSpec, Builder, F32, Global, Kernel, Launch, R32, R64, TensorMapPtr, TensorMapSpec,
     Verified,
@@ -188,25 +188,20 @@ impl<'a> Contract<'a> {
     }
 
     /// The address of an array of lengths; `None` if the problem does not have it.
-    #[expect(dead_code, reason = "the families do not compute uneven lengths yet")]
     pub fn lengths(&mut self, k: &mut Builder, array: LengthArray) -> Option<Global> {
         let elements = array.len(self.problem)?;
         Some(self.memory(k, Operand::Lengths(array), 4 * elements, Access::Read))
     }
 
     /// The address of the attention sinks; `None` if the problem has none.
-    #[expect(dead_code, reason = "the families do not compute sinks yet")]
     pub fn sinks(&mut self, k: &mut Builder) -> Option<Global> {
         let bytes = 4 * self.problem.heads_q;
         self.problem.score.sink.then(|| self.memory(k, Operand::Sinks, bytes, Access::Read))
     }
 
-    /// The addresses of the programs' tables.
-    #[expect(dead_code, reason = "the families do not compute programs yet")]
-    pub fn tables(&mut self, k: &mut Builder) -> Vec<Global> {
-        let bytes = |table: &problem::Table| table.span() * table.dtype.bytes();
-        let sizes: Vec<usize> = self.problem.programs.tables.iter().map(bytes).collect();
-        (0..).zip(sizes).map(|(i, size)| self.memory(k, Operand::Table(i), size, Access::Read)).collect()
+    /// The address of the first element of the programs' table `number`.
+    pub fn table(&mut self, k: &mut Builder, number: u8, table: &Table) -> Global {
+        self.memory(k, Operand::Table(number), table.span() * table.dtype.bytes(), Access::Read)
     }
 
     /// The address of counters of `bytes` bytes.

@@ -4,6 +4,7 @@ use problem::Problem;
 use ptx::Violations;
 
 use crate::Program;
+use crate::forward::lengths::row_blocks;
 use crate::forward::mma::MmaPlan;
 use crate::forward::small::SmallPlan;
 use crate::forward::wgmma::WgmmaPlan;
@@ -46,7 +47,7 @@ pub(crate) trait FamilyPlan {
     fn emit(&self, problem: &Problem, arch: &Arch) -> Result<Program, Violations>;
 
     /// The plan with the nearest genes that the problem allows. A plan that was found for another shape also
-    /// loses the genes that fill tiles with queries.
+    /// loses the genes that fill tiles with queries or the GPU with CTAs.
     #[must_use]
     fn adapted(self, problem: &Problem, arch: &Arch, own_shape: bool) -> Self
     where
@@ -142,12 +143,18 @@ impl Family {
 
 impl Plan {
     /// A good plan for the problem on the architecture, where nothing was measured: on sm_90 the first of
-    /// `small`, `wgmma` and `mma` that computes it and suits its grid.
+    /// `small`, `wgmma` and `mma` that computes it and suits its grid. Where rows are few and keys many,
+    /// `mma` comes first with [`splits`](crate::forward::mma::MmaPlan::splits): it alone divides the keys
+    /// over more CTAs than a cluster has.
     ///
     /// # Errors
     /// When the problem cannot be stated or no family computes it.
     pub fn default_for(problem: &Problem, arch: &Arch) -> Result<Plan, KernelError> {
         let [universal, specific @ ..] = Family::ALL;
+        let default = universal.default_for(problem, arch);
+        if matches!(&default, Ok(Plan::Mma(plan)) if plan.splits > 1) {
+            return default;
+        }
         for family in specific.into_iter().rev() {
             if let Ok(plan) = family.default_for(problem, arch)
                 && family.suits(problem, arch)
@@ -155,11 +162,12 @@ impl Plan {
                 return Ok(plan);
             }
         }
-        universal.default_for(problem, arch)
+        default
     }
 }
 
 /// Row tiles of `rows` rows over all heads.
-pub(crate) fn row_tiles(problem: &Problem, rows: usize) -> u64 {
-    (problem.seq_q.div_ceil(rows) * problem.batch * problem.heads_q) as u64
+pub(crate) fn row_tiles(problem: &Problem, rows: u32) -> u64 {
+    let [tiles, batch] = row_blocks(problem, rows, 1);
+    tiles * batch * problem.heads_q as u64
 }

@@ -1,6 +1,6 @@
 //! Kernel families. A [`Plan`] says how a [`Problem`](problem::Problem) is computed on an [`Arch`]; [`emit`]
-//! turns the three into a [`Program`]: its kernels and what their buffers hold. Nothing else changes a kernel:
-//! no environment, no global, no device.
+//! turns the three into a [`Program`]: its kernels and what their buffers hold. Nothing else changes a
+//! kernel: no environment, no global, no device.
 //!
 //! ```
 //! # use flashcore_kernels as kernels;

@@ -51,9 +51,9 @@ impl Plan {
     }
 }
 
-/// Emits the kernels of a plan with their launch contracts, for the [canonical](Problem::canonical) form of the
-/// problem, so keys that no row sees cost nothing. Buffers of tensors and of the LSE have exactly the size
-/// that the problem's strides span.
+/// Emits the kernels of a plan with their launch contracts, for the [canonical](Problem::canonical) form of
+/// the problem, so keys that no row sees cost nothing. Buffers of tensors and of the LSE have exactly the
+/// size that the problem's strides span.
 ///
 /// # Errors
 ///

@@ -7,7 +7,7 @@ mod small_plan;
 #[path = "common/wgmma_plan.rs"]
 mod wgmma_plan;
 
-use attend::{Order, Packing, Sums, Tiles};
+use attend::{Order, Packing, Sums, Tanh, Tiles};
 use emu::{Emulator, Options, Schedule};
 use flashcore_kernels::forward::mma::{MmaPlan, QueryHome};
 use flashcore_kernels::forward::small::SmallPlan;
@@ -16,6 +16,7 @@ use flashcore_kernels::{Arch, Family, Plan, emit};
 use problem::{Band, Corner, DType, Layout, Problem};
 use tile::{Handout, TileOrder, Turns};
 
+const TANH: [Tanh; 2] = [Tanh::Exp2, Tanh::Approx];
 const SCHEDULES: [Schedule; 3] = [Schedule::Late, Schedule::Early, Schedule::Random];
 /// A Hopper GPU with so few SMs that a CTA computes several tiles.
 const SMALL: Arch = Arch { multiprocessors: 3, ..Arch::SM_90 };
@@ -73,6 +74,7 @@ fn mma_is_right() {
                 products: order,
                 queries: [QueryHome::Shared, QueryHome::Registers][j / 2 % 2],
                 resident_ctas: None,
+                tanh: TANH[j / 2 % 2],
                 ..MmaPlan::default_for(problem, &arch)
             };
             check(problem, &Plan::Mma(plan), &arch, j);
@@ -112,6 +114,7 @@ fn wgmma_is_right() {
             let mut plan = plan.clone();
             let halves = plan.ends == Ends::Own && problem.band.after.is_some() && plan.block_n % 32 == 0;
             plan.diagonal = if halves && j % 2 == 0 { Diagonal::Halved } else { Diagonal::Whole };
+            plan.tanh = TANH[j / 2 % 2];
             let plan = Plan::Wgmma(plan);
             match plan.check(problem, &SMALL) {
                 Ok(()) => check(problem, &plan, &SMALL, j),
@@ -139,7 +142,7 @@ fn small_is_right() {
     ];
     for (i, plan) in plans.into_iter().enumerate() {
         for (j, problem) in problems(i).iter().enumerate() {
-            let plan = Plan::Small(plan.clone());
+            let plan = Plan::Small(SmallPlan { tanh: TANH[j / 2 % 2], ..plan.clone() });
             match plan.check(problem, &Arch::SM_90) {
                 Ok(()) => check(problem, &plan, &Arch::SM_90, j),
                 Err(reason) => {

@@ -7,7 +7,7 @@ mod common;
 #[path = "common/wgmma_plan.rs"]
 mod wgmma_plan;
 
-use attend::{Chains, Order, Packing, Sums, Tiles};
+use attend::{Chains, Order, Packing, Sums, Tanh, Tiles};
 use emu::{Emulator, Options, Schedule};
 use flashcore_kernels::forward::wgmma::{Diagonal, Ends, Probabilities, Rescaling, Store, WgmmaPlan};
 use flashcore_kernels::{Arch, Plan};
@@ -312,6 +312,7 @@ fn genes_get_along() {
             tail: [Tail::Whole, Tail::Shared][draw(2)],
             tile_order: [TileOrder::InOrder, TileOrder::LongestFirst, TileOrder::Strided][draw(3)],
             section_mib: 1 + draw(2) as u32,
+            tanh: Tanh::Exp2,
         };
         if Plan::Wgmma(plan.clone()).check(&problem, &SMALL).is_ok() {
             let schedule = [Schedule::Late, Schedule::Early, Schedule::Random][draw(3)];

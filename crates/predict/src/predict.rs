@@ -331,7 +331,8 @@ fn clock_mhz(gpu: &Gpu, load: f64) -> f64 {
     gpu.clock_mhz.min(gpu.loaded_clock_mhz / load.cbrt())
 }
 
-/// The unit that is busy nearly all the time, otherwise what warps wait for most.
+/// The unit that is busy nearly all the time, otherwise what warps wait for most. A memory that is busy gives
+/// way to a pipe that warps wait for longer.
 fn bound(u: &Utilisation, split: &[(Cause, f64)]) -> Bound {
     let share =
         |wanted: &[Cause]| split.iter().filter(|(c, _)| wanted.contains(c)).map(|(_, s)| s).sum::<f64>();
@@ -352,18 +353,29 @@ fn bound(u: &Utilisation, split: &[(Cause, f64)]) -> Bound {
         (u.issue, Bound::Issue),
     ];
     let busiest = units.into_iter().rev().max_by(|a, b| a.0.total_cmp(&b.0));
-    if let Some((_, bound)) = busiest.filter(|(busy, _)| *busy >= SATURATED) {
-        return bound;
-    }
     use Cause as C;
-    let waits = [
-        (share(&[C::Barrier]), Bound::Serial),
+    let pipes = [
         (share(&[C::SharedBandwidth]), Bound::Shared),
         (share(&[C::TensorPipe]), Bound::Tensor),
         (share(&[C::FmaPipe]), Bound::Fma),
         (share(&[C::AluPipe]), Bound::Alu),
         (share(&[C::HalfPipe]), Bound::Half),
         (share(&[C::DoublePipe]), Bound::Double),
+    ];
+    let longest = |waits: &[(f64, Bound)]| waits.iter().copied().max_by(|a, b| a.0.total_cmp(&b.0));
+    if let Some((_, bound)) = busiest.filter(|(busy, _)| *busy >= SATURATED) {
+        // Waits for copies are waits for the memory that they read.
+        let copies = [C::AsyncCopy, C::Mbarrier];
+        let waits = match bound {
+            Bound::L1 => share(&[C::L1]),
+            Bound::L2 => share(&[C::L2, C::L2Bandwidth]) + share(&copies),
+            Bound::Dram => share(&[C::Dram, C::DramBandwidth]) + share(&copies),
+            _ => return bound,
+        };
+        return longest(&pipes).filter(|(pipe, _)| *pipe > waits).map_or(bound, |(_, pipe)| pipe);
+    }
+    let others = [
+        (share(&[C::Barrier]), Bound::Serial),
         (share(&[C::NotSelected, C::Issue]), Bound::Issue),
         (share(&[C::L2Bandwidth]), Bound::L2),
         (share(&[C::DramBandwidth]), Bound::Dram),
@@ -385,5 +397,23 @@ fn bound(u: &Utilisation, split: &[(Cause, f64)]) -> Bound {
             Bound::Latency,
         ),
     ];
-    waits.into_iter().max_by(|a, b| a.0.total_cmp(&b.0)).map_or(Bound::Latency, |(_, bound)| bound)
+    longest(&[&others[..], &pipes].concat()).map_or(Bound::Latency, |(_, bound)| bound)
+}
+
+#[cfg(test)]
+mod bound_tests {
+    use super::*;
+
+    /// A warp-specialised product: its copies keep L2 busy, and its consumers wait for the tensor cores.
+    #[test]
+    fn the_bound_is_one_that_warps_wait_for() {
+        let busy = Utilisation { l2: 0.70, tensor: 0.62, ..Utilisation::default() };
+        let split = [(Cause::TensorPipe, 0.44), (Cause::Mbarrier, 0.28), (Cause::Issue, 0.1)];
+        assert_eq!(bound(&busy, &split), Bound::Tensor);
+        let starved = [(Cause::Mbarrier, 0.60), (Cause::TensorPipe, 0.20)];
+        assert_eq!(bound(&busy, &starved), Bound::L2);
+        let saturated = Utilisation { tensor: 0.9, ..busy };
+        assert_eq!(bound(&saturated, &starved), Bound::Tensor);
+        assert_eq!(bound(&Utilisation::default(), &starved), Bound::Latency);
+    }
 }

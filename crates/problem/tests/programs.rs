@@ -239,3 +239,24 @@ fn rust_operators_build_the_same_program() {
     assert_eq!(Program::new(&built).unwrap(), parse("s - t0[b, h] * abs(q + k_len - q_len - k)"));
     assert_eq!(Program::new(&lib::alibi(0)).unwrap(), Program::new(&built).unwrap());
 }
+
+/// The expressions of the library's table in `docs/src/reference/programs.md`.
+#[test]
+fn the_library_is_what_the_reference_says() {
+    let level = "level = q + k_len - q_len; ";
+    for (expr, text) in [
+        (lib::causal(), "q + k_len - q_len >= k".to_owned()),
+        (lib::window(2, 3), format!("{level}(level - k <= 2) & (k - level <= 3)")),
+        (lib::chunk(8), format!("{level}(level >= k) & (level / 8 == k / 8)")),
+        (lib::prefix(5), "(q + k_len - q_len >= k) | (k < 5)".to_owned()),
+        (lib::document(0), "n0[b, q] == n0[b, k]".to_owned()),
+        (lib::dilated(4), format!("{level}(level - k) % 4 == 0")),
+        (lib::block_diagonal(4), "q / 4 == k / 4".to_owned()),
+        (lib::mask_tensor(0), "n0[b, h, q, k] != 0".to_owned()),
+        (lib::alibi(0), format!("{level}s - t0[b, h] * abs(level - k)")),
+        (lib::bias(0), "s + t0[b, h, q, k]".to_owned()),
+        (lib::relative_bias(0, 7), "s + t0[h, q - k + 7]".to_owned()),
+    ] {
+        assert_eq!(Program::new(&expr).unwrap(), parse(&text), "{text}");
+    }
+}

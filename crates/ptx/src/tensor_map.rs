@@ -87,6 +87,10 @@ pub struct TensorMapSpec {
     pub swizzle: Swizzle,
     /// The granularity at which a load brings data to L2.
     pub l2_promotion: L2Promotion,
+    /// Whether coordinates, and not the extents, keep copies inside the buffer: addresses are taken modulo
+    /// 2^64, so that a coordinate can undo what the stride of another one adds. The extents then say nothing
+    /// about the size of the buffer.
+    pub wraps: bool,
 }
 
 /// Why a tensor map is invalid.
@@ -127,10 +131,14 @@ impl TensorMapSpec {
         self.box_extents.iter().fold(self.element.bytes(), |bytes, &n| bytes.saturating_mul(n))
     }
 
-    /// Bytes from element (0, 0, …) to the end of the last element of the tensor.
+    /// Bytes from element (0, 0, …) to the end of the last element of the tensor; of its first row in a map
+    /// that wraps.
     pub fn reach(&self) -> u128 {
         let bytes = u128::from(self.element.bytes());
         let inner = self.extents.first().map_or(0, |&n| u128::from(n) * bytes);
+        if self.wraps {
+            return inner;
+        }
         let outer = self.extents.iter().skip(1).zip(&self.strides);
         outer.fold(inner, |sum, (&n, &stride)| sum + u128::from(n.saturating_sub(1)) * u128::from(stride))
     }
@@ -210,6 +218,7 @@ mod tests {
             box_extents: vec![64, 128],
             swizzle: Swizzle::Bytes128,
             l2_promotion: L2Promotion::default(),
+            wraps: false,
         }
     }
 

@@ -12,7 +12,7 @@ use check::diagnose::{Finding, LineCost};
 use check::forecast::architecture;
 use check::gate::{Recorded, bind, contents};
 use check::launchfile::{Bound, LaunchError, LaunchSpec};
-use check::study::{RECORDED_STEPS, diagnose_steps, forecast_steps};
+use check::study::{Diagnosis, RECORDED_STEPS, diagnose_steps, forecast_steps};
 use ledger::{Candidate, Language, Source};
 
 /// A kernel's PTX with its line costs, root causes and predicted time.
@@ -97,8 +97,8 @@ pub fn dissect(candidate: &Candidate, shape: &Shape, device: &str) -> Result<Ana
     }
 }
 
-/// Runs CTAs of `bound` and predicts for the launches of `whole`. `text` is the PTX source of a kernel that no
-/// generator emitted.
+/// Runs CTAs of `bound` and predicts for the launches of `whole`. `text` is the PTX source of a kernel that
+/// no generator emitted.
 fn examine(
     bound: &Bound,
     whole: &Bound,
@@ -135,7 +135,7 @@ fn examine(
     let steps = forecast_steps(bound, whole, &recorded, &resources, gpu).unwrap_or_default();
     // A prediction of some of the kernels is none.
     let steps = if steps.len() == recorded.len() { steps } else { Vec::new() };
-    let (findings, lines) = diagnose_steps(bound, &recorded, &steps, &resources);
+    let Diagnosis { findings, lines, .. } = diagnose_steps(bound, &recorded, &steps, &resources, None);
     Ok(Anatomy { text, lines, findings, prediction: Prediction::in_a_row(&steps) })
 }
 

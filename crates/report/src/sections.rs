@@ -191,7 +191,7 @@ pub(super) fn failed(climb: &Climb) -> Markup {
     let failed = climb.rungs.iter().filter(|r| r.study.check.verdict != Verdict::Passed);
     html! {
         @for rung in failed {
-            @let lines: Vec<&str> = rung.study.text.lines().collect();
+            @let lines: Vec<&str> = rung.study.sources.ptx().lines().collect();
             @let quote = |line: u32| (line as usize).checked_sub(1).and_then(|i| lines.get(i)).map_or("", |l| l.trim());
             h3 { (rung.rung.name) }
             p { (rung.rung.story) }
@@ -294,7 +294,7 @@ pub(super) fn cpu(climb: &Climb) -> Markup {
 
 pub(super) fn heat_map(climb: &Climb) -> Markup {
     let Some(fused) = climb.rungs.last() else { return html! {} };
-    let mut share = vec![0.0f64; fused.study.text.lines().count() + 1];
+    let mut share = vec![0.0f64; fused.study.sources.ptx().lines().count() + 1];
     for cost in &fused.study.lines {
         if let Some(place) = share.get_mut(cost.line as usize) {
             *place += cost.share;
@@ -305,7 +305,7 @@ pub(super) fn heat_map(climb: &Climb) -> Markup {
         p.soft { "PTX of \"" (fused.rung.name) "\": the warmer a line, the more issue slots it takes; at most "
             (format!("{:.2}", 100.0 * hottest)) " % here." }
         pre.heat {
-            @for (i, line) in fused.study.text.lines().enumerate() {
+            @for (i, line) in fused.study.sources.ptx().lines().enumerate() {
                 @let heat = (share[i + 1] / hottest * 55.0).round();
                 span style=[(heat >= 1.0).then(|| format!("background:color-mix(in srgb,var(--failed) {heat}%,transparent)"))] {
                     (format!("{:>5}  {line}", i + 1))

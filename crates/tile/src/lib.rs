@@ -33,6 +33,6 @@ pub use product::{
     WARPGROUP_ROWS, WARPGROUP_THREADS, mma_ab, mma_abt,
 };
 pub use schedule::{
-    COUNTER_BYTES, Handout, LastWave, StreamK, Tail, TileBroadcast, TileCursor, TileGrid, TileOrder,
-    TilePart, TileScheduler, WorkTile, add_one,
+    COUNTER_BYTES, Handout, LastWave, Locate, Spans, StreamK, Tail, TileBroadcast, TileCursor, TileGrid,
+    TileOrder, TilePart, TileScheduler, WorkTile, add_one,
 };

@@ -19,8 +19,8 @@ pub enum Coverage {
 /// narrower than a block, no block is full and `full_from` may exceed `full_to`.
 #[derive(Clone, Copy, Debug)]
 pub struct Bound {
-    /// The first block of which any row sees a key, and the first block of which all rows see the first key;
-    /// `None` where both are 0.
+    /// The first block to visit, and the first block of which all rows see the first key; `None` where both
+    /// are 0.
     pub lower: Option<Lower>,
     /// All rows see the last key of the blocks below this one; `None` if that holds for all blocks.
     pub full: Option<R32>,
@@ -28,13 +28,14 @@ pub struct Bound {
     pub end: R32,
 }
 
-/// The lower end of the KV blocks, for a band with a lower bound.
+/// The lower end of the KV blocks, for a band with a lower bound or keys that CTAs divide.
 #[derive(Clone, Copy, Debug)]
 pub struct Lower {
-    /// The first block of which any row sees a key.
+    /// The first block to visit: of which any row sees a key.
     pub from: R32,
-    /// The first block of which every row sees the first key.
-    pub full_from: R32,
+    /// The first block of which every row sees the first key; `None` if that holds for all blocks from `from`
+    /// on.
+    pub full_from: Option<R32>,
 }
 
 impl Bound {
@@ -46,7 +47,7 @@ impl Bound {
         let end = blocks_up(k, by_any, block_n);
         let lower = rows.keys_skipped(k, band).map(|[by_any, by_all]| Lower {
             from: divide(k, by_any, block_n),
-            full_from: blocks_up(k, by_all, block_n),
+            full_from: Some(blocks_up(k, by_all, block_n)),
         });
         Bound { lower, full, end }
     }
@@ -60,6 +61,24 @@ impl Bound {
         let lower =
             self.lower.zip(last).map(|(lower, last)| Lower { from: k.min_s(lower.from, last), ..lower });
         Bound { lower, end, ..self }
+    }
+
+    /// The blocks of one of `splits` CTAs that divide them: parts of equal length in the order of the keys,
+    /// of which the last ones may be shorter or empty.
+    #[must_use]
+    pub fn split(self, k: &mut Builder, index: R32, splits: u32) -> Bound {
+        let count = k.sub(self.end, self.from());
+        let count = k.max_s(count, 0);
+        let up = k.add(count, splits - 1);
+        let share = divide(k, up, splits);
+        let from = match self.lower {
+            Some(lower) => k.mad(index, share, lower.from),
+            None => k.mul(index, share),
+        };
+        let end = k.add(from, share);
+        let end = k.min_s(end, self.end);
+        let full_from = self.lower.and_then(|lower| lower.full_from);
+        Bound { lower: Some(Lower { from, full_from }), end, ..self }
     }
 
     /// The first block to visit.

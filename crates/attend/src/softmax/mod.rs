@@ -9,6 +9,7 @@ mod speculative;
 mod sums;
 
 pub use online::{Finished, OnlineSoftmax};
+pub(crate) use online::{inverse, log_sum};
 pub use reduce::{Chains, LaneMaxima};
 pub(crate) use row_max::NO_MAX;
 pub use row_max::{DeferredRescale, Rescale};

@@ -8,6 +8,7 @@ use tile::{AccTile, OperandTile};
 use super::reduce::{QUAD, reduce};
 use super::row_max::{NO_MAX, usual_headroom};
 use super::{Rescale, Sums};
+use crate::Sinks;
 
 /// Running maximum and sum of the rows a lane holds.
 #[derive(Clone, Debug)]
@@ -80,16 +81,16 @@ impl OnlineSoftmax {
         k.add_to(sum, sum, own);
     }
 
-    /// Completes the sums and divides `o` by them. A row that saw no key keeps its zeros.
-    pub fn finish(&self, k: &mut Builder, o: &AccTile) -> Finished {
+    /// Completes the sums, adds the sinks, and divides `o` by them. A row that saw no key keeps its zeros.
+    pub fn finish(&self, k: &mut Builder, o: &AccTile, sinks: Option<&Sinks>) -> Finished {
         self.gather_sums(k);
-        self.normalize(k, o);
+        self.normalize(k, o, sinks);
         Finished { lse: self.lse(k) }
     }
 
-    /// Divides `o` by sums that are already complete.
-    pub fn normalize(&self, k: &mut Builder, o: &AccTile) {
-        for (i, inverse) in (0..).zip(self.inverses(k)) {
+    /// Adds the sinks to sums that are complete but for them, and divides `o` by the sums.
+    pub fn normalize(&self, k: &mut Builder, o: &AccTile, sinks: Option<&Sinks>) {
+        for (i, inverse) in (0..).zip(self.inverses(k, sinks)) {
             o.scale_row(k, i, inverse);
         }
     }
@@ -104,24 +105,51 @@ impl OnlineSoftmax {
         }
     }
 
-    /// The factors that normalise O, from complete sums: 1 for a row that saw no key.
-    pub(crate) fn inverses(&self, k: &mut Builder) -> Vec<F32> {
-        let of_row = |&sum: &F32| {
-            let empty = k.setp_f(CmpOp::Eq, sum, 0.0f32);
-            let divisor = k.selp(1.0f32, sum, empty);
-            k.rcp(divisor)
+    /// The factors that normalise O, from sums that are complete but for the sinks: 1 for a row that saw no
+    /// key. The sinks are added to the sums.
+    pub(crate) fn inverses(&self, k: &mut Builder, sinks: Option<&Sinks>) -> Vec<F32> {
+        let alphas = sinks.map(|sinks| self.add_sinks(k, sinks));
+        let inverses: Vec<F32> = self.sum.iter().map(|&sum| inverse(k, sum)).collect();
+        match alphas {
+            None => inverses,
+            Some(alphas) => {
+                inverses.into_iter().zip(alphas).map(|(inverse, alpha)| k.mul(inverse, alpha)).collect()
+            }
+        }
+    }
+
+    /// Adds the sinks to sums that are otherwise complete; returns the rescale factors for O. A sink may lie
+    /// far above the row max, which is then raised to it.
+    fn add_sinks(&self, k: &mut Builder, sinks: &Sinks) -> Vec<F32> {
+        let add = |((&row_max, &sum), &sink): ((&F32, &F32), &F32)| {
+            let next = k.max(row_max, sink);
+            let [alpha, weight] = [row_max, sink].map(|logit| {
+                let distance = k.sub(logit, next);
+                k.ex2(distance)
+            });
+            k.mov_to(row_max, next);
+            k.mad_to(sum, sum, alpha, weight);
+            alpha
         };
-        self.sum.iter().map(of_row).collect()
+        self.row_max.iter().zip(&self.sum).zip(&sinks.of_rows).map(add).collect()
     }
 
     /// `ln Σ exp(scale · s)` from complete sums.
     pub fn lse(&self, k: &mut Builder) -> Vec<F32> {
-        let of_row = |(&sum, &row_max): (&F32, &F32)| {
-            // A sum of 0 gives −∞.
-            let log = k.lg2(sum);
-            let log = k.add(log, row_max);
-            k.mul(log, std::f32::consts::LN_2)
-        };
-        self.sum.iter().zip(&self.row_max).map(of_row).collect()
+        self.sum.iter().zip(&self.row_max).map(|(&sum, &row_max)| log_sum(k, sum, row_max)).collect()
     }
+}
+
+/// The factor that normalises a row of O, from a complete sum: 1 for a row that saw no key.
+pub(crate) fn inverse(k: &mut Builder, sum: F32) -> F32 {
+    let empty = k.setp_f(CmpOp::Eq, sum, 0.0f32);
+    let divisor = k.selp(1.0f32, sum, empty);
+    k.rcp(divisor)
+}
+
+/// `ln Σ exp(scale · s)` of a row from its complete sum and its row max. A sum of 0 gives −∞.
+pub(crate) fn log_sum(k: &mut Builder, sum: F32, row_max: F32) -> F32 {
+    let log = k.lg2(sum);
+    let log = k.add(log, row_max);
+    k.mul(log, std::f32::consts::LN_2)
 }

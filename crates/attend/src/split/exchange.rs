@@ -10,7 +10,7 @@
 use ptx::{Builder, CmpOp, F32, Guard, Pointer, R32, Shared, SpecialReg};
 use tile::{AccTile, Mbarriers, Threads, WARPGROUP_THREADS, divide};
 
-use crate::OnlineSoftmax;
+use crate::{OnlineSoftmax, Sinks};
 
 /// Bytes of four registers of every thread of a warpgroup.
 const VECTOR_BYTES: u32 = 16 * WARPGROUP_THREADS;
@@ -241,8 +241,14 @@ impl Exchange {
     }
 
     /// Waits for the messages of the other parts and merges them with the own share, normalised by the row
-    /// sums. Returns the merged softmax.
-    pub fn receive(&self, k: &mut Builder, softmax: OnlineSoftmax, own: &AccTile) -> OnlineSoftmax {
+    /// sums, to which the sinks are added. Returns the merged softmax.
+    pub fn receive(
+        &self,
+        k: &mut Builder,
+        softmax: OnlineSoftmax,
+        own: &AccTile,
+        sinks: Option<&Sinks>,
+    ) -> OnlineSoftmax {
         let barrier = self.barriers.index(k, self.place.warp);
         k.mbarrier_wait_parity_cluster(barrier, 0);
         let warpgroup = k.shr_u(self.place.warp, 2);
@@ -255,7 +261,7 @@ impl Exchange {
         parts.extend((0..slots).map(|slot| k.ld_vec(at_vector(messages, slot * vectors))));
         let mut joined = OnlineSoftmax { row_max: Vec::new(), sum: Vec::new(), ..softmax };
         let weights = joined.join(k, &parts);
-        let inverses = joined.inverses(k);
+        let inverses = joined.inverses(k, sinks);
         let weights: Vec<Vec<F32>> = weights
             .iter()
             .map(|rows| {

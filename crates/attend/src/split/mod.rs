@@ -3,8 +3,10 @@
 
 mod exchange;
 mod merge;
+mod partials;
 mod stream_k;
 
 pub use exchange::{Division, Exchange, Place};
 pub use merge::merge_bytes;
+pub use partials::Partials;
 pub use stream_k::StreamKMerge;

@@ -20,7 +20,7 @@ use ptx::{Builder, Half, Pred, R32};
 use tile::{AccTile, Accumulate, OperandTile, PingPong, Products, TileStream};
 
 use super::{Order, SharedProbs, Skips, Tiles, Walk};
-use crate::{Chains, Coverage, Masker, OnlineSoftmax, Softcap, SpeculativeMax};
+use crate::{Chains, Coverage, Masker, OnlineSoftmax, RowPrograms, Softcap, SpeculativeMax};
 
 /// Registers and rings of a consumer warpgroup.
 #[derive(Clone, Debug)]
@@ -69,6 +69,8 @@ pub struct MainLoop {
 pub struct TileRows<'a> {
     pub mask: &'a Masker,
     pub softmax: &'a OnlineSoftmax,
+    /// The score and mask programs, if there are any.
+    pub programs: Option<&'a RowPrograms<'a>>,
 }
 
 impl MainLoop {
@@ -116,8 +118,9 @@ impl MainLoop {
             self.issue_both(k); //                                     8–11  S = Q Kᵀ, beside O += P V
             self.wait_for_scores(k); //                                  12
             self.cap(k, s); //                                               S = tanh(S·c'), if capped
+            self.run_programs(k, s, (block, coverage), rows); //             S = score(S), if programs
             if let (Some(speculative), Coverage::Full) = (&self.speculative, coverage) {
-                return self.softmax_speculative(k, speculative, softmax);
+                return self.softmax_speculative(k, speculative, block, rows);
             }
             keys.release(k); //                                          15  for K
             self.hide(k, s, (block, coverage), rows); //                     S = −∞ where a row sees no key
@@ -194,6 +197,7 @@ impl MainLoop {
         rows: &TileRows,
     ) {
         self.cap(k, s);
+        self.run_programs(k, s, block, rows);
         self.hide(k, s, block, rows);
         rows.softmax.update_row_max(k, s, self.chains);
         let sums = rows.softmax.exponentials(k, s, self.chains);
@@ -246,6 +250,20 @@ impl MainLoop {
     pub(super) fn cap(&self, k: &mut Builder, s: &AccTile) {
         if let Some(softcap) = &self.softcap {
             softcap.apply(k, s);
+        }
+    }
+
+    /// Runs the score and mask programs, if there are any.
+    pub(super) fn run_programs(
+        &self,
+        k: &mut Builder,
+        s: &AccTile,
+        (block, coverage): (R32, Coverage),
+        rows: &TileRows,
+    ) {
+        if let Some(programs) = rows.programs {
+            let origin = k.mul(block, self.block_n);
+            programs.apply(k, s, origin, coverage);
         }
     }
 

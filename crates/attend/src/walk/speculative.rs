@@ -1,10 +1,10 @@
 //! Variant of the softmax of a full block: no row max is taken, and the block is recomputed if a score
 //! exceeds the stored row max by too much ([`SpeculativeMax`]).
 
-use ptx::Builder;
+use ptx::{Builder, R32};
 
-use super::main_loop::MainLoop;
-use crate::{OnlineSoftmax, SpeculativeMax};
+use super::main_loop::{MainLoop, TileRows};
+use crate::{Coverage, SpeculativeMax};
 
 impl MainLoop {
     /// The softmax of a block with the row max of earlier blocks. If a row of the warpgroup exceeds the limit
@@ -14,8 +14,10 @@ impl MainLoop {
         &self,
         k: &mut Builder,
         speculative: &SpeculativeMax,
-        softmax: &OnlineSoftmax,
+        block: R32,
+        rows: &TileRows,
     ) {
+        let softmax = rows.softmax;
         let MainLoop { half, keys, values, s, p, o, chains, .. } = self;
         let sums = softmax.speculative_exponentials(k, s, *chains); //   P = exp2(S·c − m), with an old m
         self.wait_for_output(k);
@@ -26,6 +28,7 @@ impl MainLoop {
             self.issue(k, |k| self.scores(k, s)); //                     S = Q Kᵀ, again
             k.wgmma_wait(0);
             self.cap(k, s);
+            self.run_programs(k, s, (block, Coverage::Full), rows);
             softmax.raise_row_max(k, s, *chains).apply(k, o); //         m = max(m, S·c); O, l rescaled
             let exact = softmax.exponentials(k, s, *chains); //          P = exp2(S·c − m)
             for (&sum, &exact) in sums.iter().zip(&exact) {

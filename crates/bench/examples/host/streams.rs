@@ -243,6 +243,7 @@ fn tensor_map(gpu: &Gpu) -> Outcome<String> {
         box_extents: vec![64, 128, 1],
         swizzle: Swizzle::Bytes128,
         l2_promotion: L2Promotion::default(),
+        wraps: false,
     };
     let smaller = TensorMapSpec { box_extents: vec![64, 64, 1], ..spec.clone() };
     ensure(

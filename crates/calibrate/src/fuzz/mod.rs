@@ -92,12 +92,13 @@ pub fn execute(case: &Case) -> Outcome {
         grid_limit: BUDGET,
         ..Settings::quick()
     };
-    let study = match study(bound, Some(case.ptx.clone()), &settings, &[machine::L4, machine::H200], None) {
-        Ok(study) => study,
-        Err(error @ (GateError::Launch(_) | GateError::Oracle(_) | GateError::Other(_))) => {
-            return outcome(Stage::NotLaunched, &error.to_string());
-        }
-    };
+    let study =
+        match study(bound, Some(case.ptx.clone().into()), &settings, &[machine::L4, machine::H200], None) {
+            Ok(study) => study,
+            Err(error @ (GateError::Launch(_) | GateError::Oracle(_) | GateError::Other(_))) => {
+                return outcome(Stage::NotLaunched, &error.to_string());
+            }
+        };
     let findings = serde_json::to_value(&study.findings).unwrap_or_default();
     let json = study.check.json(&findings).to_string();
     assert!(!json.is_empty());

@@ -97,7 +97,7 @@ impl Suspect {
                 return making.done();
             }
         };
-        let count = |fault| kernels.first().map_or(0, |right| sites(&right.kernel, fault));
+        let count = |fault| kernels.first().map_or(0, |right| sites_of(right, fault));
         let places = |fault, step| (0..count(fault)).step_by(step).map(move |site| (fault, site));
         let needed = |&(fault, site): &(Fault, usize)| {
             !UNSEEN.iter().any(|known| (known.0, known.1, known.2) == (self.name, fault, site))
@@ -149,14 +149,30 @@ fn fitting(fault: Fault) -> &'static [&'static str] {
     }
 }
 
-/// The reason of the first kernel that the gate rejects; `None` when all pass.
-fn refusal(kernels: &[Bound], fault: Fault, site: usize) -> Option<String> {
-    kernels.iter().find_map(|right| {
-        let kernel = mutant(&right.kernel, fault, site)?;
-        match check_kernel(&Bound { kernel, ..right.clone() }, &settings()) {
-            Ok(check) => (check.verdict == Verdict::Failed).then(|| check.reasons.join("; ")),
-            Err(error) => Some(error.to_string()),
+/// Number of sites of a fault in all kernels of a program.
+fn sites_of(right: &Bound, fault: Fault) -> usize {
+    right.steps().map(|kernel| sites(kernel, fault)).sum()
+}
+
+/// The program with the fault at this site, counted through its kernels in launch order.
+fn mutated(right: &Bound, fault: Fault, mut site: usize) -> Option<Bound> {
+    let mut changed = right.clone();
+    for kernel in changed.steps_mut() {
+        let count = sites(kernel, fault);
+        if site < count {
+            *kernel = mutant(kernel, fault, site)?;
+            break;
         }
+        site -= count;
+    }
+    Some(changed)
+}
+
+/// The reason of the first program that the gate rejects; `None` when all pass.
+fn refusal(kernels: &[Bound], fault: Fault, site: usize) -> Option<String> {
+    kernels.iter().find_map(|right| match check_kernel(&mutated(right, fault, site)?, &settings()) {
+        Ok(check) => (check.verdict == Verdict::Failed).then(|| check.reasons.join("; ")),
+        Err(error) => Some(error.to_string()),
     })
 }
 
@@ -240,6 +256,7 @@ fn wgmma() -> Vec<Suspect> {
         tail: Tail::Whole,
         tile_order: TileOrder::InOrder,
         section_mib: 32,
+        tanh: attend::Tanh::Exp2,
     };
     let overlapped = WgmmaPlan { tiles: Tiles::Overlapped, rescale: guessing, ..plain.clone() };
     let sums = WgmmaPlan { sums: Sums::Product, rescale: guessing, ..plain.clone() };
@@ -285,6 +302,7 @@ fn small() -> Vec<Suspect> {
         store: RowStore::Chunks,
         overlapping: false,
         resident_ctas: 1,
+        tanh: attend::Tanh::Exp2,
     };
     let streams = SmallPlan {
         stages: 2,
@@ -350,7 +368,7 @@ mod tests {
             let kernels = suspect.kernels.unwrap_or_else(|error| panic!("{}: {error}", suspect.name));
             let counts: Vec<_> = kernels
                 .iter()
-                .map(|right| order().map(|fault| sites(&right.kernel, fault)).collect::<Vec<_>>())
+                .map(|right| order().map(|fault| sites_of(right, fault)).collect::<Vec<_>>())
                 .collect();
             assert!(counts.windows(2).all(|pair| pair[0] == pair[1]), "{}: {counts:?}", suspect.name);
         }

@@ -76,6 +76,7 @@ fn mma() -> Vec<(&'static str, Value)> {
         ("rescaled early", json!({ "rescale": { "beyond": 2 } })),
         ("heads first", json!({ "tile_order": "heads_first" })),
         ("rows first", json!({ "tile_order": "rows_first" })),
+        ("keys divided over three CTAs", json!({ "splits": 3 })),
         ("four warps on one row tile", json!({ "block_m": 16, "warps": 4, "kv_warps": 4 })),
     ]
 }

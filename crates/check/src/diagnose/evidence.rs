@@ -1,11 +1,16 @@
 //! The evidence of a diagnosis: instructions with their counters, and the prediction.
 
+use std::collections::{BTreeMap, BTreeSet};
+
 use emu::trace::CtaTrace;
 use emu::{Counter, Counters};
 use predict::resources::Resources;
 use predict::{Cause, Prediction};
 use ptx::{Instruction, Kernel, Op, Statement};
 use serde::Serialize;
+
+use super::show_lines;
+use crate::sources::{SourceRange, Sources};
 
 /// A PTX instruction with its counters.
 #[derive(Clone, Copy, Debug)]
@@ -16,6 +21,10 @@ pub struct Executed<'a> {
     pub warps: u32,
     /// Issues by the warp that issues it most often, in the recorded CTAs.
     pub busiest: u64,
+    /// Whether it moves data for other warps: the warps that issue it issue bulk copies or use mbarriers
+    /// without the others, and compute nothing there, as the producer of a warp-specialised kernel. Also the
+    /// branch that repeats a wait on an mbarrier. Other lanes could take no share of it.
+    pub feeds: bool,
 }
 
 impl Executed<'_> {
@@ -30,9 +39,13 @@ pub struct Evidence<'a> {
     pub executed: Vec<Executed<'a>>,
     pub kernel: &'a Kernel,
     pub counters: &'a Counters,
+    /// Warps of a CTA that compute: all warps unless the kernel is warp-specialised.
+    pub working_warps: u32,
     pub prediction: Option<&'a Prediction>,
     /// Registers and spills.
     pub resources: Option<&'a Resources>,
+    /// The source lines behind the PTX lines.
+    sources: Option<&'a Sources>,
 }
 
 /// The cost of one line, for heat maps and listings.
@@ -50,6 +63,33 @@ pub struct LineCost {
     pub sectors: f64,
 }
 
+impl LineCost {
+    fn new(line: u32, counter: &Counter, all_issues: f64) -> LineCost {
+        LineCost {
+            line,
+            issues: counter.issues,
+            share: counter.issues as f64 / all_issues,
+            lanes: counter.lanes as f64 / counter.issues.max(1) as f64,
+            conflicts: counter.conflict_degree(),
+            sectors: counter.global_sectors as f64 / counter.global_accesses.max(1) as f64,
+        }
+    }
+}
+
+/// The cost of one source line, over all PTX lines that were compiled from it.
+#[derive(Clone, Debug, PartialEq)]
+pub struct SourceCost {
+    pub file: String,
+    /// The text of the line; `None` if the file cannot be read.
+    pub text: Option<String>,
+    /// The PTX lines.
+    pub ptx_lines: Vec<u32>,
+    /// The cost; its `line` is the line in the file.
+    pub cost: LineCost,
+    /// The counts behind the cost.
+    pub counter: Counter,
+}
+
 impl<'a> Evidence<'a> {
     /// Joins the counters with their instructions.
     pub fn new(
@@ -65,20 +105,34 @@ impl<'a> Evidence<'a> {
             Statement::Label(_) | Statement::Pragma(_) => None,
         });
         let by_warp = issues_by_warp(traces, counters.instructions.len());
+        let instructions: Vec<(&Instruction, &Counter)> = instructions.zip(&counters.instructions).collect();
+        let teams: Vec<Vec<usize>> = (0..instructions.len()).map(|pc| team(&by_warp, pc)).collect();
+        let producers = producers(&instructions, &teams);
         let executed = instructions
-            .zip(&counters.instructions)
+            .iter()
+            .zip(&teams)
             .enumerate()
-            .filter(|(_, (_, counter))| counter.issues > 0)
-            .map(|(pc, (inst, counter))| {
-                let issues = by_warp.get(pc).map_or(&[][..], |w| w);
-                let busiest = issues.iter().copied().max().unwrap_or(0);
-                // A warp with at least a tenth of the busiest warp's issues counts as participating.
-                let part = issues.iter().filter(|&&n| n * 10 > busiest).count() as u32;
-                let warps = if busiest == 0 { counters.warps } else { part };
-                Executed { inst, counter, warps, busiest }
+            .filter(|(_, ((_, counter), _))| counter.issues > 0)
+            .map(|(pc, (&(inst, counter), team))| {
+                let busiest = by_warp.get(pc).and_then(|issues| issues.iter().copied().max()).unwrap_or(0);
+                let warps = if busiest == 0 { counters.warps } else { team.len() as u32 };
+                let feeds = producers.contains(team) || repeats_wait(&instructions, pc);
+                Executed { inst, counter, warps, busiest, feeds }
             })
             .collect();
-        Evidence { executed, kernel, counters, prediction, resources }
+        let working_warps = match producers.is_empty() {
+            true => counters.warps,
+            false => {
+                let computing = instructions.iter().zip(&teams).filter(|((_, counter), _)| computes(counter));
+                computing.flat_map(|(_, team)| team).collect::<BTreeSet<_>>().len() as u32
+            }
+        };
+        Evidence { executed, kernel, counters, working_warps, prediction, resources, sources: None }
+    }
+
+    /// Lets the findings name source lines where the PTX has line information.
+    pub fn in_sources(self, sources: &'a Sources) -> Evidence<'a> {
+        Evidence { sources: Some(sources).filter(|sources| !sources.is_empty()), ..self }
     }
 
     /// Issue slots of the whole grid, at least 1.
@@ -131,19 +185,87 @@ impl<'a> Evidence<'a> {
         ranges.into_iter().map(|(range, _)| range).collect()
     }
 
-    /// The cost of every executed line.
+    /// Line ranges for display: source lines with the PTX lines in brackets, or PTX lines alone.
+    pub fn show(&self, lines: &[(u32, u32)]) -> String {
+        let ptx = show_lines(lines);
+        let within = |line: &u32| lines.iter().take(4).any(|&(first, last)| (first..=last).contains(line));
+        let executed = self.executed.iter().map(|e| e.inst.line).filter(within);
+        let ranges = self.sources.map_or(Vec::new(), |sources| sources.ranges(executed));
+        match ranges.is_empty() {
+            true => format!("lines {ptx}"),
+            false => format!("{} (PTX {ptx})", ptx::quote::list(ranges.iter().map(SourceRange::to_string))),
+        }
+    }
+
+    /// One line for display, as [`Evidence::show`] does it.
+    pub fn show_line(&self, line: u32) -> String {
+        match self.sources.and_then(|sources| sources.line(line)) {
+            Some(source) => format!("{} (PTX {line})", source.name()),
+            None => format!("line {line}"),
+        }
+    }
+
+    /// The cost of every executed PTX line.
     pub fn line_costs(&self) -> Vec<LineCost> {
         let total = self.issues();
-        let cost = |e: &Executed| LineCost {
-            line: e.inst.line,
-            issues: e.counter.issues,
-            share: e.counter.issues as f64 / total,
-            lanes: e.lanes(),
-            conflicts: e.counter.conflict_degree(),
-            sectors: e.counter.global_sectors as f64 / e.counter.global_accesses.max(1) as f64,
-        };
-        self.executed.iter().map(cost).collect()
+        self.executed.iter().map(|e| LineCost::new(e.inst.line, e.counter, total)).collect()
     }
+
+    /// The cost of every source line that was executed, in the order of files and lines. Empty without line
+    /// information.
+    pub fn source_costs(&self) -> Vec<SourceCost> {
+        let Some(sources) = self.sources else { return Vec::new() };
+        let mut lines: BTreeMap<(String, u32), (Option<String>, Vec<u32>, Counter)> = BTreeMap::new();
+        for e in &self.executed {
+            let Some(source) = sources.line(e.inst.line) else { continue };
+            let (_, ptx_lines, counter) = lines
+                .entry((source.file, source.line))
+                .or_insert_with(|| (source.text, Vec::new(), Counter::default()));
+            ptx_lines.push(e.inst.line);
+            counter.add(e.counter);
+        }
+        let total = self.issues();
+        let cost = |((file, line), (text, ptx_lines, counter))| {
+            let cost = LineCost::new(line, &counter, total);
+            SourceCost { file, text, ptx_lines, cost, counter }
+        };
+        lines.into_iter().map(cost).collect()
+    }
+}
+
+/// The warps that take part in an instruction: those with at least a tenth of the busiest warp's issues.
+fn team(by_warp: &[Vec<u64>], pc: usize) -> Vec<usize> {
+    let issues = by_warp.get(pc).map_or(&[][..], |issues| issues);
+    let busiest = issues.iter().copied().max().unwrap_or(0);
+    (0..issues.len()).filter(|&warp| issues[warp] * 10 > busiest).collect()
+}
+
+/// Whether an instruction is the branch back to the wait on an mbarrier that stands before it.
+fn repeats_wait(instructions: &[(&Instruction, &Counter)], pc: usize) -> bool {
+    let before = pc.checked_sub(1).map(|before| instructions[before].0.op);
+    matches!(instructions[pc].0.op, Op::Bra { .. }) && matches!(before, Some(Op::Mbarrier(_)))
+}
+
+fn computes(counter: &Counter) -> bool {
+    counter.flop + counter.special + counter.tensor_flop > 0
+}
+
+/// The teams of warps that only move data: they issue bulk copies or wait on mbarriers without the other
+/// warps, and compute nothing without them.
+fn producers(instructions: &[(&Instruction, &Counter)], teams: &[Vec<usize>]) -> BTreeSet<Vec<usize>> {
+    let all: BTreeSet<usize> = teams.iter().flatten().copied().collect();
+    let with = |select: &dyn Fn(&Op, &Counter) -> bool| -> BTreeSet<&Vec<usize>> {
+        let picked = instructions.iter().zip(teams).filter(|((inst, counter), _)| select(&inst.op, counter));
+        picked.map(|(_, team)| team).filter(|team| !team.is_empty() && team.len() < all.len()).collect()
+    };
+    let moving = with(&|op, _| match op {
+        Op::CpAsyncBulk(_) | Op::CpReduceAsyncBulk(_) => true,
+        Op::CpAsyncBulkTensor(_) | Op::CpReduceAsyncBulkTensor(_) => true,
+        Op::Mbarrier(_) => true,
+        _ => false,
+    });
+    let computing = with(&|_, counter| computes(counter));
+    moving.difference(&computing).map(|&team| team.clone()).collect()
 }
 
 fn issues_by_warp(traces: &[CtaTrace], instructions: usize) -> Vec<Vec<u64>> {

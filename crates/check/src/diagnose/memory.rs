@@ -4,7 +4,7 @@ use predict::Cause;
 use ptx::{Access, Op, Space};
 
 use super::evidence::{Evidence, Executed};
-use super::{Finding, amdahl, show_lines};
+use super::{Finding, amdahl};
 
 const SHARED: [Cause; 2] = [Cause::SharedBandwidth, Cause::SharedLatency];
 const GLOBAL: [Cause; 5] = [Cause::L1, Cause::L2, Cause::L2Bandwidth, Cause::Dram, Cause::DramBandwidth];
@@ -25,11 +25,11 @@ pub(super) fn bank_conflicts(evidence: &Evidence) -> Option<Finding> {
     Some(Finding {
         name: "bank conflicts",
         evidence: format!(
-            "{:.0} % of the passes over shared memory are conflicts, {:.0}-way at line {}; lines {}",
+            "{:.0} % of the passes over shared memory are conflicts, {:.0}-way at {}; {}",
             100.0 * wasted,
             worst.counter.conflict_degree(),
-            worst.inst.line,
-            show_lines(&lines)
+            evidence.show_line(worst.inst.line),
+            evidence.show(&lines)
         ),
         lines,
         share,
@@ -52,11 +52,11 @@ pub(super) fn uncoalesced(evidence: &Evidence) -> Option<Finding> {
     Some(Finding {
         name: "uncoalesced global accesses",
         evidence: format!(
-            "line {} touches {:.0} sectors of 32 bytes an access and uses {:.0} % of them; lines {}",
-            worst.inst.line,
+            "{} touches {:.0} sectors of 32 bytes an access and uses {:.0} % of them; {}",
+            evidence.show_line(worst.inst.line),
             worst.counter.global_sectors as f64 / worst.counter.global_accesses.max(1) as f64,
             100.0 * used(worst),
-            show_lines(&lines)
+            evidence.show(&lines)
         ),
         lines,
         share,
@@ -79,10 +79,10 @@ pub(super) fn scalar_accesses(evidence: &Evidence) -> Option<Finding> {
     Some(Finding {
         name: "scalar global accesses",
         evidence: format!(
-            "{bytes} bytes a lane at line {}, where one instruction moves 16; {:.0} % of the critical path, lines {}",
-            widest.inst.line,
+            "{bytes} bytes a lane at {}, where one instruction moves 16; {:.0} % of the critical path, {}",
+            evidence.show_line(widest.inst.line),
             100.0 * share,
-            show_lines(&lines)
+            evidence.show(&lines)
         ),
         lines,
         share,
@@ -111,10 +111,10 @@ pub(super) fn local_memory(evidence: &Evidence) -> Option<Finding> {
         name: if lines.is_empty() { "register spills" } else { LOCAL_MEMORY },
         evidence: format!(
             "{stack} bytes of local memory a thread, {spills} bytes of spill code; {} moved to and from it, {:.0} % of \
-             what L1 asks of L2, lines {}",
+             what L1 asks of L2, {}",
             size(moved as f64),
             100.0 * misses,
-            if lines.is_empty() { "chosen by ptxas".to_owned() } else { show_lines(&lines) }
+            if lines.is_empty() { "lines chosen by ptxas".to_owned() } else { evidence.show(&lines) }
         ),
         lines,
         share,

@@ -7,7 +7,9 @@ mod work;
 
 use serde::Serialize;
 
-pub use evidence::{Evidence, LineCost};
+pub use work::SMALL_GRID;
+
+pub use evidence::{Evidence, Executed, LineCost, SourceCost};
 
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Finding {

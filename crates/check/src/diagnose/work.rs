@@ -5,14 +5,14 @@ use predict::resources::Limiter;
 use ptx::{BinaryOp, Op, TernaryOp, Type, UnaryOp};
 
 use super::evidence::{Evidence, Executed};
-use super::{Finding, amdahl, show_lines};
+use super::{Finding, amdahl};
 
 /// Mean active lanes up to which an instruction counts as serial.
 const SERIAL_LANES: f64 = 1.5;
 
 fn is_serial(e: &Executed, evidence: &Evidence) -> bool {
     let cta_wide = evidence.counters.warps > 1 && e.warps <= 1;
-    e.lanes() <= SERIAL_LANES && (cta_wide || evidence.counters.warps == 1)
+    !e.feeds && e.lanes() <= SERIAL_LANES && (cta_wide || evidence.counters.warps == 1)
 }
 
 /// One thread works while the rest of the CTA waits.
@@ -30,11 +30,11 @@ pub(super) fn serial_section(evidence: &Evidence) -> Option<Finding> {
     (!lines.is_empty()).then(|| Finding {
         name: if reduces { "serial reduction" } else { "serial section" },
         evidence: format!(
-            "1 of {} lanes active in {:.0} % of the critical path ({:.0} % of issue slots), lines {}",
+            "1 of {} lanes active in {:.0} % of the critical path ({:.0} % of issue slots), {}",
             evidence.threads(),
             100.0 * share,
             100.0 * slots / evidence.issues(),
-            show_lines(&lines)
+            evidence.show(&lines)
         ),
         lines,
         share,
@@ -45,19 +45,19 @@ pub(super) fn serial_section(evidence: &Evidence) -> Option<Finding> {
 
 /// Some warps work with full lanes while the others wait: `for (row = tid; row < 32; …)` in a CTA of 128.
 pub(super) fn idle_warps(evidence: &Evidence) -> Option<Finding> {
-    let warps = evidence.counters.warps;
-    let idle = |e: &Executed| warps > 1 && 2 * e.warps <= warps && !is_serial(e, evidence);
+    let warps = evidence.working_warps;
+    let idle = |e: &Executed| !e.feeds && warps > 1 && 2 * e.warps <= warps && !is_serial(e, evidence);
     let share = evidence.critical_share(idle);
     let lines = evidence.lines(idle);
     let heaviest = evidence.executed.iter().filter(|e| idle(e)).max_by_key(|e| e.busiest)?;
     Some(Finding {
         name: "idle warps",
         evidence: format!(
-            "{} of {warps} warps work in {:.0} % of the critical path, lines {}: as with `row = tid` \
+            "{} of {warps} warps work in {:.0} % of the critical path, {}: as with `row = tid` \
              and fewer rows than threads",
             heaviest.warps,
             100.0 * share,
-            show_lines(&lines)
+            evidence.show(&lines)
         ),
         lines,
         share,
@@ -68,7 +68,7 @@ pub(super) fn idle_warps(evidence: &Evidence) -> Option<Finding> {
 
 /// Warps with most lanes masked off.
 pub(super) fn idle_lanes(evidence: &Evidence) -> Option<Finding> {
-    let idle = |e: &Executed| e.lanes() < 20.0 && !is_serial(e, evidence);
+    let idle = |e: &Executed| !e.feeds && e.lanes() < 20.0 && !is_serial(e, evidence);
     let share = evidence.critical_share(idle);
     let (mut lanes, mut issues) = (0.0, 0.0);
     for e in evidence.executed.iter().filter(|e| idle(e)) {
@@ -80,9 +80,9 @@ pub(super) fn idle_lanes(evidence: &Evidence) -> Option<Finding> {
     (!lines.is_empty()).then(|| Finding {
         name: "idle lanes",
         evidence: format!(
-            "{mean:.1} of 32 lanes active in {:.0} % of the critical path, lines {}",
+            "{mean:.1} of 32 lanes active in {:.0} % of the critical path, {}",
             100.0 * share,
-            show_lines(&lines)
+            evidence.show(&lines)
         ),
         lines,
         share,
@@ -119,10 +119,10 @@ pub(super) fn tensor_cores_unused(evidence: &Evidence) -> Option<Finding> {
         name: if fraction == 0.0 { "tensor cores unused" } else { "tensor cores hardly used" },
         evidence: format!(
             "tensor cores do {:.0} % of the multiply-adds; scalar products and the loads that feed them take {:.0} % of the \
-             critical path, lines {}",
+             critical path, {}",
             100.0 * fraction,
             100.0 * share,
-            show_lines(&lines)
+            evidence.show(&lines)
         ),
         lines,
         share,
@@ -131,12 +131,18 @@ pub(super) fn tensor_cores_unused(evidence: &Evidence) -> Option<Finding> {
     })
 }
 
-/// SMs without a CTA.
+/// The name of the finding that the grid is small.
+pub const SMALL_GRID: &str = "small grid";
+
+/// Share of the time of an empty kernel from which a launch counts as a test launch.
+const TINY_LAUNCH: f64 = 0.25;
+
+/// SMs without a CTA. A test launch has nothing to spread over SMs.
 pub(super) fn small_grid(evidence: &Evidence) -> Option<Finding> {
     let prediction = evidence.prediction?;
     let active = prediction.active_sms;
-    (active < 0.75).then(|| Finding {
-        name: "small grid",
+    (active < 0.75 && prediction.share(Cause::Launch) < TINY_LAUNCH).then(|| Finding {
+        name: SMALL_GRID,
         lines: Vec::new(),
         evidence: format!(
             "{} CTAs give work to {:.0} % of the {}'s multiprocessors",

@@ -58,6 +58,19 @@ impl Coverage {
         }
     }
 
+    /// The PTX line of each instruction and whether it was executed, in the order of the text.
+    pub fn lines(&self) -> impl Iterator<Item = (u32, bool)> {
+        self.instructions.iter().map(|&(_, line, executed)| (line, executed))
+    }
+
+    /// The number of executed instructions and their share, in words.
+    pub fn summary(&self) -> String {
+        let (executed, all) = self.counts();
+        // Rounded down, so that 99.97 % does not read as 100 %.
+        let percent = (10.0 * self.percent()).floor() / 10.0;
+        format!("{executed} of {all} instructions executed ({percent} %)")
+    }
+
     /// Line ranges of instructions that never ran. Neighbouring instructions are joined.
     pub fn missing(&self) -> Vec<(u32, u32)> {
         let mut ranges: Vec<(u32, u32)> = Vec::new();
@@ -85,10 +98,7 @@ impl Coverage {
 
 impl std::fmt::Display for Coverage {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let (executed, all) = self.counts();
-        // Rounded down, so that 99.97 % does not read as 100 %.
-        let percent = (10.0 * self.percent()).floor() / 10.0;
-        write!(f, "{executed} of {all} instructions executed ({percent} %)")?;
+        f.write_str(&self.summary())?;
         let ranges = self.missing();
         if ranges.is_empty() {
             return Ok(());

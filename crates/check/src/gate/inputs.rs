@@ -225,7 +225,10 @@ fn element(
         // Not under a mask: the matrix product multiplies a masked probability, 0, by the value, and 0 · ∞ is
         // NaN.
         (Style::NonFinite, Tensor::V)
-            if problem.band == Band::FULL && row == problem.seq_kv / 3 && d == 1 =>
+            if problem.band == Band::FULL
+                && problem.programs.mask.is_none()
+                && row == problem.seq_kv / 3
+                && d == 1 =>
         {
             f32::INFINITY
         }

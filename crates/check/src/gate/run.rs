@@ -160,12 +160,14 @@ pub fn check_watched(bound: &Bound, settings: &Settings, watch: &Watch) -> Resul
         };
         let traced = if index == 0 { settings.traced_ctas } else { 0 };
         run_once(bound, (style, seed), &options, traced, watch, &mut check)?;
-        if number + 1 == runs.len() && check.communicates && check.verdict == Verdict::Passed {
-            if let Some(feed) = Feed::draw(bound, style, seed)
-                && let Err(error) = residency::check(bound, &feed, &options, &mut check)
-            {
-                unfinished(error, watch, &mut check)?;
-            }
+        let last = number + 1 == runs.len();
+        if last
+            && check.communicates
+            && check.verdict == Verdict::Passed
+            && let Some(feed) = Feed::draw(bound, style, seed)
+            && let Err(error) = residency::check(bound, &feed, &options, &mut check)
+        {
+            unfinished(error, watch, &mut check)?;
         }
         if check.verdict != Verdict::Passed {
             break; // further runs would only repeat the finding

@@ -1,7 +1,10 @@
 //! Problems that make faulty kernels fail by shape, strides or mask. For values see
 //! [`Style`](super::inputs::Style).
 
-use problem::{Band, DType, Layout, Problem, Strides};
+use problem::program::library;
+use problem::{
+    Band, DType, Expr, Layout, Lengths, Problem, Program, Programs, SideLengths, Strides, Table, TableType,
+};
 
 /// A problem of the torture set with its difficulty.
 #[derive(Clone, Debug, PartialEq)]
@@ -43,7 +46,93 @@ pub fn problems(dtype: DType, head_dim: usize) -> Vec<Torture> {
         ("huge strides", spread(dense(9, 11))),
         ("padded rows", padded(dense(40, 50))),
     ];
-    set.into_iter().map(|(name, problem)| Torture { name, problem }).collect()
+    set.into_iter()
+        .chain(features(dtype, head_dim))
+        .map(|(name, problem)| Torture { name, problem })
+        .collect()
+}
+
+/// Uneven lengths, sinks, and score and mask programs.
+fn features(dtype: DType, head_dim: usize) -> Vec<(&'static str, Problem)> {
+    let layout = Layout::Bshd;
+    let base = |seq_q: usize, seq_kv: usize| {
+        Problem { batch: 3, heads_kv: 1, ..Problem::new(1, 2, seq_q, head_dim, dtype) }
+            .with_seq_kv(seq_kv, layout)
+    };
+    let packed = |rows| SideLengths { packed: Some(rows), used: false };
+    let used = SideLengths { packed: None, used: true };
+    let with = |problem: Problem, lengths: Lengths| Problem { lengths, ..problem };
+    let both = Lengths { q: packed(150), kv: packed(170), left_padded: false };
+    let kv_used = Lengths { kv: used, ..Lengths::EVEN };
+    let sink = |mut problem: Problem| {
+        problem.score.sink = true;
+        problem
+    };
+    let program = |problem: Problem, score: Option<Expr>, mask: Option<Expr>, tables: Vec<Table>| {
+        // Expressions of the library have the right types.
+        let compiled = |expr: Option<Expr>| expr.and_then(|expr| Program::new(&expr).ok());
+        let programs = Programs {
+            score: compiled(score),
+            mask: compiled(mask),
+            floats: vec![0.7],
+            ints: vec![5, 24],
+            tables,
+        };
+        Problem { programs, ..problem }
+    };
+    let slopes = || vec![Table { dtype: TableType::F32, extents: vec![3, 2], strides: vec![0, 1] }];
+    let one_per_pair = |dtype, rows: usize, keys: usize| {
+        // One table for all batch entries and heads.
+        let strides = vec![0, 0, keys as i64, 1];
+        vec![Table { dtype, extents: vec![3, 2, rows, keys], strides }]
+    };
+    let window = || library::window(library::int(0), library::int(1));
+    vec![
+        ("packed sequences", with(base(70, 90), both)),
+        ("packed sequences, causal", with(base(70, 90), both).with_band(Band::CAUSAL)),
+        ("packed sequences, top left", with(base(90, 70), both).with_band(Band::CAUSAL_TOP_LEFT)),
+        ("packed sequences, window, sink", sink(with(base(70, 90), both).with_band(Band::window(20, 3)))),
+        ("used keys", with(base(40, 130), kv_used)),
+        ("used keys, causal, left padding", {
+            let lengths = Lengths { left_padded: true, ..kv_used };
+            with(base(50, 100), lengths).with_band(Band::CAUSAL)
+        }),
+        ("used queries of packed sequences", {
+            let q = SideLengths { packed: Some(130), used: true };
+            with(base(60, 60), Lengths { q, kv: used, left_padded: false })
+        }),
+        ("sink", sink(base(67, 131))),
+        ("sink, causal, rows that see nothing", sink(base(101, 37).with_band(Band::CAUSAL))),
+        ("sink, softcap, window", sink(base(100, 100).with_band(Band::window(30, 0)).with_softcap(4.0))),
+        ("ALiBi, causal", program(base(67, 90), Some(library::alibi(0)), Some(library::causal()), slopes())),
+        ("additive bias", {
+            let bias = one_per_pair(TableType::Bf16, 67, 83);
+            program(base(67, 83), Some(library::bias(0)), None, bias)
+        }),
+        ("boolean mask, softcap", {
+            let mask = one_per_pair(TableType::U8, 50, 70);
+            program(base(50, 70).with_softcap(3.0), None, Some(library::mask_tensor(0)), mask)
+        }),
+        ("documents, causal", {
+            let of_position =
+                vec![Table { dtype: TableType::I32, extents: vec![3, 90], strides: vec![90, 1] }];
+            program(base(90, 90), None, Some(library::causal() & library::document(0)), of_position)
+        }),
+        ("chunks of packed sequences", {
+            program(with(base(70, 90), both), None, Some(library::chunk(library::int(1))), Vec::new())
+        }),
+        ("prefix and scaled score, window", {
+            let score = library::score() * library::float(0)
+                + library::key().binary(problem::program::BinaryOp::Rem, 3);
+            program(base(80, 80), Some(score), Some(window() | library::key().lt(4)), Vec::new())
+        }),
+        ("relative bias of each head, negative scale", {
+            let table = vec![Table::dense(TableType::F32, &[2, 160])];
+            let mut problem = program(base(80, 80), Some(library::relative_bias(0, 79)), None, table);
+            problem.score.scale = Some(-0.2);
+            problem
+        }),
+    ]
 }
 
 fn grouped(problem: Problem) -> Problem {

@@ -123,6 +123,7 @@ pub(super) fn map_of(
         box_extents: box_extents.into_iter().map(|n| u32::try_from(n).unwrap_or(u32::MAX)).collect(),
         swizzle,
         l2_promotion: L2Promotion::default(),
+        wraps: false,
     };
     Ok(MapSpec { target, map })
 }

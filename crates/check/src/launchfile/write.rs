@@ -62,7 +62,7 @@ impl Bound {
         else {
             return None;
         };
-        if map.l2_promotion != L2Promotion::default() {
+        if map.l2_promotion != L2Promotion::default() || map.wraps {
             return None;
         }
         let swizzle = match map.swizzle {

@@ -584,8 +584,11 @@ fake! {
             let Some((module, name)) = s.functions.get(&function).cloned() else { return INVALID_HANDLE };
             if !s.live.contains(&module) { return INVALID_HANDLE; }
             let stream = (*config).stream;
-            // The text before the body has one `.param` per parameter.
-            let head = s.modules[&module].split('{').next().unwrap_or("");
+            // The text between the entry's name and its body has one `.param` per parameter.
+            let text = s.modules[&module].as_str();
+            let named = |entry: &&str| entry.split(['(', ' ', '\n']).next() == Some(name.as_str());
+            let entry = text.split(".entry ").skip(1).find(named).unwrap_or(text);
+            let head = entry.split('{').next().unwrap_or("");
             let words = |param: &str| if param.contains("[128]") { 16 } else { 1 };
             let sizes: Vec<usize> = head.split(".param").skip(1).map(words).collect();
             let of = |(i, &words): (usize, &usize)| std::slice::from_raw_parts(*params.add(i), words).to_vec();

@@ -95,5 +95,6 @@ fn tensor_map(words: &[u64], (buffer, offset): (usize, u64)) -> TensorMapSpec {
         strides: words[7..6 + rank].to_vec(),
         box_extents: words[11..11 + rank].iter().map(|&n| n as u32).collect(),
         l2_promotion: L2Promotion::default(),
+        wraps: false,
     }
 }

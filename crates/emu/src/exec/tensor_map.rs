@@ -73,10 +73,11 @@ pub(super) fn pieces(spec: &TensorMapSpec, coordinates: &[i32], start: u64) -> V
     pieces
 }
 
-/// Offset in bytes from the tensor's start to a row of the box; `None` if the row is outside the tensor.
+/// Offset in bytes from the tensor's start to a row of the box, modulo 2^64; `None` if the row is outside the
+/// tensor.
 fn place_of(spec: &TensorMapSpec, coordinates: &[i32], row: u64) -> Option<u64> {
     let mut rest = row;
-    let mut place = 0;
+    let mut place = 0u64;
     for (dimension, coordinate) in coordinates.iter().enumerate() {
         let size = u64::from(spec.box_extents[dimension + 1]);
         let index = i64::from(*coordinate) + (rest % size) as i64;
@@ -84,7 +85,7 @@ fn place_of(spec: &TensorMapSpec, coordinates: &[i32], row: u64) -> Option<u64> 
         if index < 0 || index as u64 >= spec.extents[dimension + 1] {
             return None;
         }
-        place += index as u64 * spec.strides[dimension];
+        place = place.wrapping_add((index as u64).wrapping_mul(spec.strides[dimension]));
     }
     Some(place)
 }
@@ -122,6 +123,7 @@ mod tests {
             box_extents: boxes.to_vec(),
             swizzle,
             l2_promotion: L2Promotion::None,
+            wraps: false,
         }
     }
 
@@ -141,6 +143,22 @@ mod tests {
             third,
             Piece { shared: 3 * 128 + (5 ^ 3) * 16, global: 32 + 11 * 128 + 80, inside: (0, 16) }
         );
+    }
+
+    #[test]
+    fn coordinates_that_wrap_shift_the_rows() {
+        // Rows 3 and 4 of a tensor of 32-byte rows, as a sequence of two rows from row 3 on.
+        let spec = TensorMapSpec {
+            extents: vec![16, 1 << 30, 1 << 31, 1 << 31],
+            strides: vec![32, 32, (1 << 34) - 32],
+            wraps: true,
+            ..spec(&[16, 4], &[16, 4, 1, 1], Swizzle::None)
+        };
+        assert_eq!(spec.check(), Ok(()));
+        let pieces = pieces(&spec, &[0, (1 << 30) - 2, 3 + 2, 1 << 30], 1024);
+        let rows: Vec<_> = pieces.iter().step_by(2).map(|p| (p.global, p.inside)).collect();
+        assert_eq!(rows[..2], [(32 + 3 * 32, (0, 16)), (32 + 4 * 32, (0, 16))]);
+        assert!(rows[2..].iter().all(|(_, inside)| *inside == (0, 0)));
     }
 
     #[test]

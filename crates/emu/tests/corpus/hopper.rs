@@ -22,6 +22,7 @@ fn map(
         box_extents: vec![side, side],
         swizzle,
         l2_promotion: L2Promotion::default(),
+        wraps: false,
     }
 }
 

@@ -139,15 +139,15 @@ impl Bench {
             Candidate::Gpu(plan) => {
                 let (gpu, arch) = (self.gpu, &self.arch);
                 let basis = forecast::of_kernel(plan, problem, bound, resources, gpu, arch, times).ok()?;
-                let (findings, _) =
-                    study::diagnose_steps(&basis.bound, &basis.recorded, &basis.steps, resources);
-                Some((basis.prediction, json!(findings)))
+                let diagnosis =
+                    study::diagnose_steps(&basis.bound, &basis.recorded, &basis.steps, resources, None);
+                Some((basis.prediction, json!(diagnosis.findings)))
             }
             Candidate::Kernel(_) => {
                 let recorded = study::record(bound, forecast::SKETCHED * times).ok()?;
                 let steps = study::forecast_steps(bound, bound, &recorded, resources, self.gpu).ok()?;
-                let (findings, _) = study::diagnose_steps(bound, &recorded, &steps, resources);
-                Some((Prediction::in_a_row(&steps)?, json!(findings)))
+                let diagnosis = study::diagnose_steps(bound, &recorded, &steps, resources, None);
+                Some((Prediction::in_a_row(&steps)?, json!(diagnosis.findings)))
             }
             Candidate::Cpu(_) => None,
         }

@@ -162,7 +162,8 @@ impl Prepared {
         self.main.first.function.resources()
     }
 
-    /// The function of the first kernel and its launch arguments, to measure the overhead of [`Prepared::enqueue`].
+    /// The function of the first kernel and its launch arguments, to measure the overhead of
+    /// [`Prepared::enqueue`].
     pub fn parts(&self) -> (&Function, &Call) {
         (&self.main.first.function, &self.main.first.call)
     }
@@ -176,9 +177,9 @@ impl Prepared {
     /// kernel may be needed; the first such call compiles that kernel.
     ///
     /// Any number of streams and threads may enqueue at once. A plan that hands out tiles from a counter has
-    /// one counter per stream and per graph. A plan whose CTAs share tiles, or that splits the keys over CTAs,
-    /// also has scratch memory, up to tens of megabytes per stream and per graph. Both are reused when a graph is destroyed or the launches of a
-    /// stream are done; only the first four streams keep theirs.
+    /// one counter per stream and per graph. A plan whose CTAs share tiles, or divide the keys of a row
+    /// block, also has scratch memory, up to tens of megabytes per stream and per graph. Both are reused when
+    /// a graph is destroyed or the launches of a stream are done; only the first four streams keep theirs.
     ///
     /// One executable graph never runs concurrently with itself. But executable graphs that were instantiated
     /// from the same captured graph, its clones, and graphs that contain it share one counter and scratch. Do
@@ -315,8 +316,8 @@ impl Ready {
     }
 }
 
-/// Where each buffer of a program comes from, and the program's own memory. An error when it has a buffer that
-/// is neither among the `callers`' nor its own.
+/// Where each buffer of a program comes from, and the program's own memory. An error when it has a buffer
+/// that is neither among the `callers`' nor its own.
 fn sources(program: &Program, callers: &[Operand]) -> Result<(Vec<Source>, Layout), AttentionError> {
     let mut own = Layout::default();
     let source = |(&operand, buffer): (&Operand, &BufferSpec)| {

@@ -147,8 +147,9 @@ struct Source {
 #[derive(Debug)]
 struct Place {
     memory: Memory,
-    /// Held while all kernels of a program are enqueued, so that no launch of another thread on the same queue
-    /// comes between them and overwrites their temporaries. Counters need none: every launch leaves them at 0.
+    /// Held while all kernels of a program are enqueued, so that no launch of another thread on the same
+    /// queue comes between them and overwrites their temporaries. Counters need none: every launch leaves
+    /// them at 0.
     turn: Mutex<()>,
 }
 
@@ -370,4 +371,25 @@ impl Drop for Lease<'_> {
 
 fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Two buffers of equal size once had one place.
+    #[test]
+    fn buffers_of_a_program_do_not_overlap() {
+        let mut layout = Layout::default();
+        let buffers = [
+            (Purpose::Counter, 4),
+            (Purpose::Scratch, 1000),
+            (Purpose::Scratch, 1000),
+            (Purpose::Counter, 4),
+            (Purpose::Scratch, 0),
+        ];
+        let places = buffers.map(|(purpose, bytes)| layout.add(purpose, bytes));
+        assert_eq!(places, [(0, 0), (1, 0), (1, 1024), (0, 256), (1, 2048)]);
+        assert_eq!(layout.allocations, [(Purpose::Counter, 260), (Purpose::Scratch, 2048)]);
+    }
 }

@@ -1,6 +1,6 @@
 //! Parts of the launch contract that all forward families share: buffers, strides and scale.
 
-use attend::{After, KeyBand, Rescale, Softcap};
+use attend::{After, KeyBand, Rescale, Softcap, Tanh};
 use problem::{Band, Corner, DType, Problem, Strides, Tensor};
 use ptx::{Builder, Element, Global, Half, R32, R64, TensorMapPtr};
 use tile::{SwizzledTile, TensorRows};
@@ -8,6 +8,8 @@ use tile::{SwizzledTile, TensorRows};
 use crate::PlanError;
 use crate::contract::{Contract, origin};
 use crate::error::accept;
+use crate::genes::Gene;
+use crate::genes::Turn::To;
 
 /// Strides of a tensor map lie below this many bytes (CUDA Driver API, `cuTensorMapEncodeTiled`).
 const STRIDE_LIMIT: i64 = 1 << 40;
@@ -41,8 +43,11 @@ pub(crate) fn rescale_within(rescale: Rescale, dtype: DType) -> Rescale {
 }
 
 /// The canonical band for which kernels are emitted: without bounds that exclude no key, and aligned to the
-/// bottom right if both lengths are equal. Problems that differ only in the sizes of bounds share one kernel.
+/// bottom right if all lengths are equal. Problems that differ only in the sizes of bounds share one kernel.
 pub(crate) fn band(problem: &Problem) -> Band {
+    if !problem.lengths.is_even() {
+        return problem.band.simplified_up_to(problem.seq_q, problem.seq_kv);
+    }
     let band = problem.band.simplified(problem.seq_q, problem.seq_kv);
     if problem.seq_q == problem.seq_kv { band.aligned(Corner::BottomRight) } else { band }
 }
@@ -65,11 +70,26 @@ pub(crate) fn declare_softcap(
     k: &mut Builder,
     contract: &mut Contract<'_>,
     problem: &Problem,
+    tanh: Tanh,
 ) -> Option<Softcap> {
     let cap = problem.score.softcap?;
     let scale = f64::from(problem.softmax_scale()).abs();
-    let factor = 2.0 * std::f64::consts::LOG2_E * scale / f64::from(cap);
-    Some(Softcap { factor: contract.f32(k, "softcap_factor", factor as f32) })
+    let factor = tanh.argument_factor() * scale / f64::from(cap);
+    Some(Softcap { factor: contract.f32(k, "softcap_factor", factor as f32), tanh })
+}
+
+/// The instructions for the softcap where nothing was measured.
+pub(crate) fn default_tanh(problem: &Problem) -> Tanh {
+    match problem.dtype {
+        DType::Bf16 if problem.score.softcap.is_some() => Tanh::Approx,
+        _ => Tanh::Exp2,
+    }
+}
+
+/// The gene of the softcap's instructions, which has no effect without a cap.
+pub(crate) fn tanh_gene(problem: &Problem) -> Gene {
+    let values: &[&str] = if problem.score.softcap.is_some() { &["exp2", "approx"] } else { &[] };
+    Gene::new("tanh").searched(values.iter().copied()).curing(&[("mufu", To("approx"))])
 }
 
 /// Lengths that a family takes: sums of positions and bounds of a band stay below 2³¹.
@@ -136,11 +156,12 @@ pub(crate) fn row_of_output(
     let [batch, head, position] = at.map(|n| k.zext(n));
     let to = k.mad(batch, batch_bytes, out.base);
     let to = k.mad(head, head_bytes, to);
-    let row_bytes = stepped(problem.seq_q, problem.out.row);
+    let row_bytes = stepped(problem.extents(Tensor::Out)[2], problem.out.row);
     Global { base: k.mad(position, row_bytes, to), offset: out.offset }
 }
 
-/// Where the LSE of a row is, from its pointer and the rows of a head.
+/// Where the LSE of a row is, from its pointer and the rows of a head. For packed queries, `batch` is 0 and
+/// `position` the row of the packed tensor.
 pub(crate) fn lse_of_row(
     k: &mut Builder,
     problem: &Problem,
@@ -154,19 +175,24 @@ pub(crate) fn lse_of_row(
     Global { base: k.mad(index, 4, lse.base), offset: lse.offset }
 }
 
-/// The scale of the softmax input, which lies between −1 and 1 if logits are capped.
+/// The scale of the softmax input, which lies between −1 and 1 if logits are capped, and is the logit itself
+/// after a score program.
 fn softmax_factor(problem: &Problem) -> f64 {
+    if problem.programs.score.is_some() {
+        return 1.0;
+    }
     f64::from(problem.score.softcap.unwrap_or(problem.softmax_scale().abs()))
 }
 
 /// `|scale| · log2 e`, or 1 for a scale of 0, for which Q is cleared; `softcap · log2 e` where logits are
-/// capped.
+/// capped, and `log2 e` after a score program.
 pub(crate) fn factor(problem: &Problem) -> f32 {
     let scale = softmax_factor(problem);
     if scale == 0.0 { 1.0 } else { (scale * std::f64::consts::LOG2_E) as f32 }
 }
 
-/// `|scale| · log2 e`, or `softcap · log2 e` if logits are capped. A scale of zero is replaced by a factor so
+/// `|scale| · log2 e`, `softcap · log2 e` if logits are capped, or `log2 e` after a score program. A scale of
+/// zero is replaced by a factor so
 /// small that all scores have equal weight, while masked scores stay −∞.
 pub(crate) fn unsigned_factor(problem: &Problem) -> f32 {
     let scale = softmax_factor(problem);

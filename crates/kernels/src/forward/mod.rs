@@ -1,7 +1,9 @@
 //! Forward attention.
 
 pub(crate) mod contract;
+pub(crate) mod lengths;
 pub mod mma;
 pub(crate) mod packing;
+pub(crate) mod programs;
 pub mod small;
 pub mod wgmma;

@@ -9,9 +9,8 @@ use ptx::{
 };
 
 use super::RungPlan;
-use crate::Program;
 use crate::contract::Contract;
-use crate::{Arch, PlanError};
+use crate::{Arch, PlanError, Program};
 
 /// Head dimension, a constant in the seeds' kernels.
 pub(super) const DIM: u32 = 64;

@@ -19,8 +19,7 @@ use super::common::{
     self, ALIGN, Array, Cta, DIM, KEYS, Math, ROW_BYTES, Tile, dot_with_global, load_half, scale_in_place,
     serial_max, serial_sum, store_half, weigh,
 };
-use crate::Arch;
-use crate::Program;
+use crate::{Arch, Program};
 
 const THREADS: u32 = 128;
 const MATH: Math = Math::Accurate;

@@ -33,8 +33,7 @@ use problem::{Band, Problem};
 use ptx::Violations;
 use serde::{Deserialize, Serialize};
 
-use crate::Program;
-use crate::{Arch, PlanError};
+use crate::{Arch, PlanError, Program};
 
 /// A rung: the whole plan of a kernel without genes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]

@@ -18,8 +18,7 @@ use ptx::{Builder, CmpOp, F32, Pred, Shared, Violations};
 use super::RungPlan;
 use super::common::{self, Array, Cta, shuffle_down};
 use super::phase1::{self, MATH, ROWS, Reduced, THREADS, Turn};
-use crate::Arch;
-use crate::Program;
+use crate::{Arch, Program};
 
 pub(super) fn emit(problem: &Problem, arch: &Arch) -> Result<Program, Violations> {
     common::kernel(problem, arch, RungPlan::NanReduction, ROWS, THREADS, |k, cta| {

@@ -22,8 +22,7 @@ use super::RungPlan;
 use super::common::{
     self, ALIGN, Array, Cta, DIM, KEYS, Math, ROW_BYTES, serial_max, serial_sum, store_half, weigh,
 };
-use crate::Arch;
-use crate::Program;
+use crate::{Arch, Program};
 
 const ROWS: u32 = 32;
 const THREADS: u32 = 128;

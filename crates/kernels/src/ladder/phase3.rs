@@ -21,8 +21,7 @@ use super::common::{
     self, ALIGN, Array, Cta, DIM, KEYS, Math, ROW_BYTES, TILE_BYTES, Tile, add_in_place, load_half,
     scale_in_place, serial_max, serial_sum, store_half, weigh,
 };
-use crate::Arch;
-use crate::Program;
+use crate::{Arch, Program};
 
 /// Query rows of a CTA (`BLOCK_M`).
 pub(super) const ROWS: u32 = 32;

@@ -19,8 +19,7 @@ use ptx::{Builder, CmpOp, F32, Global, Pred, R32, Shared, Violations};
 use super::RungPlan;
 use super::common::{self, Array, DIM, Math, Tile, shuffle_down};
 use super::phase3::{ROWS, Reduced, Row, Rows, THREADS};
-use crate::Arch;
-use crate::Program;
+use crate::{Arch, Program};
 
 /// Whether a barrier separates the writer of the scores from their readers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -24,8 +24,7 @@ use super::common::{
     self, ALIGN, Array, Cta, DIM, KEYS, Math, ROW_BYTES, TILE_BYTES, Tile, add_in_place, load_half,
     scale_in_place, store_half,
 };
-use crate::Arch;
-use crate::Program;
+use crate::{Arch, Program};
 
 const ROWS: u32 = 32;
 const THREADS: u32 = 256;

@@ -20,9 +20,8 @@ use ptx::{
 
 use super::common::ALIGN;
 use super::{RungPlan, common};
-use crate::Arch;
-use crate::Program;
 use crate::contract::Contract;
+use crate::{Arch, Program};
 
 /// Query rows of a CTA.
 pub(super) const ROWS: u32 = 32;

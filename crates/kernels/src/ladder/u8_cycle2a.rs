@@ -13,8 +13,7 @@ use ptx::{Builder, F32, Pointer, R32, Shared, Violations};
 use super::RungPlan;
 use super::common::ALIGN;
 use super::u8_common::{self, Cta, KEYS, ROWS, Tile, Tiles, load_decoded};
-use crate::Arch;
-use crate::Program;
+use crate::{Arch, Program};
 
 /// Elements from row to row.
 const PITCH: u32 = 72;

@@ -16,8 +16,7 @@ use super::RungPlan;
 use super::common::{load_half, store_half};
 use super::u8_common::{self, Cta, DIM, KEYS, ROWS, THREADS, Tile, Tiles, decode, load_code};
 use super::u8_stage_a::Tables;
-use crate::Arch;
-use crate::Program;
+use crate::{Arch, Program};
 
 /// Elements from row to row.
 const PITCH: u32 = 80;

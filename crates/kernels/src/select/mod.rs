@@ -122,7 +122,14 @@ fn from(
             return Ok(Choice { plan, source, why });
         }
     }
-    why.push("chosen: the family's default".to_owned());
+    why.push(match &default {
+        Plan::Mma(plan) if plan.splits > 1 => format!(
+            "chosen: the family's default, which divides the keys of each row block over {} CTAs: rows are \
+             few and keys many",
+            plan.splits
+        ),
+        _ => "chosen: the family's default".to_owned(),
+    });
     Ok(Choice { plan: default, source: Source::Default, why })
 }
 

@@ -28,5 +28,6 @@ pub fn plain() -> SmallPlan {
         store: RowStore::Pairs,
         overlapping: false,
         resident_ctas: 1,
+        tanh: attend::Tanh::Exp2,
     }
 }

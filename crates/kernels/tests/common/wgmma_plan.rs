@@ -30,5 +30,6 @@ pub fn plain() -> WgmmaPlan {
         tail: Tail::Whole,
         tile_order: TileOrder::InOrder,
         section_mib: 32,
+        tanh: attend::Tanh::Exp2,
     }
 }

@@ -96,6 +96,10 @@ fn rectangle(mask: Band) -> Problem {
     problem.with_seq_kv(170, Layout::Bshd).with_lse(true)
 }
 
+fn capped() -> Problem {
+    rectangle(Band::CAUSAL).with_softcap(3.0)
+}
+
 fn full() -> Problem {
     rectangle(Band::FULL)
 }

@@ -4,7 +4,7 @@ use attend::{Order, Rescale};
 use flashcore_kernels::forward::mma::{Grid, MmaPlan, QueryHome};
 use tile::CopyMode;
 
-use crate::{Line, causal, full};
+use crate::{Line, capped, causal, full};
 
 /// Each gene at its simplest value.
 pub fn plain() -> MmaPlan {
@@ -13,6 +13,7 @@ pub fn plain() -> MmaPlan {
         block_n: 64,
         warps: 4,
         kv_warps: 1,
+        splits: 1,
         stages: 2,
         products: Order::InTurn,
         resident_ctas: None,
@@ -20,6 +21,7 @@ pub fn plain() -> MmaPlan {
         rescale: Rescale::Always,
         copy: CopyMode::Async16,
         tile_order: Grid::RowsFirst,
+        tanh: attend::Tanh::Exp2,
     }
 }
 
@@ -30,6 +32,7 @@ pub const TABLE: &[Line<MmaPlan>] = &[
     (causal, alone, |p| p.block_n = 48),
     (full, alone, |p| p.warps = 2),
     (causal, alone, |p| p.kv_warps = 2),
+    (causal, alone, |p| p.splits = 3),
     (full, alone, |p| p.stages = 1),
     (causal, alone, |p| p.stages = 3),
     (causal, alone, |p| p.products = Order::ScoresAhead),
@@ -39,4 +42,5 @@ pub const TABLE: &[Line<MmaPlan>] = &[
     (causal, alone, |p| p.rescale = Rescale::Beyond(0)),
     (causal, alone, |p| p.copy = CopyMode::Elements),
     (causal, alone, |p| p.tile_order = Grid::HeadsFirst),
+    (capped, alone, |p| p.tanh = attend::Tanh::Approx),
 ];

@@ -5,7 +5,7 @@ use flashcore_kernels::forward::small::{Merge, Requests, RowOrder, Scores, Small
 use problem::{Band, DType, Layout, Problem};
 use tile::{RowStore, Turns};
 
-use crate::{Line, causal, full, rectangle};
+use crate::{Line, capped, causal, full, rectangle};
 
 /// As many keys as one block holds.
 fn few_keys() -> Problem {
@@ -95,4 +95,5 @@ pub const TABLE: &[Line<SmallPlan>] = &[
     (few_keys, alone, |p| p.store = RowStore::Chunks),
     (few_keys, alone, |p| p.overlapping = true),
     (causal, crowded, |p| p.resident_ctas = 4),
+    (capped, streams, |p| p.tanh = attend::Tanh::Approx),
 ];

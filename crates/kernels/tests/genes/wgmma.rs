@@ -5,7 +5,7 @@ use flashcore_kernels::forward::wgmma::{Diagonal, Ends, Probabilities, Rescaling
 use problem::{DType, Layout, Problem};
 use tile::{Handout, Tail, TileOrder, Turns};
 
-use crate::{Line, causal, full};
+use crate::{Line, capped, causal, full};
 
 /// Groups of heads that are packed.
 fn grouped() -> Problem {
@@ -87,4 +87,5 @@ pub const TABLE: &[Line<WgmmaPlan>] = &[
     (causal, alone, |p| p.tile_order = TileOrder::LongestFirst),
     (causal, alone, |p| p.tile_order = TileOrder::Strided),
     (many_heads, longest_first, |p| p.section_mib = 1),
+    (capped, alone, |p| p.tanh = attend::Tanh::Approx),
 ];

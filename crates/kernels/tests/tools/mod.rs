@@ -26,7 +26,7 @@ impl Drop for Scratch {
 }
 
 impl Assembled {
-    /// The machine code in the cubin: an ELF file with one executable section.
+    /// The machine code in the cubin: the executable sections of an ELF file, one for each entry.
     #[allow(dead_code, reason = "not every test compares machine code")]
     pub fn code(&self) -> Vec<u8> {
         let file = std::fs::read(&self.cubin.0).unwrap();
@@ -36,10 +36,15 @@ impl Assembled {
         // Fields of the ELF header and of section headers: Elf64_Ehdr, Elf64_Shdr.
         let (headers, size, count) = (number(0x28, 8), number(0x3A, 2), number(0x3C, 2));
         let sections = (0..count).map(|section| headers + section * size);
-        let executable: Vec<usize> = sections.filter(|section| number(section + 8, 8) & 4 != 0).collect();
-        let [section] = executable[..] else { panic!("{} executable sections", executable.len()) };
-        let (start, bytes) = (number(section + 0x18, 8), number(section + 0x20, 8));
-        file[start..start + bytes].to_vec()
+        let executable = sections.filter(|section| number(section + 8, 8) & 4 != 0);
+        let code: Vec<u8> = executable
+            .flat_map(|section| {
+                let (start, bytes) = (number(section + 0x18, 8), number(section + 0x20, 8));
+                file[start..start + bytes].to_vec()
+            })
+            .collect();
+        assert!(!code.is_empty(), "no executable section");
+        code
     }
 }
 

@@ -3,7 +3,8 @@
 use super::{BinaryOp, Comparison, Expr, Id, Input, Op, Program, Programs, Type, UnaryOp};
 use crate::{Band, Corner, Problem};
 
-/// A sum of positions and a constant: `query · q + key · k + query_length · q_len + key_length · k_len + rest`.
+/// A sum of positions and a constant: `query · q + key · k + query_length · q_len + key_length · k_len +
+/// rest`.
 #[derive(Clone, Copy, Debug, Default)]
 struct Affine {
     query: i64,

@@ -213,6 +213,19 @@ impl Builder {
         self.compute(d, Op::Unary(UnaryOp::Ex2, Type::F32, FloatMods::APPROX_FTZ), [Operand::Reg(a.reg())]);
     }
 
+    /// Writes `tanh a` to `d`: approximate, with a relative error of up to 2⁻¹¹.
+    pub fn tanh_to(&mut self, d: F32, a: F32) {
+        self.compute(
+            d,
+            Op::Unary(
+                UnaryOp::Tanh,
+                Type::F32,
+                FloatMods { precision: Precision::Approx, ..FloatMods::NONE },
+            ),
+            [Operand::Reg(a.reg())],
+        );
+    }
+
     /// `log2 a`, approximate, with subnormals flushed to zero.
     pub fn lg2(&mut self, a: F32) -> F32 {
         self.approx(UnaryOp::Lg2, a)
@@ -221,6 +234,11 @@ impl Builder {
     /// `1 / a`, approximate, with subnormals flushed to zero.
     pub fn rcp(&mut self, a: F32) -> F32 {
         self.approx(UnaryOp::Rcp, a)
+    }
+
+    /// `sqrt a`, approximate, with subnormals flushed to zero.
+    pub fn sqrt_approx(&mut self, a: F32) -> F32 {
+        self.approx(UnaryOp::Sqrt, a)
     }
 
     fn approx(&mut self, op: UnaryOp, a: F32) -> F32 {
@@ -297,9 +315,31 @@ impl Builder {
 
     /// `a and b` of predicates.
     pub fn and_pred(&mut self, a: Pred, b: Pred) -> Pred {
+        self.predicates(BinaryOp::And, a, b)
+    }
+
+    /// `a or b` of predicates.
+    pub fn or_pred(&mut self, a: Pred, b: Pred) -> Pred {
+        self.predicates(BinaryOp::Or, a, b)
+    }
+
+    /// `a xor b` of predicates.
+    pub fn xor_pred(&mut self, a: Pred, b: Pred) -> Pred {
+        self.predicates(BinaryOp::Xor, a, b)
+    }
+
+    fn predicates(&mut self, op: BinaryOp, a: Pred, b: Pred) -> Pred {
         let d = self.reg();
-        let op = Op::Binary(BinaryOp::And, Type::Pred, FloatMods::NONE);
+        let op = Op::Binary(op, Type::Pred, FloatMods::NONE);
         self.compute::<Pred>(d, op, [Operand::Reg(a.reg()), Operand::Reg(b.reg())]);
+        d
+    }
+
+    /// The negation of a predicate.
+    pub fn not_pred(&mut self, a: Pred) -> Pred {
+        let d = self.reg();
+        let op = Op::Unary(UnaryOp::Not, Type::Pred, FloatMods::NONE);
+        self.compute::<Pred>(d, op, [Operand::Reg(a.reg())]);
         d
     }
 

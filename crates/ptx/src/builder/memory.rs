@@ -16,6 +16,15 @@ impl Builder {
         d
     }
 
+    /// Loads one element that no thread writes during the kernel, of type `ty`, extended to the width of the
+    /// register.
+    pub fn ld_read_only<V: Value>(&mut self, ty: Type, from: Global) -> V {
+        let d = self.reg();
+        let memory = Memory { non_coherent: true, ..Memory::plain(Global::SPACE, ty) };
+        self.compute(d, Op::Ld(memory), [Operand::Address(from.address())]);
+        d
+    }
+
     /// Loads one element to `d`.
     pub fn ld_to<V: Value, P: Pointer>(&mut self, d: V, from: P) {
         self.ld_as_to(d, V::TYPE, from);

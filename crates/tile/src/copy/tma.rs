@@ -21,7 +21,30 @@ pub struct TensorRows {
     pub strides: [u64; 3],
 }
 
+/// Rows of a ragged tensor map, and the coordinate that takes the address back by as many rows.
+const RAGGED_ROWS: u32 = 1 << 30;
+/// Extent of the dimensions of a ragged tensor map that only shift addresses: above every coordinate.
+const SHIFTS: u64 = 0x7fff_0000;
+/// `RAGGED_ROWS` steps of this many bytes are 0 modulo 2^64.
+const FULL_TURN: u64 = 1 << 34;
+
 impl SwizzledTile {
+    /// Limit of the row stride of a tensor from which ragged tiles are loaded, in bytes.
+    pub const RAGGED_STRIDE_LIMIT: u64 = FULL_TURN;
+    /// Limit of the sum of start and length of [`SwizzledTile::ragged_at`].
+    pub const RAGGED_END_LIMIT: u64 = SHIFTS;
+
+    /// Row and batch coordinate for [`SwizzledTile::load`] of a ragged tile: rows from `row` on of a sequence of
+    /// `len` rows that begins at row `start` of the tensor. Rows from `len` on become zero.
+    ///
+    /// The map has two dimensions besides those of the tensor, which move the address by rows. The row coordinate
+    /// is counted so that row `len` is the first beyond the extent of 2^30 rows; the end of the sequence and 2^30
+    /// steps back, modulo 2^64, undo the difference (Triton, `ragged_tma.py`).
+    pub fn ragged_at(k: &mut Builder, row: R32, [start, len]: [R32; 2]) -> [R32; 2] {
+        let row = k.add(row, RAGGED_ROWS);
+        [k.sub(row, len), k.add(start, len)]
+    }
+
     /// The tensor map with which [`SwizzledTile::load`] copies tiles of `tensor`.
     pub fn map(self, tensor: &TensorRows) -> TensorMapSpec {
         let [batch, heads, rows, columns] = tensor.extents;
@@ -29,7 +52,14 @@ impl SwizzledTile {
         let panel = u64::from(SwizzledTile::PANEL);
         let row_bytes = u64::from(SwizzledTile::ROW_BYTES);
         let heads_together = u64::from(self.heads);
-        let (extents, strides, box_extents) = if self.heads > 1 {
+        let (extents, strides, box_extents) = if self.ragged {
+            // Batch entries are whole numbers of rows apart: they are part of the start of a sequence.
+            (
+                vec![columns, RAGGED_ROWS.into(), heads, SHIFTS, SHIFTS],
+                vec![of_row, of_head, of_row, FULL_TURN - of_row],
+                vec![SwizzledTile::PANEL, self.rows, 1, 1, 1],
+            )
+        } else if self.heads > 1 {
             (
                 vec![columns, heads_together, rows, heads / heads_together, batch],
                 vec![of_head, of_row, of_head * heads_together, of_batch],
@@ -57,11 +87,12 @@ impl SwizzledTile {
             box_extents,
             swizzle: Swizzle::Bytes128,
             l2_promotion: L2Promotion::default(),
+            wraps: self.ragged,
         }
     }
 
     /// Loads the tile that begins at `row` of a head asynchronously. With packed heads, `head` is the index
-    /// of the group. `barrier` counts [`SwizzledTile::bytes`]. Run by one thread.
+    /// of the group. For a ragged tile, `row` and `batch` are those of [`SwizzledTile::ragged_at`]. `barrier` counts [`SwizzledTile::bytes`]. Run by one thread.
     pub fn load(
         self,
         k: &mut Builder,
@@ -79,7 +110,9 @@ impl SwizzledTile {
             let to = to.at(i64::from(panel * self.panel_bytes()));
             let column = Src::from(panel * SwizzledTile::PANEL);
             let (row, head, batch) = (row.clone(), head.clone(), batch.clone());
-            if self.heads > 1 {
+            if self.ragged {
+                k.tma_load(to, map, &[column, row, head, batch, RAGGED_ROWS.into()], barrier, options);
+            } else if self.heads > 1 {
                 k.tma_load(to, map, &[column, 0.into(), row, head, batch], barrier, options);
             } else {
                 k.tma_load(to, map, &[column, row, head, batch], barrier, options);

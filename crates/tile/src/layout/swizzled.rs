@@ -18,6 +18,8 @@ pub struct SwizzledTile {
     /// Number of packed heads (pack-GQA): this many consecutive rows are one sequence position of
     /// neighbouring heads; 1 without packing.
     pub heads: u32,
+    /// Whether tiles are loaded from rows whose end the load states ([`SwizzledTile::ragged_at`]).
+    pub ragged: bool,
 }
 
 impl SwizzledTile {
@@ -30,7 +32,7 @@ impl SwizzledTile {
 
     /// A tile of `rows` × `columns`.
     pub const fn new(rows: u32, columns: u32) -> SwizzledTile {
-        SwizzledTile { rows, columns, parts: 1, heads: 1 }
+        SwizzledTile { rows, columns, parts: 1, heads: 1, ragged: false }
     }
 
     /// The tile with its rows divided among `parts` CTAs. Each part has a multiple of 8 rows.
@@ -44,6 +46,12 @@ impl SwizzledTile {
     #[must_use]
     pub const fn packed(self, heads: u32) -> SwizzledTile {
         SwizzledTile { heads, ..self }
+    }
+
+    /// The tile with the end of the rows stated by each load.
+    #[must_use]
+    pub const fn ragged(self, ragged: bool) -> SwizzledTile {
+        SwizzledTile { ragged, ..self }
     }
 
     pub const fn panels(self) -> u32 {
@@ -72,7 +80,8 @@ impl SwizzledTile {
     /// that a box holds one panel after the other. Where the width is not a multiple of a panel, the last
     /// panel would read into the next row, so each panel is a copy of its own.
     pub(crate) const fn whole(self) -> bool {
-        self.columns.is_multiple_of(SwizzledTile::PANEL) && self.heads == 1 && self.parts == 1
+        let plain = self.heads == 1 && self.parts == 1 && !self.ragged;
+        self.columns.is_multiple_of(SwizzledTile::PANEL) && plain
     }
 }
 

@@ -5,7 +5,7 @@ use ptx::{
     Type, Value,
 };
 
-use crate::{Cluster, Pipeline, PipelineState, TileGrid, WorkTile};
+use crate::{Cluster, Pipeline, PipelineState, TileScheduler, WorkTile};
 
 /// Bytes of the counter in global memory: the next tile, and the number of CTAs that have finished. Both are
 /// zero before and after a launch.
@@ -20,15 +20,28 @@ pub(crate) struct IndexedTile {
 }
 
 impl IndexedTile {
-    /// Bytes of an [`IndexedTile`].
-    const BYTES: u32 = 16;
-
-    pub(crate) fn new(k: &mut Builder, grid: &TileGrid, index: R32) -> IndexedTile {
-        IndexedTile { index: k.mov(index), tile: grid.tile(k, index) }
+    pub(crate) fn new(k: &mut Builder, schedule: &TileScheduler<'_>, index: R32) -> IndexedTile {
+        IndexedTile { index: k.mov(index), tile: schedule.decode(k, index) }
     }
 
-    fn words(&self) -> [R32; 4] {
-        [self.index, self.tile.row_block, self.tile.head, self.tile.batch]
+    /// Four or, with spans, eight words.
+    fn words(&self) -> Vec<R32> {
+        let WorkTile { row_block, head, batch, spans, .. } = self.tile;
+        let spans = spans.into_iter().flat_map(|spans| [spans.rows, spans.reduced].concat());
+        [self.index, row_block, head, batch].into_iter().chain(spans).collect()
+    }
+
+    /// The words in groups that one access of shared memory takes, with the offset of each group in bytes.
+    fn groups(&self) -> Vec<(i64, [R32; 4])> {
+        let words = self.words();
+        let groups = words.chunks_exact(4).map(|group| [group[0], group[1], group[2], group[3]]);
+        (0..).step_by(16).zip(groups).collect()
+    }
+
+    fn read(&self, k: &mut Builder, slot: Shared) {
+        for (offset, words) in self.groups() {
+            k.ld_vec_to(words, slot.at(offset));
+        }
     }
 
     /// Copies the registers of another tile.
@@ -45,6 +58,8 @@ pub struct TileBroadcast {
     pub pipeline: Pipeline,
     /// One [`IndexedTile`] per stage.
     slots: Shared,
+    /// Bytes of a slot.
+    slot_bytes: u32,
     /// [`COUNTER_BYTES`] in global memory.
     counter: Global,
 }
@@ -52,22 +67,29 @@ pub struct TileBroadcast {
 impl TileBroadcast {
     /// Number of tiles that can be announced ahead.
     const STAGES: u32 = 2;
-    /// Bytes of shared memory: barriers and slots.
-    pub const SHARED_BYTES: u32 =
-        Pipeline::bytes(TileBroadcast::STAGES) + IndexedTile::BYTES * TileBroadcast::STAGES;
+    /// Bytes of an [`IndexedTile`].
+    const fn slot_bytes(with_spans: bool) -> u32 {
+        if with_spans { 32 } else { 16 }
+    }
+
+    /// Bytes of shared memory: barriers and slots. `with_spans` means that tiles have [`Spans`](crate::Spans).
+    pub const fn shared_bytes(with_spans: bool) -> u32 {
+        Pipeline::bytes(TileBroadcast::STAGES) + TileBroadcast::slot_bytes(with_spans) * TileBroadcast::STAGES
+    }
 
     /// Barriers and slots lie at `place`, a multiple of 16 bytes. In a cluster CTA 0 sends to all CTAs and
-    /// waits for the readers of all of them; the producers receive the tile like the consumers.
-    pub fn new(place: Shared, counter: Global, cluster: Option<Cluster>) -> TileBroadcast {
+    /// waits for the readers of all of them; the producers receive the tile like the consumers. Tiles of a
+    /// cluster have no spans.
+    pub fn new(place: Shared, counter: Global, cluster: Option<Cluster>, with_spans: bool) -> TileBroadcast {
         let slots = place.at(i64::from(Pipeline::bytes(TileBroadcast::STAGES)));
         let pipeline = Pipeline::new(place, TileBroadcast::STAGES);
         let pipeline =
             if cluster.is_some() { pipeline.in_cluster(cluster).read_by_producer() } else { pipeline };
-        TileBroadcast { pipeline, slots, counter }
+        TileBroadcast { pipeline, slots, slot_bytes: TileBroadcast::slot_bytes(with_spans), counter }
     }
 
     fn slot(&self, k: &mut Builder, at: &PipelineState) -> Shared {
-        k.shared_index(self.slots, at.stage, IndexedTile::BYTES)
+        k.shared_index(self.slots, at.stage, self.slot_bytes)
     }
 
     /// Increments the counter. The next tile is the counter's old value plus the number of CTAs, because the
@@ -82,15 +104,19 @@ impl TileBroadcast {
         let slot = self.slot(k, at);
         match self.pipeline.cluster() {
             None => {
-                k.st_vec(slot, tile.words());
+                for (offset, words) in tile.groups() {
+                    k.st_vec(slot.at(offset), words);
+                }
                 self.pipeline.producer_commit(k, at);
             }
             Some(cluster) => {
                 let full = self.pipeline.full_barrier(k, at);
                 for rank in 0..cluster.ctas {
                     let [slot, full] = [slot, full].map(|place| k.mapa(place, rank));
-                    k.mbarrier_arrive_expect_tx(full, IndexedTile::BYTES);
-                    k.st_async_vec(slot, tile.words(), full);
+                    k.mbarrier_arrive_expect_tx(full, self.slot_bytes);
+                    for (offset, words) in tile.groups() {
+                        k.st_async_vec(slot.at(offset), words, full);
+                    }
                 }
             }
         }
@@ -101,7 +127,7 @@ impl TileBroadcast {
         self.pipeline.consumer_wait(k, at);
         let slot = self.slot(k, at);
         // One lane reads the slot and the same lane releases it.
-        k.guarded(elected, |k| k.ld_vec_to(tile.words(), slot));
+        k.guarded(elected, |k| tile.read(k, slot));
         for word in tile.words() {
             let sent = k.uniform(word);
             k.mov_to(word, sent);
@@ -114,7 +140,7 @@ impl TileBroadcast {
     pub(crate) fn receive_alone(&self, k: &mut Builder, at: &PipelineState, tile: &IndexedTile) {
         self.pipeline.consumer_wait(k, at);
         let slot = self.slot(k, at);
-        k.ld_vec_to(tile.words(), slot);
+        tile.read(k, slot);
         let always = k.setp_u(CmpOp::Eq, at.stage, at.stage);
         self.release(k, at, always);
         at.advance(k);

@@ -46,6 +46,25 @@ pub struct WorkTile {
     pub batch: R32,
     /// The blocks along the reduction to compute; `None` for all, if no tile of the last round is shared.
     pub part: Option<TilePart>,
+    /// The rows of the batch entry; `None` if all batch entries have the same rows.
+    pub spans: Option<Spans>,
+}
+
+/// The rows of a batch entry: first row and number, of the output and along the reduction.
+#[derive(Clone, Copy, Debug)]
+pub struct Spans {
+    /// Rows of the output; none for a tile without rows.
+    pub rows: [R32; 2],
+    /// Rows along the reduction.
+    pub reduced: [R32; 2],
+}
+
+/// Finds the rows of a tile where batch entries differ.
+pub trait Locate: std::fmt::Debug {
+    /// The tile with its [`Spans`]. The row block may count the tiles of all batch entries; afterwards it counts
+    /// those of the tile's batch entry. All registers of the result are the tile's own. The index of `tile` may
+    /// lie beyond the last tile.
+    fn locate(&self, k: &mut Builder, tile: WorkTile) -> WorkTile;
 }
 
 impl TileGrid {
@@ -68,7 +87,8 @@ impl TileGrid {
             }
         };
         let batch = k.div_u(batch_head, self.heads);
-        WorkTile { row_block, head: remainder(k, batch_head, batch, self.heads), batch, part: None }
+        let head = remainder(k, batch_head, batch, self.heads);
+        WorkTile { row_block, head, batch, part: None, spans: None }
     }
 
     /// Row block, and head counted over all batch entries, of a tile index in head-by-head order.

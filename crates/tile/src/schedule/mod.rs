@@ -6,6 +6,6 @@ mod scheduler;
 mod stream_k;
 
 pub use broadcast::{COUNTER_BYTES, TileBroadcast, add_one};
-pub use grid::{TileGrid, TileOrder, WorkTile};
+pub use grid::{Locate, Spans, TileGrid, TileOrder, WorkTile};
 pub use scheduler::{Handout, TileCursor, TileScheduler};
 pub use stream_k::{LastWave, StreamK, Tail, TilePart};

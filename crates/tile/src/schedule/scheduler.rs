@@ -4,7 +4,7 @@ use ptx::{Builder, CmpOp, Pred, R32, SpecialReg};
 
 use super::broadcast::IndexedTile;
 use super::grid::remainder;
-use crate::{Cluster, Consumer, PipelineState, StreamK, TileBroadcast, TileGrid, TilePart, WorkTile};
+use crate::{Cluster, Consumer, Locate, PipelineState, StreamK, TileBroadcast, TileGrid, TilePart, WorkTile};
 
 /// How tiles are assigned to CTAs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
@@ -43,9 +43,11 @@ enum Stride {
 /// The tile scheduler for both roles. A launch has at most as many CTAs as tiles (or as blocks, if the
 /// tiles of the last round are shared), so every CTA has work at the start.
 #[derive(Clone, Copy, Debug)]
-pub struct TileScheduler {
+pub struct TileScheduler<'a> {
     pub handout: Handout,
     pub grid: TileGrid,
+    /// Finds the rows of a tile where batch entries differ. With dynamic scheduling, the producer finds them.
+    pub locate: Option<&'a dyn Locate>,
     /// Present with dynamic scheduling.
     pub broadcast: Option<TileBroadcast>,
     /// Present where the CTAs of a cluster take a tile together.
@@ -54,7 +56,7 @@ pub struct TileScheduler {
     pub stream_k: Option<StreamK>,
 }
 
-impl TileScheduler {
+impl TileScheduler<'_> {
     /// Runs `produce` for each tile of the CTA, in the producer thread. `produce` must call the closure that
     /// it is given exactly once, before its last request: the closure takes the next tile index from the
     /// counter. Taken earlier, the index would bind the CTA to a tile while other CTAs are already idle,
@@ -77,13 +79,13 @@ impl TileScheduler {
                 });
             }
             (Some(broadcast), None) => {
-                let (sent, tile) =
-                    (broadcast.pipeline.producer_state(k), IndexedTile::new(k, &self.grid, index));
+                let (sent, tile) = (broadcast.pipeline.producer_state(k), IndexedTile::new(k, self, index));
                 k.do_while(|k| {
                     let mut taken = k.reg();
                     produce(k, &tile.tile, &mut |k| taken = broadcast.take(k));
                     let next = k.add(taken, takers);
-                    let next = IndexedTile::new(k, &self.grid, next);
+                    let next = IndexedTile::new(k, self, next);
+                    self.pass_empty_tiles(k, broadcast, &next, takers);
                     broadcast.send(k, &sent, &next);
                     tile.copy_from(k, &next);
                     k.setp_u(CmpOp::Lt, tile.index, self.grid.tiles)
@@ -94,13 +96,13 @@ impl TileScheduler {
                 let (sent, received) =
                     (broadcast.pipeline.producer_state(k), broadcast.pipeline.consumer_state(k));
                 let sends = k.setp_u(CmpOp::Eq, cluster.rank, 0);
-                let tile = IndexedTile::new(k, &self.grid, index);
+                let tile = IndexedTile::new(k, self, index);
                 k.do_while(|k| {
                     let mut taken = k.reg();
                     produce(k, &tile.tile, &mut |k| taken = k.guarded(sends, |k| broadcast.take(k)));
                     k.if_(sends, |k| {
                         let next = k.add(taken, takers);
-                        let next = IndexedTile::new(k, &self.grid, next);
+                        let next = IndexedTile::new(k, self, next);
                         broadcast.send(k, &sent, &next);
                     });
                     broadcast.receive_alone(k, &received, &tile);
@@ -109,6 +111,29 @@ impl TileScheduler {
                 k.if_(sends, |k| broadcast.reset(k, takers));
             }
         }
+    }
+
+    /// Takes further tiles from the counter while `next` has no row.
+    fn pass_empty_tiles(&self, k: &mut Builder, broadcast: &TileBroadcast, next: &IndexedTile, takers: R32) {
+        let Some(spans) = next.tile.spans else { return };
+        k.while_(
+            |k| {
+                let is_tile = k.setp_u(CmpOp::Lt, next.index, self.grid.tiles);
+                k.setp_u_and(CmpOp::Eq, spans.rows[1], 0, is_tile)
+            },
+            |k| {
+                let taken = broadcast.take(k);
+                let index = k.add(taken, takers);
+                let after = IndexedTile::new(k, self, index);
+                next.copy_from(k, &after);
+            },
+        );
+    }
+
+    /// The work tile of an index.
+    pub(crate) fn decode(&self, k: &mut Builder, index: R32) -> WorkTile {
+        let tile = self.grid.tile(k, index);
+        self.locate.map_or(tile, |locate| locate.locate(k, tile))
     }
 
     /// The first tile of a CTA or cluster: its own index.
@@ -146,7 +171,7 @@ impl TileScheduler {
 
     /// The work tile at the sequence's position.
     fn tile(&self, k: &mut Builder, sequence: &TileSequence) -> WorkTile {
-        let tile = self.grid.tile(k, sequence.index);
+        let tile = self.decode(k, sequence.index);
         let part = match (sequence.stride, &self.stream_k) {
             (Stride::StreamK(span), Some(stream_k)) => Some(TilePart::new(k, stream_k, sequence.index, span)),
             _ => None,
@@ -210,7 +235,7 @@ impl TileScheduler {
             scheduler: self,
             sequence: self.sequence(k, index),
             reader: self.broadcast.map(|broadcast| {
-                let [now, next] = [(); 2].map(|()| IndexedTile::new(k, &self.grid, index));
+                let [now, next] = [(); 2].map(|()| IndexedTile::new(k, self, index));
                 BroadcastReader { broadcast, received: broadcast.pipeline.consumer_state(k), now, next }
             }),
             elected: consumer.elected,
@@ -230,7 +255,7 @@ struct BroadcastReader {
 /// A consumer's position in the sequence of the CTA's tiles.
 #[derive(Clone, Copy, Debug)]
 pub struct TileCursor<'a> {
-    scheduler: &'a TileScheduler,
+    scheduler: &'a TileScheduler<'a>,
     /// The current tile, or the next one once it is known; unused with dynamic scheduling.
     sequence: TileSequence,
     reader: Option<BroadcastReader>,

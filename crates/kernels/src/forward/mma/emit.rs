@@ -1,27 +1,33 @@
 //! The generator of the `mma` family.
 
 use attend::{
-    Block, Bound, KeyBand, KvPipeline, Masker, OnlineSoftmax, Order, RowRange, Softcap, Steps, Stream,
-    store_lse,
+    Block, Bound, KeyBand, KvPipeline, Lengths, Masker, OnlineSoftmax, Order, Partials, RowRange,
+    ScorePrograms, Sequence, Sinks, Softcap, Steps, Stream, store_lse,
 };
 use problem::{Problem, Tensor};
-use ptx::{Builder, Dim3, F32, Global, Half, Launch, Pointer, R32, R64, Shared, SpecialReg, Violations};
+use ptx::{
+    Access, Builder, CmpOp, Dim3, F32, Global, Half, Launch, Pointer, R32, R64, Shared, SpecialReg,
+    Violations,
+};
 use tile::{
     AccTile, MatrixReader, OperandA, Sign, Threads, TileCopy, TileLayout, divide, mma_ab, mma_abt, store_rows,
 };
 
 use super::plan::{Grid, MmaPlan, QueryHome};
+use super::split::{self, row_block_and_split};
 use crate::Arch;
 use crate::Program;
 use crate::contract::Contract;
 use crate::forward::contract::{
     declare_band, declare_head_strides, declare_softcap, factor, half, lse_of_row, stepped,
 };
+use crate::forward::lengths::{blocks_divide, declare_lengths, row_blocks};
+use crate::forward::programs::declare_programs;
 
 const ENTRY: &str = "flash_forward_mma";
 
 impl MmaPlan {
-    /// The kernel; the plan has been checked.
+    /// The kernel, and the kernel that merges if CTAs divide the keys; the plan has been checked.
     pub(crate) fn emit(&self, problem: &Problem, arch: &Arch) -> Result<Program, Violations> {
         let mut k = Builder::kernel(ENTRY);
         k.max_threads(self.threads());
@@ -29,14 +35,16 @@ impl MmaPlan {
             k.min_ctas_per_sm(resident);
         }
         let mut contract = Contract::new(problem);
-        let params = Params::declare(&mut k, &mut contract, problem);
+        let params = Params::declare(&mut k, &mut contract, problem, self);
         Forward::new(&mut k, problem, self, params).body(&mut k);
-        Ok(contract.into_program(k.into_verified(arch.target())?, ENTRY, self.launch(problem)))
+        let program = contract.into_program(k.into_verified(arch.target())?, ENTRY, self.launch(problem));
+        if self.splits > 1 { program.followed_by(self.merge(problem, arch)?) } else { Ok(program) }
     }
 
     fn launch(&self, problem: &Problem) -> Launch {
-        let rows = problem.seq_q.div_ceil(self.block_m as usize) as u32;
-        let (heads, batch) = (problem.heads_q as u32, problem.batch as u32);
+        let [rows, batch] = row_blocks(problem, self.block_m, 1).map(|n| n as u32);
+        let rows = rows * self.splits;
+        let heads = problem.heads_q as u32;
         Launch {
             grid: match self.tile_order {
                 Grid::RowsFirst => Dim3(rows, heads, batch),
@@ -51,65 +59,78 @@ impl MmaPlan {
 }
 
 /// State of the CTA in registers, with the values known at emission.
-struct Forward<'a> {
-    plan: &'a MmaPlan,
-    problem: &'a Problem,
+pub(super) struct Forward<'a> {
+    pub plan: &'a MmaPlan,
+    pub problem: &'a Problem,
     half: Half,
     params: Params,
-    threads: Threads,
-    rows: RowRange,
+    pub threads: Threads,
+    pub rows: RowRange,
+    /// The rows of the CTA's batch entry; `None` if it has all rows of the tensors.
+    sequence: Option<Sequence>,
     shared: Shared,
 }
 
 /// The kernel's parameters.
 struct Params {
-    /// For q, k, v and out: the start, and the strides in bytes of batch entries and of heads.
-    tensors: [(Global, R64, R64); 4],
+    /// For q, k, v and out: the start, and the strides in bytes of batch entries and of heads. Partial
+    /// results take the place of out and of the LSE.
+    tensors: Vec<(Global, R64, R64)>,
     lse: Option<Global>,
+    partials: Option<Partials>,
     seq_q: R32,
     seq_kv: R32,
+    lengths: Option<Lengths>,
     /// `|scale| · log2 e`.
     factor: F32,
     band: KeyBand,
     softcap: Option<Softcap>,
+    programs: Option<ScorePrograms>,
+    sinks: Option<Global>,
 }
 
 impl Params {
-    fn declare(k: &mut Builder, c: &mut Contract<'_>, problem: &Problem) -> Params {
-        let pointers = Tensor::ALL.map(|tensor| c.tensor(k, tensor));
-        let lse = problem.pass.lse().then(|| c.lse(k));
-        let tensors = Tensor::ALL.map(|tensor| {
+    fn declare(k: &mut Builder, c: &mut Contract<'_>, problem: &Problem, plan: &MmaPlan) -> Params {
+        let splits = plan.splits;
+        let tensors = if splits > 1 { &Tensor::ALL[..3] } else { &Tensor::ALL[..] };
+        let pointers: Vec<Global> = tensors.iter().map(|&tensor| c.tensor(k, tensor)).collect();
+        let lse = (problem.pass.lse() && splits == 1).then(|| c.lse(k));
+        let partials = (splits > 1).then(|| split::declare(k, c, problem, splits, Access::Write));
+        let tensors = tensors.iter().zip(pointers).map(|(&tensor, pointer)| {
             let [batch_bytes, head_bytes] = declare_head_strides(k, c, problem, tensor);
-            (pointers[tensor as usize], batch_bytes, head_bytes)
+            (pointer, batch_bytes, head_bytes)
         });
+        let tensors = tensors.collect();
+        let [seq_q, seq_kv] = [("seq_q", problem.seq_q), ("seq_kv", problem.seq_kv)]
+            .map(|(name, length)| c.u32(k, name, length as u32));
         Params {
             tensors,
             lse,
-            seq_q: c.u32(k, "seq_q", problem.seq_q as u32),
-            seq_kv: c.u32(k, "seq_kv", problem.seq_kv as u32),
+            partials,
+            seq_q,
+            seq_kv,
+            lengths: declare_lengths(k, c, problem, [seq_q, seq_kv]),
             factor: c.f32(k, "scale_log2e", factor(problem)),
             band: declare_band(k, c, problem),
-            softcap: declare_softcap(k, c, problem),
+            softcap: declare_softcap(k, c, problem, plan.tanh),
+            programs: declare_programs(k, c, problem, false),
+            // Where keys are divided over CTAs, the merge adds the sinks.
+            sinks: if splits == 1 { c.sinks(k) } else { None },
         }
     }
 }
 
 impl<'a> Forward<'a> {
     fn new(k: &mut Builder, problem: &'a Problem, plan: &'a MmaPlan, params: Params) -> Forward<'a> {
-        let row_block = row_block(k, plan.tile_order, &params.band);
-        let first = k.mul(row_block, plan.block_m);
+        let row_block = row_block(k, plan, &params.band);
+        let (rows, sequence) = cta_rows(k, plan, &params, row_block);
         Forward {
             plan,
             problem,
             half: half(problem),
             threads: Threads::new(k, plan.threads(), plan.kv_warps),
-            rows: RowRange {
-                first,
-                rows: plan.block_m,
-                seq_q: params.seq_q,
-                seq_kv: params.seq_kv,
-                heads: 1,
-            },
+            rows,
+            sequence,
             params,
             shared: k.dynamic_shared(128),
         }
@@ -118,8 +139,12 @@ impl<'a> Forward<'a> {
     /// The kernel: FlashAttention-2, Algorithm 1.
     fn body(&self, k: &mut Builder) {
         let (plan, rows) = (self.plan, &self.rows);
-        let divides = self.problem.seq_kv.is_multiple_of(plan.block_n as usize);
-        let bound = Bound::new(k, &self.params.band, rows, plan.block_n, divides);
+        let divides = blocks_divide(self.problem, plan.block_n);
+        let mut bound = Bound::new(k, &self.params.band, rows, plan.block_n, divides);
+        if plan.splits > 1 {
+            let [_, _, split] = row_block_and_split(k, plan);
+            bound = bound.split(k, split, plan.splits);
+        }
         let blocks = self.keys_and_values(k, bound, divides);
         self.load_queries(k);
         blocks.start(k);
@@ -128,11 +153,18 @@ impl<'a> Forward<'a> {
         let o = AccTile::zero(k, plan.warp_rows(), self.problem.head_dim_v as u32);
         let mask = Masker::new(k, &self.params.band, &self.threads, rows, plan.warp_rows(), plan.warp_keys());
         let softmax = OnlineSoftmax::new(k, self.half, plan.rescale, self.params.factor, plan.warp_rows());
+        let programs = self.params.programs.as_ref().map(|programs| {
+            let at = head_and_batch(k, plan.tile_order);
+            programs.for_rows(k, &self.threads, rows, (plan.warp_rows(), plan.warp_keys()), at)
+        });
         let scores = |k: &mut Builder, block: &Block| {
             let key = block.key(k);
             let s = mma_abt(k, &q, &key); //                     S = Q Kᵀ
             if let Some(softcap) = &self.params.softcap {
                 softcap.apply(k, &s); //                         S = tanh(S·c')
+            }
+            if let Some(programs) = &programs {
+                programs.apply(k, &s, block.origin, block.coverage); // S = score(S)
             }
             mask.apply(k, &s, block.origin, block.coverage);
             s
@@ -147,7 +179,14 @@ impl<'a> Forward<'a> {
         };
         blocks.for_each_block(k, Steps { scores, update, accumulate });
         let (softmax, o) = self.merge(k, softmax, o);
-        let finished = softmax.finish(k, &o);
+        if let Some(partials) = &self.params.partials {
+            return self.store_partials(k, partials, &softmax, &o);
+        }
+        let sinks = self.params.sinks.map(|start| {
+            let [head, _] = head_and_batch(k, plan.tile_order);
+            Sinks::load(k, start, head, &self.threads, rows, plan.warp_rows())
+        });
+        let finished = softmax.finish(k, &o, sinks.as_ref());
         self.store(k, &o, &finished.lse);
     }
 
@@ -277,7 +316,7 @@ impl<'a> Forward<'a> {
 
     /// Whether all of Q must have arrived before the first block is visited. Otherwise the first block waits
     /// for both.
-    fn waits_for_queries(&self) -> bool {
+    pub(super) fn waits_for_queries(&self) -> bool {
         self.plan.queries == QueryHome::Registers || self.plan.products == Order::ScoresAhead
     }
 
@@ -291,7 +330,9 @@ impl<'a> Forward<'a> {
             let [head, batch] = head_and_batch(k, self.plan.tile_order);
             let first = k.mad(self.threads.row_warp, self.plan.warp_rows(), self.rows.first);
             let limit = self.rows_left(k, first);
-            let to = lse_of_row(k, self.problem, (start, self.rows.seq_q), [batch, head, first]);
+            let position = self.sequence.map_or(first, |sequence| sequence.q.row(k, first));
+            let rows = self.params.lengths.map_or(self.params.seq_q, |lengths| lengths.q.tensor_rows());
+            let to = lse_of_row(k, self.problem, (start, rows), [batch, head, position]);
             store_lse(k, &self.threads, lse, to, limit);
         }
     }
@@ -305,23 +346,60 @@ impl<'a> Forward<'a> {
             Tensor::K | Tensor::V => divide(k, head, self.problem.group_size() as u32),
             Tensor::Q | Tensor::Out => head,
         };
+        // Packed tensors have a batch stride of 0.
+        let batch = self.sequence.map_or(batch, |sequence| sequence.batch);
         let [batch, head] = [batch, head].map(|n| k.zext(n));
         let of_batch = k.mad(batch, batch_bytes, start.base);
-        Global::from(k.mad(head, head_bytes, of_batch))
+        let of_head = k.mad(head, head_bytes, of_batch);
+        let first_row = self.sequence.and_then(|sequence| sequence.side(tensor).start);
+        Global::from(first_row.map_or(of_head, |row| {
+            let row = k.zext(row);
+            k.mad(row, self.row_bytes(tensor), of_head)
+        }))
     }
 
     fn row_bytes(&self, tensor: Tensor) -> i64 {
         stepped(self.problem.extents(tensor)[2], self.problem.strides(tensor).row)
     }
 
-    fn rows_left(&self, k: &mut Builder, first: R32) -> R32 {
+    pub(super) fn rows_left(&self, k: &mut Builder, first: R32) -> R32 {
         k.sub(self.rows.seq_q, first)
     }
 }
 
+/// The CTA's rows. With uneven lengths, a CTA without a row exits.
+fn cta_rows(
+    k: &mut Builder,
+    plan: &MmaPlan,
+    params: &Params,
+    row_block: R32,
+) -> (RowRange, Option<Sequence>) {
+    let all = RowRange {
+        first: row_block,
+        rows: plan.block_m,
+        seq_q: params.seq_q,
+        seq_kv: params.seq_kv,
+        heads: 1,
+    };
+    let Some(lengths) = &params.lengths else {
+        return (RowRange { first: k.mul(row_block, plan.block_m), ..all }, None);
+    };
+    let [_, batch] = head_and_batch(k, plan.tile_order);
+    let (sequence, index) = lengths.tile(k, batch, row_block, plan.block_m, 1);
+    let empty = k.setp_u(CmpOp::Eq, sequence.q.len, 0);
+    k.exit_if(empty);
+    let first = k.mul(index, plan.block_m);
+    (RowRange { first, seq_q: sequence.q.len, seq_kv: sequence.kv.len, ..all }, Some(sequence))
+}
+
 /// The CTA's row block. In a causal head the last row blocks, which see most keys, come first.
-fn row_block(k: &mut Builder, grid: Grid, band: &KeyBand) -> R32 {
-    let (index, count) = match grid {
+fn row_block(k: &mut Builder, plan: &MmaPlan, band: &KeyBand) -> R32 {
+    if plan.splits > 1 {
+        let [block, blocks, _] = row_block_and_split(k, plan);
+        let last = k.sub(blocks, 1);
+        return if band.is_full() { block } else { k.sub(last, block) };
+    }
+    let (index, count) = match plan.tile_order {
         Grid::RowsFirst => (SpecialReg::CtaidX, SpecialReg::NctaidX),
         Grid::HeadsFirst => (SpecialReg::CtaidZ, SpecialReg::NctaidZ),
     };
@@ -335,7 +413,7 @@ fn row_block(k: &mut Builder, grid: Grid, band: &KeyBand) -> R32 {
 }
 
 /// The CTA's query head and batch entry.
-fn head_and_batch(k: &mut Builder, grid: Grid) -> [R32; 2] {
+pub(super) fn head_and_batch(k: &mut Builder, grid: Grid) -> [R32; 2] {
     match grid {
         Grid::RowsFirst => [SpecialReg::CtaidY, SpecialReg::CtaidZ],
         Grid::HeadsFirst => [SpecialReg::CtaidX, SpecialReg::CtaidY],

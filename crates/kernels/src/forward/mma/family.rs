@@ -5,16 +5,17 @@ use ptx::Violations;
 use serde_json::{Value, json};
 
 use super::MmaPlan;
+use super::plan::default_splits;
 use crate::Program;
 use crate::family::FamilyPlan;
-use crate::forward::contract::rescale_within;
+use crate::forward::contract::{rescale_within, tanh_gene};
 use crate::genes::Turn::{Down, To, Up};
 use crate::genes::{BLOCK_N, Gene, PRODUCTS, RESIDENT_CTAS, STAGES};
 use crate::{Arch, Features, PlanError};
 
 impl FamilyPlan for MmaPlan {
     fn features() -> Features {
-        Features { lengths: false, sink: false, programs: false }
+        Features { lengths: true, sink: true, programs: true }
     }
 
     fn default_for(problem: &Problem, arch: &Arch) -> MmaPlan {
@@ -54,6 +55,10 @@ impl FamilyPlan for MmaPlan {
                 ("idle warps", Up),
                 ("latency", Up),
             ]),
+            Gene::new("splits")
+                .searched([1, 2, 4, 8])
+                .wider([3, 6, 12, 16, 32])
+                .curing(&[("small grid", Up)]),
             Gene::new("stages").searched([1, 2, 3, 4]).wider([5, 6]).curing(STAGES),
             Gene::new("products").searched(["in_turn", "scores_ahead"]).curing(PRODUCTS),
             Gene::new("resident_ctas").searched([Value::Null]).wider([1, 2, 3, 4]).curing(RESIDENT_CTAS),
@@ -72,6 +77,7 @@ impl FamilyPlan for MmaPlan {
                 .searched(tile_orders.iter().copied())
                 .wider(["rows_first", "heads_first"])
                 .curing(&[("l2", To("rows_first"))]),
+            tanh_gene(problem),
         ]
     }
 
@@ -83,7 +89,10 @@ impl FamilyPlan for MmaPlan {
         self.emit(problem, arch)
     }
 
-    fn adapted(mut self, problem: &Problem, arch: &Arch, _: bool) -> MmaPlan {
+    fn adapted(mut self, problem: &Problem, arch: &Arch, own_shape: bool) -> MmaPlan {
+        if self.splits > 1 && !own_shape {
+            self.splits = default_splits(problem, self.block_m, arch);
+        }
         let safe = MmaPlan::default_for(problem, arch);
         self.rescale = rescale_within(self.rescale, problem.dtype);
         if matches!(self.check(problem, arch), Err(PlanError::Misaligned { .. })) {

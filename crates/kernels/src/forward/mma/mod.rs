@@ -4,7 +4,8 @@
 //! A CTA takes `block_m` query rows of one head, a warp 16 or more of them, and walks the keys in blocks of
 //! `block_n` from the last to the first. S = Q Kᵀ and O = P V run on the tensor cores. S, P and O stay in
 //! registers: the accumulator fragments of S, rounded, are the A fragments of P V. Keys and values stream
-//! through swizzled shared memory by `cp.async`.
+//! through swizzled shared memory by `cp.async`. With [`MmaPlan::splits`], CTAs divide the keys of a row
+//! block and a second kernel merges their results.
 //!
 //! Baked into the code: dtype, head dimensions, mask, group size, row strides, whether `block_n` divides
 //! `seq_kv`, the sign of the scale, and the plan. Launch parameters: pointers, batch and head strides,
@@ -13,5 +14,6 @@
 mod emit;
 mod family;
 mod plan;
+mod split;
 
 pub use plan::{Grid, MmaPlan, QueryHome};

@@ -1,10 +1,11 @@
-use attend::{Order, Rescale, merge_bytes};
+use attend::{Order, Rescale, Tanh, merge_bytes};
 use problem::{Band, DType, Problem, Tensor};
 use serde::{Deserialize, Serialize};
 use tile::{CopyMode, TileLayout};
 
 use crate::error::accept;
-use crate::forward::contract::{check_rescale, misaligned, most_rows};
+use crate::forward::contract::{check_rescale, default_tanh, misaligned};
+use crate::forward::lengths::{check_lengths, row_blocks};
 use crate::{Arch, PlanError};
 
 /// Where a warp's queries are kept during the main loop.
@@ -41,6 +42,12 @@ pub struct MmaPlan {
     /// the end). The CTA's rows are divided evenly among the `warps / kv_warps` groups. More than 1 shortens
     /// the dependency chain on a small grid.
     pub kv_warps: u32,
+    /// CTAs that share the same rows and divide their KV blocks among them in parts of the same length
+    /// (split-KV over CTAs, FlashAttention-3's `num_splits`). A second kernel merges the results in the order
+    /// of the splits, bitwise reproducibly. More than 1 gives work to idle SMs where rows are few and keys
+    /// many.
+    #[serde(default = "one")]
+    pub splits: u32,
     /// KV blocks in shared memory.
     pub stages: u32,
     /// How the steps of successive KV blocks interleave.
@@ -56,7 +63,21 @@ pub struct MmaPlan {
     /// Which tiles neighbouring CTAs compute.
     #[serde(alias = "grid")]
     pub tile_order: Grid,
+    /// The instructions of the softcap. Without effect on problems that have none.
+    #[serde(default)]
+    pub tanh: Tanh,
 }
+
+/// The most splits: the merge reads all of them in one thread.
+pub(super) const MOST_SPLITS: u32 = 32;
+
+const fn one() -> u32 {
+    1
+}
+
+/// Least keys of a split by default: fewer take less time than the second kernel (predicted by the time model
+/// for an H200 and an L4, not yet measured).
+const LEAST_KEYS: usize = 256;
 
 /// Registers besides the tiles: addresses, loop state and B fragments (from ptxas' register counts of the
 /// default plans).
@@ -83,6 +104,7 @@ impl MmaPlan {
             block_n,
             warps,
             kv_warps,
+            splits: 1,
             stages: 2,
             products: Order::InTurn,
             resident_ctas: None,
@@ -90,6 +112,7 @@ impl MmaPlan {
             rescale: Rescale::Beyond(8),
             copy: CopyMode::Async16,
             tile_order: if problem.band.is_causal() { Grid::HeadsFirst } else { Grid::RowsFirst },
+            tanh: default_tanh(problem),
         };
         if plan.check_problem(problem).is_err() {
             return plan; // its resource use may overflow
@@ -119,7 +142,8 @@ impl MmaPlan {
             let ahead = MmaPlan { products: Order::ScoresAhead, ..plan.clone() };
             plan = if ahead.check_resources(problem, arch).is_ok() { ahead } else { plan };
         }
-        plan
+        let split = MmaPlan { splits: default_splits(problem, plan.block_m, arch), ..plan.clone() };
+        if split.check_grid(problem).is_ok() { split } else { plan }
     }
 
     /// Threads of a CTA.
@@ -223,11 +247,7 @@ impl MmaPlan {
             let fits = dim.is_multiple_of(8) && (8..=256).contains(&dim);
             accept(what, dim as u64, fits, "multiples of 8 from 8 to 256")?;
         }
-        for (what, length) in [("seq_q", problem.seq_q), ("seq_kv", problem.seq_kv)] {
-            let (most, accepted) = most_rows(problem);
-            accept(what, length as u64, length <= most, accepted)?;
-        }
-        Ok(())
+        check_lengths(problem, self.block_m, 1)
     }
 
     fn check_genes(&self, problem: &Problem) -> Result<(), PlanError> {
@@ -235,6 +255,8 @@ impl MmaPlan {
         accept("warps", self.warps.into(), warps, "1 to 16")?;
         let divides = self.kv_warps > 0 && self.warps.is_multiple_of(self.kv_warps);
         accept("kv_warps", self.kv_warps.into(), divides, "divisors of warps")?;
+        let splits = (1..=MOST_SPLITS).contains(&self.splits);
+        accept("splits", self.splits.into(), splits, &format!("1 to {MOST_SPLITS}"))?;
         let row_step = 16 * self.row_warps();
         let rows = self.block_m > 0 && self.block_m.is_multiple_of(row_step) && self.block_m <= 1024;
         accept("block_m", self.block_m.into(), rows, "multiples of 16 · warps / kv_warps up to 1024")?;
@@ -264,9 +286,22 @@ impl MmaPlan {
         }
     }
 
+    /// Limits of the merge: its grid, and indices of 31 bits.
+    fn check_merge(&self, problem: &Problem) -> Result<(), PlanError> {
+        let even = problem.lengths.q.is_even();
+        accept("splits", self.splits.into(), even, "1 with uneven lengths of the queries")?;
+        let (heads, accepted) = (problem.heads_q as u64, "up to 65535 with splits > 1");
+        accept("heads_q", heads, heads <= Arch::GRID_YZ, accepted)?;
+        let parts = heads * problem.batch as u64 * u64::from(self.splits);
+        accept("heads_q · batch · splits", parts, parts < 1 << 31, "fewer than 2^31")?;
+        let threads = MmaPlan::merging_threads(problem);
+        accept("seq_q · head_dim_v / 4", threads, threads < 1 << 30, "fewer than 2^30 with splits > 1")
+    }
+
     fn check_grid(&self, problem: &Problem) -> Result<(), PlanError> {
-        let rows = problem.seq_q.div_ceil(self.block_m as usize) as u64;
-        let (heads, batch) = (problem.heads_q as u64, problem.batch as u64);
+        let [rows, batch] = row_blocks(problem, self.block_m, 1);
+        let rows = rows * u64::from(self.splits);
+        let heads = problem.heads_q as u64;
         let limits = match self.tile_order {
             Grid::RowsFirst => [("row blocks", rows, 1 << 30), ("heads_q", heads, Arch::GRID_YZ)],
             Grid::HeadsFirst => [("row blocks", rows, Arch::GRID_YZ), ("heads_q", heads, 1 << 30)],
@@ -279,13 +314,27 @@ impl MmaPlan {
                 &format!("up to {limit} with tile_order = {:?}", self.tile_order),
             )?;
         }
+        if self.splits > 1 {
+            self.check_merge(problem)?;
+        }
         Ok(())
     }
 }
 
+/// Number of splits that give a CTA to every SM, if at most a quarter of the SMs have one otherwise. A split
+/// has [`LEAST_KEYS`] keys or more.
+pub(super) fn default_splits(problem: &Problem, rows: u32, arch: &Arch) -> u32 {
+    let last = problem.seq_q.saturating_sub(1);
+    let visible = problem.band.keys(last, problem.seq_q, problem.seq_kv).len();
+    let idle = arch.multiprocessors as usize / ctas(problem, rows).max(1);
+    let splits = idle.min(visible / LEAST_KEYS).min(MOST_SPLITS as usize) as u32;
+    if idle >= 4 && splits > 1 && problem.lengths.q.is_even() { splits } else { 1 }
+}
+
 /// Number of CTAs with `rows` query rows each.
 fn ctas(problem: &Problem, rows: u32) -> usize {
-    problem.seq_q.div_ceil(rows as usize) * problem.heads_q * problem.batch
+    let [tiles, batch] = row_blocks(problem, rows, 1);
+    (tiles * batch) as usize * problem.heads_q
 }
 
 /// Warps that share rows on a small grid: enough to give every SM a CTA, whose 64 rows are divided by this

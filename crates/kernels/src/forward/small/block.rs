@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use attend::{LaneMaxima, Masker, Place, Softcap};
+use attend::{LaneMaxima, Masker, Place, RowPrograms, Softcap};
 use problem::Problem;
 use ptx::{Builder, F32, R32};
 use tile::{AccTile, Accumulate, Group, OperandTile, Products, SharedMatrix};
@@ -117,12 +117,13 @@ impl<'a> Block<'a> {
         }
     }
 
-    /// The row maxima of a softmax step, capped and masked, reduced piece by piece.
+    /// The row maxima of a softmax step, of scores that are capped, changed by the programs and masked,
+    /// reduced piece by piece.
     pub(super) fn maxima(
         &self,
         k: &mut Builder,
         softcap: Option<&Softcap>,
-        mask: &Masker,
+        (mask, programs): (&Masker, Option<&RowPrograms<'_>>),
         step: u32,
     ) -> LaneMaxima {
         let mut maxima: Option<LaneMaxima> = None;
@@ -133,7 +134,11 @@ impl<'a> Block<'a> {
                 softcap.apply(k, &s);
             }
             let origin: R32 = k.mov(piece * self.plan.qk_keys());
-            mask.apply(k, &s, origin, self.seen.coverage(piece, self.plan.qk_keys()));
+            let coverage = self.seen.coverage(piece, self.plan.qk_keys());
+            if let Some(programs) = programs {
+                programs.apply(k, &s, origin, coverage);
+            }
+            mask.apply(k, &s, origin, coverage);
             let of_piece = LaneMaxima::of(k, &s);
             maxima = Some(match maxima {
                 None => of_piece,

@@ -1,12 +1,12 @@
 //! The default plan of a problem without a tuned plan.
 
-use attend::{Packing, Rescale};
+use attend::{Packing, Rescale, Tanh};
 use problem::{Band, Problem};
 use tile::{RowStore, Turns, WARPGROUP_ROWS};
 
 use super::plan::{MOST_PATHS, MOST_STAGES, Merge, Requests, RowOrder, Scores, SmallPlan};
 use crate::Arch;
-use crate::forward::contract::rescale_within;
+use crate::forward::contract::{default_tanh, rescale_within};
 use crate::forward::packing::packs_well;
 
 /// How much of the GPU the tiles of 64 query rows fill; each variant is an upper bound in waves.
@@ -57,7 +57,7 @@ impl SmallPlan {
         let base = SmallPlan::BASE.filled(problem);
         let wave = Wave::of(base.tiles(problem), arch);
         let tile_order = wave.order(problem.band, base.row_tiles(problem));
-        let base = SmallPlan { tile_order, ..base };
+        let base = SmallPlan { tile_order, tanh: default_tanh(problem), ..base };
         let plans = base.at_once(problem, wave).into_iter().chain(base.streamed(problem, wave));
         let plans: Vec<SmallPlan> = plans.map(|plan| plan.fitted(problem)).collect();
         let fitting = || plans.iter().filter(|plan| plan.check(problem, arch).is_ok());
@@ -87,6 +87,7 @@ impl SmallPlan {
         store: RowStore::Chunks,
         overlapping: false,
         resident_ctas: 1,
+        tanh: Tanh::Exp2,
     };
 
     /// Variants without a loop that hold all keys, best first.

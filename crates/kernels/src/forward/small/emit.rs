@@ -1,6 +1,8 @@
 //! The generator of the `small` family.
 
-use attend::{Exchange, KeyBand, Masker, OnlineSoftmax, Place, RowRange, Softcap};
+use attend::{
+    Exchange, KeyBand, Masker, OnlineSoftmax, Place, RowPrograms, RowRange, ScorePrograms, Sinks, Softcap,
+};
 use problem::{Problem, Tensor};
 use ptx::{
     Builder, CmpOp, Dim3, F32, Global, Half, Launch, Pointer, R32, R64, Shared, SpecialReg, Target,
@@ -16,6 +18,7 @@ use crate::contract::Contract;
 use crate::forward::contract::{
     declare_band, declare_head_strides, declare_map, declare_softcap, half, unsigned_factor,
 };
+use crate::forward::programs::declare_programs;
 
 const ENTRY: &str = "flash_forward_small";
 
@@ -61,6 +64,8 @@ pub(super) struct Params {
     factor: F32,
     pub(super) band: KeyBand,
     pub(super) softcap: Option<Softcap>,
+    programs: Option<ScorePrograms>,
+    sinks: Option<Global>,
 }
 
 impl Params {
@@ -79,7 +84,9 @@ impl Params {
             seq_kv: c.u32(k, "seq_kv", problem.seq_kv as u32),
             factor: c.f32(k, "scale_log2e", unsigned_factor(problem)),
             band: declare_band(k, c, problem),
-            softcap: declare_softcap(k, c, problem),
+            softcap: declare_softcap(k, c, problem, plan.tanh),
+            programs: declare_programs(k, c, problem, plan.packed_heads(problem) > 1),
+            sinks: c.sinks(k),
         }
     }
 }
@@ -156,9 +163,10 @@ impl<'a> Forward<'a> {
         let block = Block::new(k, plan, self.problem, self.products(), &self.place, &loads);
         let mask = Masker::new(k, &self.params.band, &self.threads, &self.rows, WARP_ROWS, plan.block_n);
         let softmax = self.softmax(k);
+        let programs = self.row_programs(k);
         self.paths(k, |k, seen| {
             let mut block = block.seen(seen);
-            self.attend(k, &mut block, &mask, &softmax);
+            self.attend(k, &mut block, (&mask, programs.as_ref()), &softmax);
             softmax.gather_sums(k);
             if plan.merge == Merge::PeerFirst {
                 self.send_to_peer(k, &softmax, &block);
@@ -169,18 +177,25 @@ impl<'a> Forward<'a> {
             Merge::Shares => self.join(k, softmax, block.own_share()),
             Merge::PeerFirst => {
                 let own = block.own_share();
-                (self.exchange().receive(k, softmax, &own), own)
+                let sinks = self.sinks(k);
+                (self.exchange().receive(k, softmax, &own, sinks.as_ref()), own)
             }
         }
     }
 
     /// Softmax and P V of the scores that a path's rows see.
-    fn attend(&self, k: &mut Builder, block: &mut Block, mask: &Masker, softmax: &OnlineSoftmax) {
+    fn attend(
+        &self,
+        k: &mut Builder,
+        block: &mut Block,
+        shown: (&Masker, Option<&RowPrograms<'_>>),
+        softmax: &OnlineSoftmax,
+    ) {
         let steps = block.steps();
         let ahead = if self.plan.scores == Scores::AllAtOnce { steps } else { steps.min(1) };
         (0..ahead).for_each(|step| block.issue_scores(k, step)); //       S = Q Kᵀ
         for step in 0..steps {
-            let maxima = block.maxima(k, self.params.softcap.as_ref(), mask, step);
+            let maxima = block.maxima(k, self.params.softcap.as_ref(), shown, step);
             let alpha = if step == 0 {
                 softmax.set_row_max(k, &maxima); //                             m = max(S·c)
                 None
@@ -208,6 +223,19 @@ impl<'a> Forward<'a> {
 
     pub(super) fn softmax(&self, k: &mut Builder) -> OnlineSoftmax {
         OnlineSoftmax::new(k, self.half, self.plan.rescale, self.params.factor, WARP_ROWS)
+    }
+
+    /// The programs for the warpgroup's rows.
+    pub(super) fn row_programs(&self, k: &mut Builder) -> Option<RowPrograms<'_>> {
+        let (tile, at) = ((WARP_ROWS, self.plan.block_n), [self.head, self.batch]);
+        let programs = self.params.programs.as_ref()?;
+        Some(programs.for_rows(k, &self.threads, &self.rows, tile, at))
+    }
+
+    /// The sinks of the warpgroup's rows.
+    fn sinks(&self, k: &mut Builder) -> Option<Sinks> {
+        let start = self.params.sinks?;
+        Some(Sinks::load(k, start, self.head, &self.threads, &self.rows, WARP_ROWS))
     }
 
     /// The warpgroup's rows among those of the CTA.
@@ -238,12 +266,14 @@ impl<'a> Forward<'a> {
     /// The warpgroup's columns of O over all keys, normalised; all columns if the warpgroup has all keys.
     fn join(&self, k: &mut Builder, softmax: OnlineSoftmax, o: AccTile) -> (OnlineSoftmax, AccTile) {
         let Some(exchange) = &self.exchange else {
-            softmax.normalize(k, &o);
+            let sinks = self.sinks(k);
+            softmax.normalize(k, &o, sinks.as_ref());
             return (softmax, o);
         };
         self.wait_for_cluster(k);
         let own = exchange.send(k, &softmax, &o);
-        (exchange.receive(k, softmax, &own), own)
+        let sinks = self.sinks(k);
+        (exchange.receive(k, softmax, &own, sinks.as_ref()), own)
     }
 
     /// With two CTAs, sends the peer's columns before the own ones are complete.

@@ -7,13 +7,14 @@ use serde_json::{Value, json};
 use super::SmallPlan;
 use crate::Program;
 use crate::family::{FamilyPlan, row_tiles};
+use crate::forward::contract::tanh_gene;
 use crate::genes::Turn::{Down, Up};
 use crate::genes::{BLOCK_N, CLUSTER, Gene, PACKING, RESIDENT_CTAS, STAGES, TURNS};
 use crate::{Arch, Features, PlanError};
 
 impl FamilyPlan for SmallPlan {
     fn features() -> Features {
-        Features { lengths: false, sink: false, programs: false }
+        Features { lengths: false, sink: true, programs: true }
     }
 
     fn default_for(problem: &Problem, arch: &Arch) -> SmallPlan {
@@ -63,6 +64,7 @@ impl FamilyPlan for SmallPlan {
             Gene::new("store"),
             Gene::new("overlapping"),
             Gene::new("resident_ctas").searched([1, 2, 3, 4]).curing(RESIDENT_CTAS),
+            tanh_gene(problem),
         ]
     }
 

@@ -1,4 +1,4 @@
-use attend::{Division, Packing, Rescale};
+use attend::{Division, Packing, Rescale, Tanh};
 use problem::{DType, Problem, Tensor};
 use serde::{Deserialize, Serialize};
 use tile::{Mbarriers, Pipeline, RowStore, SwizzledTile, Turns, WARPGROUP_ROWS, WARPGROUP_THREADS};
@@ -112,6 +112,9 @@ pub struct SmallPlan {
     pub overlapping: bool,
     /// Least number of resident CTAs per SM, which bounds registers.
     pub resident_ctas: u32,
+    /// The instructions of the softcap. Without effect on problems that have none.
+    #[serde(default)]
+    pub tanh: Tanh,
 }
 
 /// Largest number of paths that see a part of a block.

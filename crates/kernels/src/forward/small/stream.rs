@@ -38,8 +38,11 @@ impl Forward<'_> {
         }
         let mask = Masker::new(k, &self.params.band, &self.threads, &self.rows, WARP_ROWS, self.plan.block_n);
         let softmax = self.softmax(k);
-        let walk = Walk { from: tile.from(), full_from: own.lower.map(|lower| lower.full_from), end, masked };
-        main_loop.attend_once(k, &walk, &TileRows { mask: &mask, softmax: &softmax });
+        let walk =
+            Walk { from: tile.from(), full_from: own.lower.and_then(|lower| lower.full_from), end, masked };
+        let programs = self.row_programs(k);
+        let rows = TileRows { mask: &mask, softmax: &softmax, programs: programs.as_ref() };
+        main_loop.attend_once(k, &walk, &rows);
         (softmax, main_loop.o)
     }
 

@@ -2,13 +2,14 @@
 
 use attend::Sums;
 use problem::{Band, DType, Problem, Tensor};
-use tile::{Handout, RowStore, Turns};
+use tile::{Handout, RowStore, Tail, Turns};
 
 use super::plan::{
     Diagonal, Ends, FEEDING_REGISTERS, Rescaling, Store, WgmmaPlan, largest_limit, largest_threshold,
 };
 use crate::error::accept;
 use crate::forward::contract::{band, check_tensor_map, check_tensor_maps, misaligned, most_rows};
+use crate::forward::lengths::{check_lengths, check_ragged_values};
 use crate::forward::packing::check_packing;
 use crate::{Arch, PlanError};
 
@@ -23,6 +24,7 @@ impl WgmmaPlan {
         accept("sm", arch.sm.into(), arch.sm == 90, "90, whose target is sm_90a")?;
         self.check_problem(problem)?;
         self.check_genes(problem)?;
+        self.check_uneven(problem)?;
         self.check_resources(problem, arch)?;
         self.check_tail(problem, arch)?;
         let tiles = self.tile_count(problem);
@@ -49,7 +51,11 @@ impl WgmmaPlan {
         for (what, n) in [("seq_q", problem.seq_q), ("seq_kv", problem.seq_kv)] {
             accept(what, n as u64, (1..=most).contains(&n), &accepted)?;
         }
+        for (what, side) in [("packed queries", problem.lengths.q), ("packed keys", problem.lengths.kv)] {
+            accept(what, 0, side.packed != Some(0), &accepted)?;
+        }
         check_tensor_maps(problem, FAMILY)?;
+        check_ragged_values(problem, FAMILY)?;
         match misaligned(problem, Tensor::Out, RowStore::Pairs.elements()) {
             None => Ok(()),
             Some((what, stride)) => Err(PlanError::Problem {
@@ -59,6 +65,30 @@ impl WgmmaPlan {
                 accepted: "multiples of 2 elements".to_owned(),
             }),
         }
+    }
+
+    /// Whether the plan computes uneven lengths.
+    fn check_uneven(&self, problem: &Problem) -> Result<(), PlanError> {
+        if problem.lengths.is_even() {
+            return Ok(());
+        }
+        let refuse = |what: &str, value: &str, accepted: &str| {
+            let what = format!("{what} with uneven lengths");
+            let (value, accepted) = (value.to_owned(), accepted.to_owned());
+            Err(PlanError::Problem { family: FAMILY, what, value, accepted })
+        };
+        // A cluster's CTAs share the loads of keys, and tiles of the last round are shared by equal numbers
+        // of blocks. A bulk store ends where the tensor ends, not where the sequence does.
+        if self.cluster > 1 {
+            return refuse("cluster", &self.cluster.to_string(), "1");
+        }
+        if self.tail == Tail::Shared {
+            return refuse("tail", "shared", "whole");
+        }
+        if self.store == Store::Bulk {
+            return refuse("store", "bulk", "direct");
+        }
+        check_lengths(problem, self.block_m(), self.packed_heads(problem))
     }
 
     fn check_genes(&self, problem: &Problem) -> Result<(), PlanError> {

@@ -6,6 +6,7 @@ use tile::{Handout, Tail, TileOrder, Turns};
 
 use super::plan::{Diagonal, Ends, Probabilities, Rescaling, Store, WgmmaPlan, section_mib};
 use crate::Arch;
+use crate::forward::contract::default_tanh;
 use crate::forward::packing::packs_well;
 
 impl WgmmaPlan {
@@ -39,6 +40,7 @@ impl WgmmaPlan {
             handout: Handout::Dynamic,
             tail: Tail::Whole,
             tile_order: TileOrder::LongestFirst,
+            tanh: default_tanh(problem),
             section_mib: if dim > 64 && problem.seq_kv > 2048 { 64 } else { section_mib() },
         };
         let in_order = WgmmaPlan { handout: Handout::Static, tile_order: TileOrder::InOrder, ..base.clone() };
@@ -70,8 +72,13 @@ impl WgmmaPlan {
             return plan; // its resource use may overflow
         }
         plan = plan.filled(problem);
-        if plan.blank_warpgroups(problem) {
+        let uneven = !problem.lengths.is_even();
+        if plan.blank_warpgroups(problem) || uneven {
             plan.ends = Ends::Own;
+        }
+        if uneven {
+            // The producer reads the lengths ahead of the consumers.
+            plan.handout = Handout::Dynamic;
         }
         while plan.block_n > 16 && plan.check_resources(problem, arch).is_err() {
             plan.block_n -= 16;
@@ -84,6 +91,11 @@ impl WgmmaPlan {
     pub(crate) fn fitted(mut self, problem: &Problem) -> WgmmaPlan {
         if problem.dtype != DType::Bf16 || problem.pass.lse() {
             self.sums = Sums::Lanes;
+        }
+        if !problem.lengths.is_even() {
+            self.cluster = 1;
+            self.tail = Tail::Whole;
+            self.store = Store::Direct;
         }
         self.rescale = self.rescale.within(problem.dtype, self.sums);
         if self.store == Store::Bulk && self.check_bulk_store(problem).is_err() {

@@ -2,8 +2,8 @@
 //! `rows.rs`; results are stored in `store.rs`.
 
 use attend::{
-    KeyBand, MainLoop, Masker, OnlineSoftmax, Rescale, SharedProbs, Skips, Softcap, SpeculativeMax,
-    StreamKMerge, Sums, TileRows, Tiles,
+    KeyBand, Lengths, MainLoop, Masker, OnlineSoftmax, Rescale, ScorePrograms, SequenceTiles, SharedProbs,
+    Sinks, Skips, Softcap, SpeculativeMax, StreamKMerge, Sums, TileRows, Tiles,
 };
 use problem::{Problem, Tensor};
 use ptx::{
@@ -11,8 +11,8 @@ use ptx::{
     Violations,
 };
 use tile::{
-    AccTile, BulkStore, COUNTER_BYTES, Cluster, Consumer, Handout, Ones, OperandTile, PingPong, Pipeline,
-    Products, Roles, SharedMatrix, StreamK, SwizzledTile, Tail, TileBroadcast, TileGrid, TileRing,
+    AccTile, BulkStore, COUNTER_BYTES, Cluster, Consumer, Handout, Locate, Ones, OperandTile, PingPong,
+    Pipeline, Products, Roles, SharedMatrix, StreamK, SwizzledTile, Tail, TileBroadcast, TileGrid, TileRing,
     TileScheduler, TileStream, Turns, WarpRows, WarpgroupVote, WorkTile,
 };
 
@@ -23,6 +23,8 @@ use crate::contract::Contract;
 use crate::forward::contract::{
     declare_band, declare_head_strides, declare_map, declare_softcap, half, unsigned_factor,
 };
+use crate::forward::lengths::{batch_rows, declare_lengths, is_packed};
+use crate::forward::programs::declare_programs;
 
 const ENTRY: &str = "flash_forward_wgmma";
 /// The tensors that are loaded through tensor maps.
@@ -37,7 +39,13 @@ impl WgmmaPlan {
         k.min_ctas_per_sm(self.resident_ctas);
         let mut contract = Contract::new(problem);
         let params = Params::declare(&mut k, &mut contract, problem, self, arch);
-        Forward::new(&mut k, problem, self, params).body(&mut k);
+        let tiles = params.lengths.map(|lengths| SequenceTiles {
+            lengths,
+            rows: self.block_m(),
+            heads: self.packed_heads(problem),
+        });
+        let locate = tiles.as_ref().map(|tiles| tiles as &dyn Locate);
+        Forward::new(&mut k, problem, self, params, locate).body(&mut k);
         Ok(contract.into_program(k.into_verified(Target::sm_a(arch.sm))?, ENTRY, self.launch(problem, arch)))
     }
 
@@ -65,7 +73,7 @@ impl WgmmaPlan {
         let barriers = Pipeline::bytes(query_stages) + 2 * Pipeline::bytes(self.stages);
         let broadcast = match self.handout {
             Handout::Static | Handout::Folded | Handout::Grid => 0,
-            Handout::Dynamic => TileBroadcast::SHARED_BYTES,
+            Handout::Dynamic => TileBroadcast::shared_bytes(!problem.lengths.is_even()),
         };
         let rows_out = match self.store {
             Store::Direct => 0,
@@ -110,7 +118,7 @@ pub(super) struct Forward<'a> {
     pub(super) queries: TileRing,
     pub(super) keys: TileRing,
     pub(super) values: TileRing,
-    pub(super) schedule: TileScheduler,
+    pub(super) schedule: TileScheduler<'a>,
     /// Where the parts of shared tiles are merged.
     pub(super) merge: Option<StreamKMerge>,
     /// Staging rows of O for TMA stores.
@@ -135,12 +143,17 @@ pub(super) struct Params {
     pub(super) out_head_bytes: R64,
     pub(super) seq_q: R32,
     pub(super) seq_kv: R32,
+    pub(super) lengths: Option<Lengths>,
+    /// The batch stride of V in rows, if tiles of V are ragged.
+    pub(super) value_batch_rows: Option<R32>,
     pub(super) grid: TileGrid,
     pub(super) stream_k: Option<StreamK>,
     /// `|scale| · log2 e`.
     pub(super) factor: F32,
     pub(super) band: KeyBand,
     pub(super) softcap: Option<Softcap>,
+    programs: Option<ScorePrograms>,
+    sinks: Option<Global>,
 }
 
 impl Params {
@@ -170,6 +183,8 @@ impl Params {
         let [out_batch_bytes, out_head_bytes] = declare_head_strides(k, c, problem, Tensor::Out);
         let seq_q = c.u32(k, "seq_q", problem.seq_q as u32);
         let seq_kv = c.u32(k, "seq_kv", problem.seq_kv as u32);
+        let lengths = declare_lengths(k, c, problem, [seq_q, seq_kv]);
+        let value_batch_rows = value.ragged.then(|| c.u32(k, "v_batch_rows", batch_rows(problem) as u32));
         let grid = TileGrid {
             order: plan.tile_order,
             tiles: c.u32(k, "tiles", plan.tile_count(problem) as u32),
@@ -195,17 +210,27 @@ impl Params {
             out_head_bytes,
             seq_q,
             seq_kv,
+            lengths,
+            value_batch_rows,
             grid,
             stream_k,
             factor,
             band: declare_band(k, c, problem),
-            softcap: declare_softcap(k, c, problem),
+            softcap: declare_softcap(k, c, problem, plan.tanh),
+            programs: declare_programs(k, c, problem, plan.packed_heads(problem) > 1),
+            sinks: c.sinks(k),
         }
     }
 }
 
 impl<'a> Forward<'a> {
-    fn new(k: &mut Builder, problem: &'a Problem, plan: &'a WgmmaPlan, params: Params) -> Forward<'a> {
+    fn new(
+        k: &mut Builder,
+        problem: &'a Problem,
+        plan: &'a WgmmaPlan,
+        params: Params,
+        locate: Option<&'a dyn Locate>,
+    ) -> Forward<'a> {
         let [q, key, value] = plan.tile_shapes(problem);
         let shared = k.dynamic_shared(SwizzledTile::ALIGNMENT);
         let cluster = Cluster::new(k, plan.cluster);
@@ -232,7 +257,8 @@ impl<'a> Forward<'a> {
             ..queries
         };
         let broadcast = params.counter.map(|counter| {
-            let mut broadcast = TileBroadcast::new(take(TileBroadcast::SHARED_BYTES), counter, cluster);
+            let (spans, bytes) = (locate.is_some(), TileBroadcast::shared_bytes(locate.is_some()));
+            let mut broadcast = TileBroadcast::new(take(bytes), counter, cluster, spans);
             broadcast.pipeline =
                 broadcast.pipeline.without_empty_barriers(plan.broadcast_without_empty_barriers());
             broadcast
@@ -251,6 +277,7 @@ impl<'a> Forward<'a> {
             schedule: TileScheduler {
                 handout: plan.handout,
                 grid: params.grid,
+                locate,
                 broadcast,
                 cluster,
                 stream_k: params.stream_k,
@@ -298,15 +325,16 @@ impl<'a> Forward<'a> {
             let (from, end) = self.span(k, tile);
             let key_head = tile::divide(k, tile.head, self.problem.group_size() as u32 / rows.heads);
             let position = rows.position(k, rows.first);
+            let position = self.row_of_sequence(k, tile, position);
             let [q_part, key_part, value_part] = LOADED.map(|tensor| {
                 let head = if tensor == Tensor::Q { tile.head } else { key_head };
                 self.distinct(tensor, [head, tile.batch])
             });
-            let request =
-                |k: &mut Builder, ring: &TileRing, at, map, block: R32, [head, batch]: [Src<R32>; 2]| {
-                    let first = k.mul(block, self.plan.block_n);
-                    ring.request(k, at, map, [first.into(), head, batch]);
-                };
+            let request = |k: &mut Builder, ring: &TileRing, at, map, block: R32, part: [Src<R32>; 2]| {
+                let first = k.mul(block, self.plan.block_n);
+                let from = self.key_place(k, tile, ring.tile.ragged, first, part);
+                ring.request(k, at, map, from);
+            };
             let block = k.sub(end, 1);
             // The keys come before Q, whose stage is released later.
             request(k, &self.keys, &key_at, key_map, block, key_part.clone()); //          8  last K
@@ -329,7 +357,8 @@ impl<'a> Forward<'a> {
     /// Head and batch entry in a tensor map, where those with stride 0 are one.
     fn distinct(&self, tensor: Tensor, [head, batch]: [R32; 2]) -> [Src<R32>; 2] {
         let strides = self.problem.strides(tensor);
-        [(head, strides.head), (batch, strides.batch)]
+        let batch_stride = if is_packed(self.problem, tensor) { 0 } else { strides.batch };
+        [(head, strides.head), (batch, batch_stride)]
             .map(|(index, stride)| if stride == 0 { 0.into() } else { index.into() })
     }
 
@@ -357,7 +386,11 @@ impl<'a> Forward<'a> {
             let mask =
                 Masker::new(k, &self.params.band, &consumer.threads, &rows, 16, plan.block_n).by_bits();
             let softmax = self.softmax(k);
-            let tile_rows = TileRows { mask: &mask, softmax: &softmax };
+            let programs = self.params.programs.as_ref().map(|programs| {
+                let at = [tile.head, tile.batch];
+                programs.for_rows(k, &consumer.threads, &rows, (16, plan.block_n), at)
+            });
+            let tile_rows = TileRows { mask: &mask, softmax: &softmax, programs: programs.as_ref() };
             let more = main_loop.attend(k, &walk, &tile_rows, |k| {
                 let more = tiles.advance(k);
                 if plan.tiles == Tiles::Overlapped {
@@ -367,7 +400,11 @@ impl<'a> Forward<'a> {
             });
             let o = softmax.take_sums(k, &main_loop.o);
             self.if_complete(k, consumer, tile, &softmax, &o, |k| {
-                let finished = softmax.finish(k, &o); //                      O / l, LSE = m + ln l
+                let sinks = self
+                    .params
+                    .sinks
+                    .map(|start| Sinks::load(k, start, tile.head, &consumer.threads, &rows, 16));
+                let finished = softmax.finish(k, &o, sinks.as_ref()); //      O / l, LSE = m + ln l
                 match &bulk {
                     None => self.store(k, consumer, tile, &rows, &o),
                     Some(bulk) => self.store_bulk(k, bulk, consumer, tile, &rows, &o),

@@ -7,13 +7,14 @@ use serde_json::{Value, json};
 use super::WgmmaPlan;
 use crate::Program;
 use crate::family::{FamilyPlan, row_tiles};
+use crate::forward::contract::tanh_gene;
 use crate::genes::Turn::{Down, To, Up};
 use crate::genes::{BLOCK_N, CLUSTER, Gene, PACKING, PRODUCTS, RESIDENT_CTAS, STAGES, TURNS};
 use crate::{Arch, Features, PlanError};
 
 impl FamilyPlan for WgmmaPlan {
     fn features() -> Features {
-        Features { lengths: false, sink: false, programs: false }
+        Features { lengths: true, sink: true, programs: true }
     }
 
     fn default_for(problem: &Problem, arch: &Arch) -> WgmmaPlan {
@@ -75,6 +76,7 @@ impl FamilyPlan for WgmmaPlan {
             Gene::new("tail").searched(tails.iter().copied()).curing(&[("small grid", To("shared"))]),
             Gene::new("tile_order").searched(["in_order", "longest_first", "strided"]),
             Gene::new("section_mib").searched([16, 32, 48, 64, 96, 128]),
+            tanh_gene(problem),
         ]
     }
 

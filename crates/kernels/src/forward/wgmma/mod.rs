@@ -20,6 +20,7 @@ mod check;
 mod default;
 mod emit;
 mod family;
+mod lengths;
 mod plan;
 mod rows;
 mod store;

@@ -1,12 +1,13 @@
 //! The genes of the family, and quantities derived from them for a problem.
 
-use attend::{Chains, Order, Packing, Rescale, Sums, Tiles};
+use attend::{Chains, Order, Packing, Rescale, Sums, Tanh, Tiles};
 use problem::{DType, Problem, Tensor};
 use serde::{Deserialize, Deserializer, Serialize};
 use tile::{Handout, LastWave, Ones, RowStore, SwizzledTile, Tail, TileOrder, Turns, WARPGROUP_ROWS};
 
 use crate::Arch;
 use crate::forward::contract::misaligned;
+use crate::forward::lengths::{keys_are_uneven, row_blocks};
 use crate::forward::packing::packed_heads;
 
 /// How the softmax reference follows the row max. Rows with the former names are read: `classic`,
@@ -201,6 +202,9 @@ pub struct WgmmaPlan {
     /// should hold. Fewer heads have more L2 hits; more heads leave shorter tiles for the end.
     #[serde(default = "section_mib")]
     pub section_mib: u32,
+    /// The instructions of the softcap. Without effect on problems that have none.
+    #[serde(default)]
+    pub tanh: Tanh,
 }
 
 /// About half of L2 (H100: 50 MB), FlashAttention-3's choice.
@@ -253,7 +257,7 @@ impl WgmmaPlan {
         [
             SwizzledTile::new(self.block_m(), dim).packed(self.packed_heads(problem)),
             SwizzledTile::new(self.block_n, dim).in_parts(self.cluster),
-            SwizzledTile::new(self.block_n, dim_v).in_parts(self.cluster),
+            SwizzledTile::new(self.block_n, dim_v).in_parts(self.cluster).ragged(keys_are_uneven(problem)),
         ]
     }
 
@@ -294,12 +298,19 @@ impl WgmmaPlan {
 
     /// Tiles of a head (or group); the tiles of a cluster count as one.
     pub(super) fn row_blocks(&self, problem: &Problem) -> u64 {
-        self.rows(problem).div_ceil(u64::from(self.cluster * self.block_m()))
+        let [tiles, _] = row_blocks(problem, self.cluster * self.block_m(), self.packed_heads(problem));
+        tiles
+    }
+
+    /// Batch entries that have as many tiles each: one for packed queries.
+    fn tile_batches(problem: &Problem) -> u64 {
+        let [_, batch] = row_blocks(problem, 1, 1);
+        batch
     }
 
     /// Tiles of all heads.
     pub(super) fn tile_count(&self, problem: &Problem) -> u64 {
-        self.row_blocks(problem) * problem.batch as u64 * self.tile_heads(problem)
+        self.row_blocks(problem) * WgmmaPlan::tile_batches(problem) * self.tile_heads(problem)
     }
 
     /// Number of CTAs or clusters that are resident at a time.
@@ -346,7 +357,7 @@ impl WgmmaPlan {
         if self.tile_order == TileOrder::Strided {
             return stride(self.tile_count(problem));
         }
-        let heads = problem.batch * self.tile_heads(problem) as usize;
+        let heads = (WgmmaPlan::tile_batches(problem) * self.tile_heads(problem)) as usize;
         let bytes = 2 * problem.seq_kv * (problem.head_dim + problem.head_dim_v);
         let group = problem.group_size() / self.packed_heads(problem) as usize;
         // Query heads of a group share keys and values.

@@ -6,6 +6,7 @@ use tile::{Consumer, Tail, TileCursor, WARPGROUP_ROWS, WorkTile};
 
 use super::emit::Forward;
 use super::plan::Ends;
+use crate::forward::lengths::blocks_divide;
 
 impl Forward<'_> {
     /// The CTA's query rows of a tile.
@@ -14,23 +15,24 @@ impl Forward<'_> {
             None => tile.row_block,
             Some(cluster) => k.mad(tile.row_block, cluster.ctas, cluster.rank),
         };
-        self.range(k, row_block, self.plan.block_m())
+        self.range(k, tile, row_block, self.plan.block_m())
     }
 
-    /// Range `number` of ranges of `rows` query rows.
-    pub(super) fn range(&self, k: &mut Builder, number: R32, rows: u32) -> RowRange {
+    /// Range `number` of ranges of `rows` query rows of the tile's head.
+    fn range(&self, k: &mut Builder, tile: &WorkTile, number: R32, rows: u32) -> RowRange {
+        let [seq_q, seq_kv] = self.lengths(tile);
         RowRange {
             first: k.mul(number, rows),
             rows,
-            seq_q: self.params.seq_q,
-            seq_kv: self.params.seq_kv,
+            seq_q,
+            seq_kv,
             heads: self.plan.packed_heads(self.problem),
         }
     }
 
     /// Whether the last KV block ends where the keys end.
     pub(super) fn divides(&self) -> bool {
-        self.problem.seq_kv.is_multiple_of(self.plan.block_n as usize)
+        blocks_divide(self.problem, self.plan.block_n)
     }
 
     /// One past the last KV block of a tile, over all CTAs of a cluster.
@@ -40,7 +42,7 @@ impl Forward<'_> {
 
     /// The KV blocks of a tile, over all CTAs of a cluster.
     fn tile_bound(&self, k: &mut Builder, tile: &WorkTile) -> Bound {
-        let rows = self.range(k, tile.row_block, self.plan.cluster * self.plan.block_m());
+        let rows = self.range(k, tile, tile.row_block, self.plan.cluster * self.plan.block_m());
         self.bound_of(k, &rows)
     }
 
@@ -59,7 +61,8 @@ impl Forward<'_> {
     /// step; rows that see no key find that block masked.
     fn bound_of(&self, k: &mut Builder, rows: &RowRange) -> Bound {
         let bound = Bound::new(k, &self.params.band, rows, self.plan.block_n, self.divides());
-        if self.params.band.is_full() { bound } else { bound.at_least_one(k) }
+        let some = self.params.band.is_full() && self.params.lengths.is_none();
+        if some { bound } else { bound.at_least_one(k) }
     }
 
     /// A warpgroup's rows of a tile.
@@ -163,6 +166,6 @@ impl Forward<'_> {
             return (None, if self.divides() { Masked::Never } else { Masked::First });
         }
         let bound = Bound::new(k, band, own, self.plan.block_n, false);
-        (bound.lower.map(|lower| lower.full_from), bound.full.map_or(Masked::First, Masked::From))
+        (bound.lower.and_then(|lower| lower.full_from), bound.full.map_or(Masked::First, Masked::From))
     }
 }

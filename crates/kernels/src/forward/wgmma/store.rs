@@ -11,7 +11,7 @@ impl Forward<'_> {
     /// The warp's first row, and one past the last that is stored.
     pub(super) fn row_limits(&self, k: &mut Builder, consumer: &Consumer, rows: &RowRange) -> (R32, R32) {
         let first = k.mad(consumer.threads.row_warp, 16, rows.first);
-        (first, k.mul(self.params.seq_q, rows.heads))
+        (first, k.mul(rows.seq_q, rows.heads))
     }
 
     /// Stores the warp's rows of O.
@@ -56,7 +56,8 @@ impl Forward<'_> {
         let limits = self.row_limits(k, consumer, rows);
         let to = |k: &mut Builder, row: R32| {
             let [head, position] = rows.head_and_position(k, tile.head, row);
-            lse_of_row(k, self.problem, (start, self.params.seq_q), [tile.batch, head, position])
+            let ([batch, row], seq_q) = self.lse_place(k, tile, position);
+            lse_of_row(k, self.problem, (start, seq_q), [batch, head, row])
         };
         store_lse_at(k, &consumer.threads, lse, limits, to);
     }
@@ -65,7 +66,9 @@ impl Forward<'_> {
     pub(super) fn place(&self, k: &mut Builder, tile: &WorkTile, rows: &RowRange, row: R32) -> Global {
         let Params { out, out_batch_bytes, out_head_bytes, .. } = self.params;
         let [head, position] = rows.head_and_position(k, tile.head, row);
+        let row = self.row_of_sequence(k, tile, position);
+        // The batch stride of packed queries is 0.
         let strides = [out_batch_bytes, out_head_bytes];
-        row_of_output(k, self.problem, (out, strides), [tile.batch, head, position])
+        row_of_output(k, self.problem, (out, strides), [tile.batch, head, row])
     }
 }

@@ -1,0 +1,254 @@
+//! Score and mask programs as one list of nodes, each with the place where its value is computed.
+
+use std::collections::HashMap;
+
+use problem::program::{BinaryOp, Id, Input, Op, Range, UnaryOp};
+use problem::{Problem, Program};
+
+/// Integers up to this magnitude are exact in f32.
+const EXACT: i64 = 1 << 24;
+
+/// Where a value is computed: as rarely as the score's position allows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Place {
+    /// Once for all rows of a tile.
+    Once,
+    /// Once for each of the lane's rows.
+    Row,
+    /// Once for each of the lane's columns of a block.
+    Column,
+    /// For each score.
+    Element,
+}
+
+impl Place {
+    /// The place of a value that depends on values of both places.
+    fn with(self, other: Place) -> Place {
+        match (self, other) {
+            (Place::Row, Place::Column) | (Place::Column, Place::Row) => Place::Element,
+            _ => self.max(other),
+        }
+    }
+}
+
+/// An index of a table that is read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) struct Index {
+    pub dimension: usize,
+    pub value: Id,
+    /// The index may be negative.
+    pub clamp_low: bool,
+    /// The index may be too large.
+    pub clamp_high: bool,
+}
+
+/// A value of a kernel's programs.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(super) enum Node {
+    /// An operation of a program that reads no table.
+    Op(Op),
+    /// The reciprocal of a float.
+    Reciprocal(Id),
+    /// The address of a table, or a distance from it, by some of the indices.
+    Address {
+        table: usize,
+        /// The table's first element is the origin; else 0.
+        from_start: bool,
+        indices: Vec<Index>,
+    },
+    /// The element of a table at the sum of addresses.
+    Load { table: usize, parts: Vec<Id> },
+}
+
+impl Node {
+    fn reads(&self) -> Vec<Id> {
+        match self {
+            Node::Op(op) => op.reads(),
+            Node::Reciprocal(a) => vec![*a],
+            Node::Address { indices, .. } => indices.iter().map(|index| index.value).collect(),
+            Node::Load { parts, .. } => parts.clone(),
+        }
+    }
+}
+
+/// The programs of a problem, ready to be emitted.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Code {
+    pub nodes: Vec<Node>,
+    pub places: Vec<Place>,
+    /// The node of the score program's result.
+    pub score: Option<Id>,
+    /// The node of the mask program's result.
+    pub mask: Option<Id>,
+    /// Bounds of integer nodes; `None` for other nodes.
+    ranges: Vec<Option<Range>>,
+    known: HashMap<Node, Id>,
+    /// Rows of one tile belong to several heads.
+    packed: bool,
+}
+
+impl Code {
+    /// The programs of a problem. `packed` says whether the rows of a tile belong to several heads.
+    pub fn new(problem: &Problem, packed: bool) -> Code {
+        let mut code = Code { packed, ..Code::default() };
+        let programs = &problem.programs;
+        code.score = programs.score.as_ref().map(|program| code.add(program, problem));
+        code.mask = programs.mask.as_ref().map(|program| code.add(program, problem));
+        code
+    }
+
+    /// Adds a program; returns its result.
+    fn add(&mut self, program: &Program, problem: &Problem) -> Id {
+        let ranges = program.ranges(problem);
+        let mut ids: Vec<Id> = Vec::with_capacity(ranges.len());
+        for (op, &range) in program.ops().iter().zip(&ranges) {
+            let id = match op {
+                Op::Load { table, index, .. } => {
+                    let indices = index.iter().enumerate().map(|(dimension, &read)| Index {
+                        dimension,
+                        value: ids[read],
+                        clamp_low: ranges[read].low < 0,
+                        // A problem with a position outside its table is refused.
+                        clamp_high: !ranges[read].position && program.ops()[read] != Op::Int(0),
+                    });
+                    self.load(*table as usize, indices.collect())
+                }
+                Op::Unary(UnaryOp::ToFloat, a) => {
+                    let integer = ids[*a];
+                    self.as_float(integer).unwrap_or_else(|| self.convert(integer))
+                }
+                Op::Binary(BinaryOp::Div, a, b) if program.types()[*b] == problem::program::Type::Float => {
+                    let inverse = self.push(Node::Reciprocal(ids[*b]), None);
+                    self.push(Node::Op(Op::Binary(BinaryOp::Mul, ids[*a], inverse)), None)
+                }
+                op => {
+                    let own = renumbered(op, &ids);
+                    self.push(Node::Op(own), Some(range))
+                }
+            };
+            ids.push(id);
+        }
+        ids[ids.len() - 1]
+    }
+
+    /// A read of a table: indices of one place form one part of the address.
+    fn load(&mut self, table: usize, indices: Vec<Index>) -> Id {
+        let mut parts = Vec::new();
+        for place in [Place::Once, Place::Row, Place::Column, Place::Element] {
+            let of_place = |index: &Index| self.places[index.value] == place;
+            let indices: Vec<Index> = indices.iter().copied().filter(of_place).collect();
+            if !indices.is_empty() {
+                let from_start = parts.is_empty();
+                parts.push(self.push(Node::Address { table, from_start, indices }, None));
+            }
+        }
+        self.push(Node::Load { table, parts }, None)
+    }
+
+    fn convert(&mut self, integer: Id) -> Id {
+        self.push(Node::Op(Op::Unary(UnaryOp::ToFloat, integer)), None)
+    }
+
+    /// An integer as a float, without a conversion for each score: its operands are converted instead, where
+    /// all values are exact in f32. A conversion has a quarter of an addition's rate or less.
+    fn as_float(&mut self, integer: Id) -> Option<Id> {
+        let exact = |range: Range| -EXACT <= range.low && range.high <= EXACT;
+        if !self.ranges[integer].is_some_and(exact) {
+            return None;
+        }
+        if self.places[integer] != Place::Element {
+            return Some(self.convert(integer));
+        }
+        let Node::Op(op) = self.nodes[integer].clone() else { return None };
+        let op = match op {
+            Op::Unary(op @ (UnaryOp::Neg | UnaryOp::Abs), a) => Op::Unary(op, self.as_float(a)?),
+            Op::Binary(
+                op @ (BinaryOp::Add | BinaryOp::Sub | BinaryOp::Mul | BinaryOp::Min | BinaryOp::Max),
+                a,
+                b,
+            ) => Op::Binary(op, self.as_float(a)?, self.as_float(b)?),
+            _ => return None,
+        };
+        Some(self.push(Node::Op(op), None))
+    }
+
+    fn push(&mut self, node: Node, range: Option<Range>) -> Id {
+        if let Some(&id) = self.known.get(&node) {
+            return id;
+        }
+        let own = match node {
+            Node::Op(Op::Input(Input::Score)) => Place::Element,
+            Node::Op(Op::Input(Input::Query)) => Place::Row,
+            Node::Op(Op::Input(Input::Key)) => Place::Column,
+            Node::Op(Op::Input(Input::Head)) if self.packed => Place::Row,
+            _ => Place::Once,
+        };
+        self.places.push(node.reads().iter().fold(own, |place, &read| place.with(self.places[read])));
+        self.ranges.push(range);
+        let id = self.nodes.len();
+        self.nodes.push(node.clone());
+        self.known.insert(node, id);
+        id
+    }
+
+    /// The values of rows that are used in blocks, and so are computed before them.
+    pub fn of_rows(&self) -> Vec<Id> {
+        let is_of_rows = |&id: &Id| self.places[id] <= Place::Row;
+        let of_blocks = self.needed().into_iter().filter(|id| !is_of_rows(id));
+        let read = of_blocks.flat_map(|id| self.nodes[id].reads());
+        let mut found: Vec<Id> = read.chain(self.score).chain(self.mask).filter(is_of_rows).collect();
+        found.sort_unstable();
+        found.dedup();
+        found
+    }
+
+    /// The nodes that the results depend on.
+    fn needed(&self) -> Vec<Id> {
+        let mut needed = vec![false; self.nodes.len()];
+        for root in self.score.iter().chain(&self.mask) {
+            needed[*root] = true;
+        }
+        let mut found = Vec::new();
+        for id in (0..needed.len()).rev() {
+            if needed[id] {
+                found.push(id);
+                self.nodes[id].reads().into_iter().for_each(|read| needed[read] = true);
+            }
+        }
+        found
+    }
+
+    /// The constant integer that a node is.
+    pub fn constant(&self, id: Id) -> Option<i32> {
+        match self.nodes[id] {
+            Node::Op(Op::Int(x)) => Some(x),
+            _ => None,
+        }
+    }
+
+    /// Whether an integer is never negative.
+    pub fn is_natural(&self, id: Id) -> bool {
+        self.ranges[id].is_some_and(|range| range.low >= 0)
+    }
+
+    /// Whether a node is the key's position.
+    pub fn is_key(&self, id: Id) -> bool {
+        self.nodes[id] == Node::Op(Op::Input(Input::Key))
+    }
+
+    /// Whether a node is the score.
+    pub fn is_score(&self, id: Id) -> bool {
+        self.nodes[id] == Node::Op(Op::Input(Input::Score))
+    }
+}
+
+/// An operation with other numbers for those that it reads.
+fn renumbered(op: &Op, ids: &[Id]) -> Op {
+    match *op {
+        Op::Unary(op, a) => Op::Unary(op, ids[a]),
+        Op::Binary(op, a, b) => Op::Binary(op, ids[a], ids[b]),
+        Op::Compare(op, a, b) => Op::Compare(op, ids[a], ids[b]),
+        Op::Select(a, b, c) => Op::Select(ids[a], ids[b], ids[c]),
+        ref leaf => leaf.clone(),
+    }
+}

@@ -1,0 +1,366 @@
+//! Score and mask programs on tiles of scores.
+//!
+//! What depends on the query, the head or the batch entry alone is computed once for each of the lane's rows,
+//! before the KV blocks; what depends on the key alone once for each of the lane's columns of a block.
+//! Parameters of programs, strides and extents of tables are launch parameters.
+//!
+//! A row beyond the queries, or a column beyond the keys, reads tables at the last position. Its scores are
+//! hidden or not stored.
+
+use problem::program::{BinaryOp, Id, Input, Op};
+use problem::{Problem, TableType};
+use ptx::{Builder, F32, Global, Half, R16, R32, R64, Type};
+use tile::{AccTile, Threads};
+
+use super::emit::{Division, Value, binary, compare, select, truth, unary};
+use super::lower::{Code, Index, Node, Place};
+use crate::{Coverage, RowRange};
+
+/// A table in a kernel.
+#[derive(Clone, Debug)]
+pub struct TableParams {
+    /// Its first element.
+    pub start: Global,
+    /// Type of the elements.
+    pub dtype: TableType,
+    /// Bytes between neighbours in each dimension; `None` for the size of an element.
+    pub strides: Vec<Option<R64>>,
+    /// The last index in each dimension.
+    pub lasts: Vec<R32>,
+}
+
+/// What programs read, as launch parameters; `None` for what they do not read.
+#[derive(Clone, Debug)]
+pub struct ProgramParams {
+    /// The factor that turns the product of a query and a key, or its capped form, into the logit.
+    pub factor: F32,
+    /// Float parameters.
+    pub floats: Vec<Option<F32>>,
+    /// Integer parameters.
+    pub ints: Vec<Option<R32>>,
+    /// Tables.
+    pub tables: Vec<Option<TableParams>>,
+}
+
+/// The programs of a problem, ready to be emitted.
+#[derive(Clone, Debug)]
+pub struct ScorePrograms {
+    code: Code,
+    params: ProgramParams,
+}
+
+/// The values of nodes, where they were computed.
+type Memo = Vec<Option<Value>>;
+
+/// The programs for the rows of a tile, with the values that depend on the rows alone.
+#[derive(Clone, Debug)]
+pub struct RowPrograms<'a> {
+    programs: &'a ScorePrograms,
+    rows: RowRange,
+    /// The lane's first column in a block.
+    column: R32,
+    /// The last key, or 0 if there is none.
+    last_key: R32,
+    once: Memo,
+    of_rows: Vec<Memo>,
+}
+
+impl ScorePrograms {
+    /// The programs of a problem. `packed` says whether the rows of a tile belong to several heads.
+    pub fn new(problem: &Problem, packed: bool, params: ProgramParams) -> ScorePrograms {
+        ScorePrograms { code: Code::new(problem, packed), params }
+    }
+
+    /// Whether there is a score program: the softmax then takes logits, in units of the natural logarithm.
+    pub const fn shapes_scores(&self) -> bool {
+        self.code.score.is_some()
+    }
+
+    /// For warps that hold `warp_rows` rows of the range each, and `warp_keys` keys of each block. `head` is
+    /// the tile's query head, or group of packed heads.
+    pub fn for_rows(
+        &self,
+        k: &mut Builder,
+        threads: &Threads,
+        rows: &RowRange,
+        (warp_rows, warp_keys): (u32, u32),
+        [head, batch]: [R32; 2],
+    ) -> RowPrograms<'_> {
+        let first = k.mad(threads.row_warp, warp_rows, rows.first);
+        let first = k.add(first, threads.quad);
+        let column = match threads.part {
+            None => threads.column,
+            Some(part) => k.mad(part, warp_keys, threads.column),
+        };
+        let [last_query, last_key] = [rows.seq_q, rows.seq_kv].map(|length| {
+            let last = k.sub(length, 1);
+            k.max_s(last, 0)
+        });
+        let none = vec![None; self.code.nodes.len()];
+        let mut at = Scope::new(self, rows);
+        (at.head, at.batch) = (Some(head), Some(batch));
+        let needed = self.code.of_rows();
+        let of_rows = (0..warp_rows / 8).map(|i| {
+            let row = k.add(first, i / 2 * 16 + i % 2 * 8);
+            let [head, position] = rows.head_and_position(k, head, row);
+            at.head = Some(head);
+            at.query = Some(k.min_u(position, last_query));
+            at.row = none.clone();
+            for &id in &needed {
+                at.value(k, id);
+            }
+            std::mem::take(&mut at.row)
+        });
+        let of_rows = of_rows.collect();
+        RowPrograms { programs: self, rows: *rows, column, last_key, once: at.once, of_rows }
+    }
+}
+
+impl RowPrograms<'_> {
+    /// Turns the products of a tile's queries with the keys from `origin` on, which may be capped, into
+    /// logits, and hides the keys that the mask program hides.
+    pub fn apply(&self, k: &mut Builder, s: &AccTile, origin: R32, coverage: Coverage) {
+        let code = &self.programs.code;
+        let first = k.add(origin, self.column);
+        let mut at = Scope::new(self.programs, &self.rows);
+        at.once.clone_from(&self.once);
+        at.first_key = Some((first, coverage));
+        at.last_key = Some(self.last_key);
+        let rows: Vec<Vec<F32>> = (0..s.lane_rows()).map(|i| s.row(i).collect()).collect();
+        for column in 0..rows[0].len() {
+            let none: Memo = vec![None; code.nodes.len()];
+            at.offset = column as u32 / 2 * 8 + column as u32 % 2;
+            at.column.clone_from(&none);
+            for (row, scores) in rows.iter().enumerate() {
+                let score = scores[column];
+                at.row.clone_from(&self.of_rows[row]);
+                at.element.clone_from(&none);
+                at.score = Some(score);
+                let sees = code.mask.map(|mask| at.value(k, mask).bool());
+                if let Some(result) = code.score {
+                    let logit = at.value(k, result).float();
+                    k.mov_to(score, logit);
+                }
+                if let Some(sees) = sees {
+                    k.selp_to(score, score, f32::NEG_INFINITY, sees);
+                }
+            }
+        }
+    }
+}
+
+/// A point of evaluation: the positions that are known, and the values computed so far at each place.
+struct Scope<'a> {
+    programs: &'a ScorePrograms,
+    rows: &'a RowRange,
+    head: Option<R32>,
+    batch: Option<R32>,
+    query: Option<R32>,
+    /// The key of the lane's first column, and whether all keys of the block exist.
+    first_key: Option<(R32, Coverage)>,
+    last_key: Option<R32>,
+    /// The column, from the lane's first.
+    offset: u32,
+    /// The register of the score.
+    score: Option<F32>,
+    once: Memo,
+    row: Memo,
+    column: Memo,
+    element: Memo,
+}
+
+/// Values of a place are only asked for where the place's positions are known.
+const KNOWN: &str = "the position is known at this place";
+
+impl<'a> Scope<'a> {
+    fn new(programs: &'a ScorePrograms, rows: &'a RowRange) -> Scope<'a> {
+        let none: Memo = vec![None; programs.code.nodes.len()];
+        Scope {
+            programs,
+            rows,
+            head: None,
+            batch: None,
+            query: None,
+            first_key: None,
+            last_key: None,
+            offset: 0,
+            score: None,
+            once: none.clone(),
+            row: none.clone(),
+            column: none.clone(),
+            element: none,
+        }
+    }
+
+    fn memo(&mut self, id: Id) -> &mut Option<Value> {
+        let of_place = match self.programs.code.places[id] {
+            Place::Once => &mut self.once,
+            Place::Row => &mut self.row,
+            Place::Column => &mut self.column,
+            Place::Element => &mut self.element,
+        };
+        &mut of_place[id]
+    }
+
+    /// The value of a node: computed here, unless it was computed before.
+    fn value(&mut self, k: &mut Builder, id: Id) -> Value {
+        if let Some(known) = *self.memo(id) {
+            return known;
+        }
+        let value = self.compute(k, id);
+        *self.memo(id) = Some(value);
+        value
+    }
+
+    fn compute(&mut self, k: &mut Builder, id: Id) -> Value {
+        let programs = self.programs;
+        match &programs.code.nodes[id] {
+            Node::Op(op) => self.operation(k, op),
+            Node::Reciprocal(a) => {
+                let a = self.value(k, *a).float();
+                Value::Float(k.rcp(a))
+            }
+            Node::Address { table, from_start, indices } => {
+                Value::At(self.address(k, *table, *from_start, indices))
+            }
+            Node::Load { table, parts } => {
+                let parts: Vec<Global> = parts.iter().map(|&part| self.value(k, part).at()).collect();
+                let sum = |a: Global, b: &Global| Global {
+                    base: k.add(a.base, b.base),
+                    offset: a.offset + b.offset,
+                };
+                let at = parts[1..].iter().fold(parts[0], sum);
+                load(k, self.table(*table).dtype, at)
+            }
+        }
+    }
+
+    fn operation(&mut self, k: &mut Builder, op: &Op) -> Value {
+        let code = &self.programs.code;
+        match *op {
+            Op::Input(input) => self.input(k, input),
+            Op::Float(bits) => Value::Float(k.mov(f32::from_bits(bits))),
+            Op::Int(x) => Value::Int(k.mov(x)),
+            Op::Bool(x) => Value::Bool(truth(k, x)),
+            Op::Load { .. } => unreachable!("loads are nodes of their own"),
+            Op::Unary(op, a) => {
+                let a = self.value(k, a);
+                unary(k, op, a)
+            }
+            Op::Binary(BinaryOp::Add, a, b) if code.is_score(a) != code.is_score(b) => {
+                let other = if code.is_score(a) { b } else { a };
+                let other = self.value(k, other).float();
+                Value::Float(self.logit_plus(k, other))
+            }
+            Op::Binary(BinaryOp::Sub, a, b) if code.is_score(a) && !code.is_score(b) => {
+                let other = self.value(k, b).float();
+                let minus = k.neg(other);
+                Value::Float(self.logit_plus(k, minus))
+            }
+            Op::Binary(op, a, b) => {
+                let division = Division { natural: code.is_natural(a), by: code.constant(b) };
+                let (a, b) = (self.value(k, a), self.value(k, b));
+                binary(k, op, a, b, division)
+            }
+            Op::Compare(op, a, b) => {
+                let (a, b) = (self.value(k, a), self.value(k, b));
+                Value::Bool(compare(k, op, a, b))
+            }
+            Op::Select(a, b, c) => {
+                let (a, b, c) = (self.value(k, a).bool(), self.value(k, b), self.value(k, c));
+                select(k, a, b, c)
+            }
+        }
+    }
+
+    /// The logit plus a value, in one FMA with the scale.
+    fn logit_plus(&self, k: &mut Builder, other: F32) -> F32 {
+        k.mad(self.score.expect(KNOWN), self.programs.params.factor, other)
+    }
+
+    fn input(&self, k: &mut Builder, input: Input) -> Value {
+        let params = &self.programs.params;
+        match input {
+            Input::Score => Value::Float(k.mul(self.score.expect(KNOWN), params.factor)),
+            Input::Query => Value::Int(self.query.expect(KNOWN)),
+            Input::Key => Value::Int(self.key(k)),
+            Input::Batch => Value::Int(self.batch.expect(KNOWN)),
+            Input::Head => Value::Int(self.head.expect(KNOWN)),
+            Input::QueryLength => Value::Int(self.rows.seq_q),
+            Input::KeyLength => Value::Int(self.rows.seq_kv),
+            Input::FloatParameter(i) => Value::Float(params.floats[i as usize].expect("declared")),
+            Input::IntParameter(i) => Value::Int(params.ints[i as usize].expect("declared")),
+        }
+    }
+
+    /// The key of the column, or the last key if the column lies beyond it.
+    fn key(&self, k: &mut Builder) -> R32 {
+        let (first, coverage) = self.first_key.expect(KNOWN);
+        let key = if self.offset == 0 { first } else { k.add(first, self.offset) };
+        match coverage {
+            Coverage::Full => key,
+            Coverage::Partial => k.min_u(key, self.last_key.expect(KNOWN)),
+        }
+    }
+
+    fn table(&self, table: usize) -> &'a TableParams {
+        self.programs.params.tables[table].as_ref().expect("declared")
+    }
+
+    fn address(&mut self, k: &mut Builder, table: usize, from_start: bool, indices: &[Index]) -> Global {
+        let params = self.table(table);
+        let element = params.dtype.bytes() as u32;
+        let mut at = from_start.then_some(params.start);
+        for index in indices {
+            let stride = params.strides[index.dimension];
+            if let (true, None, Some((first, Coverage::Full))) =
+                (self.programs.code.is_key(index.value), stride, self.first_key)
+            {
+                let from = further(k, at, first, stride, element);
+                at = Some(Global { offset: from.offset + i64::from(self.offset * element), ..from });
+                continue;
+            }
+            let mut i = self.value(k, index.value).int();
+            if index.clamp_low {
+                i = k.max_s(i, 0);
+            }
+            if index.clamp_high {
+                i = k.min_s(i, params.lasts[index.dimension]);
+            }
+            at = Some(further(k, at, i, stride, element));
+        }
+        at.expect("an address has indices")
+    }
+}
+
+/// `at + i · stride` bytes, from 0 if there is no `at`.
+fn further(k: &mut Builder, at: Option<Global>, i: R32, stride: Option<R64>, element: u32) -> Global {
+    let offset = at.map_or(0, |at| at.offset);
+    let base = match (at, stride) {
+        (None, None) => k.mul_wide_u(i, element),
+        (Some(at), None) => k.mad_wide_u(i, element, at.base),
+        (at, Some(stride)) => {
+            let i = k.zext(i);
+            match at {
+                None => k.mul(i, stride),
+                Some(at) => k.mad(i, stride, at.base),
+            }
+        }
+    };
+    Global { base, offset }
+}
+
+/// An element of a table.
+fn load(k: &mut Builder, dtype: TableType, at: Global) -> Value {
+    let mut half = |half: Half| {
+        let bits: R16 = k.ld_read_only(Type::B16, at);
+        Value::Float(k.to_f32(half, bits))
+    };
+    match dtype {
+        TableType::F16 => half(Half::F16),
+        TableType::Bf16 => half(Half::Bf16),
+        TableType::F32 => Value::Float(k.ld_read_only(Type::F32, at)),
+        TableType::I32 => Value::Int(k.ld_read_only(Type::S32, at)),
+        TableType::U8 => Value::Int(k.ld_read_only(Type::U8, at)),
+    }
+}

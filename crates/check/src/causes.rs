@@ -1,0 +1,238 @@
+//! The hazards of a check, each cause once: the lines that a loop unrolls to, and the lanes that repeat a
+//! fault, are one cause.
+
+use std::collections::HashMap;
+
+use emu::{Hazard, HazardKind, ThreadId};
+use ptx::Space;
+use serde::Serialize;
+
+use crate::names::demangle;
+use crate::sources::{SourceLine, Sources};
+
+/// One cause: hazards of one kind at one pair of source lines. Without line information, at one pair of PTX
+/// lines.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Cause {
+    /// `race`, `uninitialised_read`, ….
+    pub kind: HazardKind,
+    /// What happens, with readable names.
+    pub message: String,
+    /// How to cure it.
+    pub cure: &'static str,
+    /// Number of occurrences over all threads.
+    pub count: u64,
+    /// The place in memory of the first occurrence, as `name[offset]`.
+    pub address: Option<String>,
+    /// The threads of the first occurrence, as `CTA c warp w lane l`.
+    pub threads: Vec<String>,
+    /// Line of the PTX; 0 for the whole kernel.
+    pub line: u32,
+    /// PTX line of the other access, if there is one.
+    pub other_line: Option<u32>,
+    /// The PTX of `line` and of `other_line`.
+    pub text: Option<String>,
+    pub other_text: Option<String>,
+    /// The source of `line` and of `other_line`, where the PTX has line information.
+    pub source: Option<SourceLine>,
+    pub other_source: Option<SourceLine>,
+    /// All pairs of PTX lines of this cause; `line` and `other_line` are the first.
+    pub ptx_lines: Vec<(u32, Option<u32>)>,
+}
+
+/// The place of a cause, by which hazards are grouped.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+enum Spot {
+    Ptx(u32),
+    Source(String, u32),
+}
+
+/// The causes of some hazards, the worst first. A cause that can have another one as its consequence comes
+/// before it.
+pub fn causes(hazards: &[Hazard], sources: &Sources) -> Vec<Cause> {
+    let text = sources.ptx_lines();
+    let text = |line: u32| (line as usize).checked_sub(1).and_then(|at| text.get(at)).map(|&t| t.to_owned());
+    let mut found: Vec<Cause> = Vec::new();
+    let mut known: HashMap<(HazardKind, Spot, Option<Spot>), usize> = HashMap::new();
+    for hazard in hazards {
+        let lines = (sources.line(hazard.line), hazard.other_line.and_then(|line| sources.line(line)));
+        let spots = (spot(hazard.line, &lines.0), hazard.other_line.map(|line| spot(line, &lines.1)));
+        let key = match spots {
+            // Two accesses race in either order.
+            (a, Some(b)) if a > b => (hazard.kind, b, Some(a)),
+            (a, b) => (hazard.kind, a, b),
+        };
+        let pair = (hazard.line, hazard.other_line);
+        if let Some(&at) = known.get(&key) {
+            found[at].count += hazard.count;
+            found[at].ptx_lines.push(pair);
+            continue;
+        }
+        known.insert(key, found.len());
+        // Where lines of the source are named, a line that the message itself names must say of what it is.
+        let message = match &lines.0 {
+            Some(_) => hazard.message.replace(" line ", " PTX line "),
+            None => hazard.message.clone(),
+        };
+        found.push(Cause {
+            kind: hazard.kind,
+            message: demangle(&message).into_owned(),
+            cure: cure(hazard),
+            count: hazard.count,
+            address: hazard.place.as_ref().map(|place| demangle(&place.to_string()).into_owned()),
+            threads: hazard.threads.iter().map(ToString::to_string).collect(),
+            line: hazard.line,
+            other_line: hazard.other_line,
+            text: text(hazard.line),
+            other_text: hazard.other_line.and_then(text),
+            source: lines.0,
+            other_source: lines.1,
+            ptx_lines: vec![pair],
+        });
+    }
+    found.sort_by_key(|cause| (rank(cause.kind), std::cmp::Reverse(cause.count), cause.line));
+    found
+}
+
+fn spot(ptx_line: u32, source: &Option<SourceLine>) -> Spot {
+    match source {
+        Some(source) => Spot::Source(source.file.clone(), source.line),
+        None => Spot::Ptx(ptx_line),
+    }
+}
+
+/// The order of kinds: first what can have the others as its consequences.
+const fn rank(kind: HazardKind) -> u32 {
+    match kind {
+        HazardKind::OutOfBounds | HazardKind::Misaligned => 0,
+        HazardKind::TransactionMismatch
+        | HazardKind::MissingProxyFence
+        | HazardKind::MissingWgmmaFence
+        | HazardKind::AsyncNotWaited
+        | HazardKind::RegisterPool
+        | HazardKind::BeforeGridWait => 1,
+        HazardKind::BarrierDivergence => 2,
+        HazardKind::Race | HazardKind::NonCoherentRead | HazardKind::WarpOrder => 3,
+        HazardKind::AssertionFailed | HazardKind::Trap | HazardKind::Deadlock => 4,
+        HazardKind::UninitialisedRead | HazardKind::UnwrittenOutput => 5,
+        HazardKind::UnpromisedAlignment => 6,
+    }
+}
+
+/// The usual cure of a hazard.
+fn cure(hazard: &Hazard) -> &'static str {
+    match hazard.kind {
+        HazardKind::Race => cure_of_race(hazard),
+        HazardKind::UninitialisedRead => {
+            "write the value before it is read, and order the read after the write"
+        }
+        HazardKind::OutOfBounds => "compare the index with the size before the access, also in the last tile",
+        HazardKind::Misaligned => "align the address to the width of the access, or use a narrower access",
+        HazardKind::BarrierDivergence => {
+            "move the barrier out of the branch, so that every thread of the CTA reaches the same one"
+        }
+        HazardKind::Deadlock => {
+            "let every thread arrive that the barrier counts, and every flag be set that a loop waits for"
+        }
+        HazardKind::AsyncNotWaited => {
+            "wait for the copy (cp.async.wait_group, or the mbarrier's phase) before its memory is used again"
+        }
+        HazardKind::MissingProxyFence => {
+            "put fence.proxy.async between the threads' writes and the bulk copy, then a barrier"
+        }
+        HazardKind::TransactionMismatch => "expect exactly the bytes that the copies of this phase transfer",
+        HazardKind::MissingWgmmaFence => {
+            "put wgmma.fence after the last write to the registers of the product"
+        }
+        HazardKind::UnwrittenOutput => "write every element of the output, also in the last tile",
+        HazardKind::BeforeGridWait => "wait (griddepcontrol.wait) before the first access to global memory",
+        HazardKind::RegisterPool => "let setmaxnreg of the roles add up to what the CTA was launched with",
+        HazardKind::UnpromisedAlignment => "declare the variable with __align__(16)",
+        HazardKind::WarpOrder => "put __syncwarp() between the two accesses: a shuffle orders no memory",
+        HazardKind::NonCoherentRead => {
+            "use a plain load: no __ldg, and no const __restrict__ on memory that the kernel writes"
+        }
+        HazardKind::Trap => "find out why the kernel reaches the trap",
+        HazardKind::AssertionFailed => "find out why the asserted condition does not hold",
+    }
+}
+
+/// A race is cured by what orders the two threads, or by a wait for what runs asynchronously.
+fn cure_of_race(hazard: &Hazard) -> &'static str {
+    let shared = hazard.place.as_ref().is_some_and(|place| place.space == Space::Shared);
+    let says = |word: &str| hazard.message.contains(word);
+    if says("bulk copy") {
+        return "wait for the phase of the copy's mbarrier (or cp.async.bulk.wait_group) in every thread that \
+                uses the memory";
+    }
+    if says("an mbarrier") {
+        return "let one thread initialise the mbarrier, and put a barrier before its first use";
+    }
+    if says("wgmma") {
+        return "wait for the product (wgmma.wait_group) before its memory is written";
+    }
+    match hazard.threads[..] {
+        [ThreadId { cta: a, .. }, ThreadId { cta: b, .. }] if a == b => {
+            "put __syncthreads() between the two accesses (__syncwarp() if one warp alone shares the memory)"
+        }
+        [_, _] if shared => "put a barrier of the cluster between the two accesses",
+        _ if shared => "put __syncthreads() between the two accesses",
+        _ => "use an atomic, or __threadfence() and an atomic flag on both sides, or two launches",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use emu::Place;
+
+    use super::*;
+
+    fn hazard(kind: HazardKind, line: u32, other_line: Option<u32>, warps: [u32; 2]) -> Hazard {
+        let thread = |warp| ThreadId { cta: 0, warp, lane: 0 };
+        let place = Place { space: Space::Shared, name: "_ZZ3rowE7partial".to_owned(), offset: 4 };
+        Hazard {
+            kind,
+            line,
+            other_line,
+            threads: warps.map(thread).to_vec(),
+            place: Some(place),
+            message: "writes memory that another thread reads, without ordering".to_owned(),
+            count: 3,
+        }
+    }
+
+    #[test]
+    fn unrolled_lines_and_both_orders_are_one_cause() {
+        let ptx = ".version 7.0\n.target sm_80\n.visible .entry k()\n{\n.loc 1 5 1\nbar.sync 0;\n\
+            bar.sync 1;\n\
+            .loc 1 6 1\nbar.sync 2;\nret;\n}\n.file 1 \"a.cu\"\n";
+        let hazards = [
+            hazard(HazardKind::UninitialisedRead, 9, None, [0, 1]),
+            hazard(HazardKind::Race, 6, Some(9), [0, 1]),
+            hazard(HazardKind::Race, 7, Some(9), [0, 1]),
+            hazard(HazardKind::Race, 9, Some(6), [0, 1]),
+            hazard(HazardKind::Race, 6, Some(7), [1, 1]),
+        ];
+        let causes = super::causes(&hazards, &Sources::from(ptx.to_owned()));
+        let shown: Vec<_> = causes.iter().map(|c| (c.kind, c.line, c.other_line, c.count)).collect();
+        assert_eq!(
+            shown,
+            [
+                (HazardKind::Race, 6, Some(9), 9),
+                (HazardKind::Race, 6, Some(7), 3),
+                (HazardKind::UninitialisedRead, 9, None, 3),
+            ]
+        );
+        assert_eq!(causes[0].ptx_lines, [(6, Some(9)), (7, Some(9)), (9, Some(6))]);
+        assert_eq!(causes[0].address.as_deref(), Some("row::partial[0x4]"));
+        assert_eq!(
+            (causes[0].text.as_deref(), causes[0].other_text.as_deref()),
+            (Some("bar.sync 0;"), Some("bar.sync 2;"))
+        );
+        assert!(causes[0].cure.contains("__syncthreads()"), "{}", causes[0].cure);
+        assert_eq!(causes[0].other_source.as_ref().unwrap().name(), "a.cu:6");
+        // Without line information each pair of PTX lines is a cause.
+        let plain = ptx.replace(".loc", "//");
+        assert_eq!(super::causes(&hazards, &Sources::from(plain)).len(), 4);
+    }
+}

@@ -1,0 +1,314 @@
+//! The source lines behind the lines of a PTX text.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::{Path, PathBuf};
+
+use ptx::{LineTable, SourceFrame};
+use serde::Serialize;
+
+use crate::gate::Coverage;
+use crate::names::demangle;
+
+/// Largest source file that is read, in bytes.
+const LARGEST_FILE: u64 = 1 << 24;
+
+/// Maximum number of source files that are read.
+const MOST_FILES: usize = 256;
+
+/// Endings of files that are read. PTX names its source files itself, so that foreign PTX could name any file
+/// of the machine.
+const ENDINGS: [&str; 14] =
+    ["cu", "cuh", "h", "hh", "hpp", "hxx", "inl", "inc", "c", "cc", "cpp", "cxx", "py", "ptx"];
+
+/// A PTX text, and the source that it was compiled from as far as its line information names it.
+#[derive(Clone, Debug, Default)]
+pub struct Sources {
+    ptx: String,
+    table: LineTable,
+    /// By the names in the line information.
+    files: BTreeMap<String, File>,
+}
+
+#[derive(Clone, Debug, Default)]
+struct File {
+    /// The path relative to the working directory if it lies there.
+    shown: String,
+    /// Whether the file belongs to CUDA or to an installed Python package.
+    library: bool,
+    /// The lines; empty if the file cannot be read.
+    lines: Vec<String>,
+}
+
+/// A line of the source, with the calls around it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct SourceLine {
+    /// The file, relative to the working directory if it lies there.
+    pub file: String,
+    /// The line, from 1.
+    pub line: u32,
+    /// The column, from 1; 0 if it is not known.
+    pub column: u32,
+    /// The text of the line; `None` if the file cannot be read.
+    pub text: Option<String>,
+    /// The function that contains the line.
+    pub function: Option<String>,
+    /// The calls that were inlined, from the inside out, when the line is in an inlined function.
+    pub inlined_at: Vec<SourceCall>,
+    /// Lines of libraries (such as CUDA's headers) that this line calls, from the inside out.
+    pub within: Vec<SourceCall>,
+}
+
+/// A line of a call.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct SourceCall {
+    pub file: String,
+    /// From 1.
+    pub line: u32,
+    /// The function that contains the line.
+    pub function: Option<String>,
+}
+
+impl SourceLine {
+    /// File and line: `row.cu:12`.
+    pub fn name(&self) -> String {
+        format!("{}:{}", self.file, self.line)
+    }
+}
+
+/// Neighbouring lines of a file.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct SourceRange {
+    pub file: String,
+    /// From 1.
+    pub first: u32,
+    pub last: u32,
+}
+
+impl std::fmt::Display for SourceRange {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}:{}", self.file, self.first)?;
+        if self.last > self.first { write!(f, "–{}", self.last) } else { Ok(()) }
+    }
+}
+
+impl From<String> for Sources {
+    /// The source files are read where the line information says.
+    fn from(ptx: String) -> Sources {
+        Sources::new(ptx, None)
+    }
+}
+
+impl Sources {
+    /// Reads the source files that the line information of `ptx` names. A file that is not where the PTX was
+    /// compiled is looked for in the folder `beside`.
+    pub fn new(ptx: String, beside: Option<&Path>) -> Sources {
+        let table = LineTable::of(&ptx);
+        let here = std::env::current_dir().unwrap_or_default();
+        let names: BTreeSet<&str> = if table.is_empty() { BTreeSet::new() } else { table.files().collect() };
+        let files = names.into_iter().take(MOST_FILES);
+        let files = files.map(|name| (name.to_owned(), File::find(name, &here, beside))).collect();
+        Sources { table, files, ptx }
+    }
+
+    /// The PTX text.
+    pub fn ptx(&self) -> &str {
+        &self.ptx
+    }
+
+    /// Whether the PTX has no line information.
+    pub fn is_empty(&self) -> bool {
+        self.table.is_empty()
+    }
+
+    /// The lines of the PTX text, without surrounding space.
+    pub fn ptx_lines(&self) -> Vec<&str> {
+        self.ptx.lines().map(str::trim).collect()
+    }
+
+    /// The source line of a PTX line: the innermost one that belongs to no library, else the innermost one.
+    pub fn line(&self, ptx_line: u32) -> Option<SourceLine> {
+        let frames = self.table.frames(ptx_line);
+        let of_library = |frame: &SourceFrame| self.files.get(frame.file).is_some_and(|file| file.library);
+        let own = frames.iter().position(|frame| !of_library(frame)).unwrap_or(0);
+        let frame = frames.get(own)?;
+        let text = self.files.get(frame.file).and_then(|file| file.lines.get(frame.line as usize - 1));
+        let calls = |frames: &[SourceFrame]| frames.iter().map(|frame| self.call(frame)).collect();
+        let SourceCall { file: shown, line, function } = self.call(frame);
+        Some(SourceLine {
+            file: shown,
+            line,
+            column: frame.column,
+            text: text.map(|text| text.trim().to_owned()),
+            function,
+            inlined_at: calls(&frames[own + 1..]),
+            within: calls(&frames[..own]),
+        })
+    }
+
+    fn call(&self, frame: &SourceFrame) -> SourceCall {
+        SourceCall {
+            file: self.files.get(frame.file).map_or(frame.file, |file| &file.shown).to_owned(),
+            line: frame.line,
+            function: frame.function.map(|name| demangle(name).into_owned()),
+        }
+    }
+
+    /// The source lines of some PTX lines, in the order of files and lines; neighbouring lines are joined.
+    pub fn ranges(&self, ptx_lines: impl IntoIterator<Item = u32>) -> Vec<SourceRange> {
+        let lines: BTreeSet<(String, u32)> =
+            ptx_lines.into_iter().filter_map(|at| self.line(at)).map(|line| (line.file, line.line)).collect();
+        let mut ranges: Vec<SourceRange> = Vec::new();
+        for (file, line) in lines {
+            match ranges.last_mut() {
+                Some(range) if range.file == file && range.last + 1 == line => range.last = line,
+                _ => ranges.push(SourceRange { file, first: line, last: line }),
+            }
+        }
+        ranges
+    }
+}
+
+/// The instructions of one source line, and how many of them ran.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct LineCoverage {
+    pub file: String,
+    /// From 1.
+    pub line: u32,
+    /// The text of the line; `None` if the file cannot be read.
+    pub text: Option<String>,
+    pub executed: usize,
+    pub instructions: usize,
+}
+
+impl Sources {
+    /// The source lines with an instruction that never ran, in the order of files and lines.
+    pub fn uncovered(&self, coverage: &Coverage) -> Vec<LineCoverage> {
+        let mut lines: BTreeMap<(String, u32), LineCoverage> = BTreeMap::new();
+        for (ptx_line, executed) in coverage.lines() {
+            let Some(SourceLine { file, line, text, .. }) = self.line(ptx_line) else { continue };
+            let found = lines.entry((file.clone(), line)).or_insert_with(|| LineCoverage {
+                file,
+                line,
+                text,
+                executed: 0,
+                instructions: 0,
+            });
+            found.executed += usize::from(executed);
+            found.instructions += 1;
+        }
+        lines.into_values().filter(|line| line.executed < line.instructions).collect()
+    }
+}
+
+impl File {
+    fn find(name: &str, here: &Path, beside: Option<&Path>) -> File {
+        let named = PathBuf::from(name);
+        let moved = beside.and_then(|folder| Some(folder.join(named.file_name()?)));
+        let found = [Some(named), moved].into_iter().flatten();
+        let found = found.map(|path| (read(&path), path)).find_map(|(text, path)| Some((text?, path)));
+        let library = is_library(Path::new(name));
+        let Some((text, path)) = found else {
+            return File { shown: relative(Path::new(name), here), library, lines: Vec::new() };
+        };
+        File { shown: relative(&path, here), library, lines: text.lines().map(str::to_owned).collect() }
+    }
+}
+
+/// The text of a source file; `None` if it is none or cannot be read.
+fn read(path: &Path) -> Option<String> {
+    let ending = path.extension()?.to_str()?.to_ascii_lowercase();
+    let found = std::fs::metadata(path).ok()?;
+    let fits = ENDINGS.contains(&&*ending) && found.is_file() && found.len() <= LARGEST_FILE;
+    let bytes = fits.then(|| std::fs::read(path).ok()).flatten()?;
+    Some(String::from_utf8_lossy(&bytes).into_owned())
+}
+
+fn relative(path: &Path, here: &Path) -> String {
+    let inside = path.strip_prefix(here).ok().filter(|rest| !rest.as_os_str().is_empty());
+    let shown = inside.unwrap_or(path);
+    shown.strip_prefix(".").unwrap_or(shown).display().to_string()
+}
+
+/// Whether a file belongs to CUDA's headers or to an installed Python package, such as Triton's own library:
+/// its path has the folder `include` below one that is called `cuda…` or `cu13`, or the folder
+/// `site-packages`.
+fn is_library(path: &Path) -> bool {
+    let mut cuda = false;
+    path.components().any(|part| {
+        let part = part.as_os_str().to_string_lossy();
+        let version =
+            part.strip_prefix("cu").is_some_and(|rest| rest.starts_with(|c: char| c.is_ascii_digit()));
+        cuda |= part.starts_with("cuda") || version;
+        matches!(&*part, "site-packages" | "dist-packages") || cuda && part == "include"
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const PTX: &str = ".version 7.0
+.target sm_80
+.visible .entry _Z1kPf(.param .u64 a)
+{
+    .loc 1 2 5
+    bar.sync 0;
+    .loc 3 7 1, function_name $F, inlined_at 1 2 5
+    bar.sync 1;
+    .loc 1 3 5
+    ret;
+}
+    .file 1 \"/nowhere/build/n.cu\"
+    .file 3 \"/usr/local/cuda/include/cuda_fp16.hpp\"
+    .section .debug_str
+    {
+$F: .b8 95,90,54,95,95,104,97,100,100,118,0
+    }
+";
+
+    #[test]
+    fn a_moved_file_is_found_beside_the_kernel_and_libraries_come_last() {
+        let folder = std::env::temp_dir().join(format!("flashcore-sources-{}", std::process::id()));
+        std::fs::create_dir_all(&folder).unwrap();
+        std::fs::write(folder.join("n.cu"), "// one\n  __syncthreads();\n}").unwrap();
+        let sources = Sources::new(PTX.to_owned(), Some(&folder));
+        let line = sources.line(8).unwrap();
+        assert_eq!((line.line, line.text.as_deref()), (2, Some("__syncthreads();")));
+        assert_eq!(line.file, folder.join("n.cu").display().to_string());
+        assert_eq!(line.function.as_deref(), Some("k"));
+        assert_eq!((line.inlined_at.len(), line.within.len()), (0, 1));
+        assert_eq!(line.within[0].function.as_deref(), Some("__hadd"));
+        let ranges = sources.ranges([6, 8, 10]);
+        assert_eq!((ranges.len(), ranges[0].first, ranges[0].last), (1, 2, 3));
+        assert!(ranges[0].to_string().ends_with("n.cu:2–3"));
+        std::fs::remove_dir_all(&folder).unwrap();
+        let without = Sources::from(PTX.to_owned()).line(6).unwrap();
+        assert_eq!((without.name(), without.text), ("/nowhere/build/n.cu:2".to_owned(), None));
+    }
+
+    #[test]
+    fn only_source_files_are_read() {
+        let named = |file: &str| PTX.replace("/nowhere/build/n.cu", file);
+        let folder = std::env::temp_dir().join(format!("flashcore-secret-{}", std::process::id()));
+        std::fs::create_dir_all(&folder).unwrap();
+        let secret = folder.join("secret.key");
+        std::fs::write(&secret, "one\ntwo\nthree").unwrap();
+        for file in [secret.display().to_string(), folder.display().to_string(), "/dev/zero".to_owned()] {
+            assert_eq!(Sources::from(named(&file)).line(6).unwrap().text, None, "{file}");
+        }
+        std::fs::remove_dir_all(&folder).unwrap();
+    }
+
+    #[test]
+    fn libraries_are_known_by_their_paths() {
+        for (path, library) in [
+            ("/usr/local/cuda-12.4/targets/x86_64-linux/include/cuda_fp16.hpp", true),
+            ("/x/nvidia/cu13/include/cccl/cuda/std/array", true),
+            ("/x/site-packages/triton/language/standard.py", true),
+            ("/home/me/project/include/tile.cuh", false),
+            ("/home/me/cuda-kernels/src/row.cu", false),
+        ] {
+            assert_eq!(is_library(Path::new(path)), library, "{path}");
+        }
+    }
+}

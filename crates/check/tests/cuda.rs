@@ -1,0 +1,122 @@
+//! The kernels of `filetests/cuda`: CUDA C++ with the launch and the expected hazards in comments.
+//!
+//! ```text
+//! // What the kernel does.
+//! // sm: 90                                   (the architecture, 80 unless given)
+//! //! [launch]                                (the launch file)
+//! x[i] = tile[63 - i];  // hazard: race       (on the line of either access; several kinds may follow)
+//! x[i] = four.x;  // note: unpromised_alignment
+//! ```
+//!
+//! Each file has the entries `wrong` and `right`. `wrong` has the announced hazards on the announced source
+//! lines and no others, and `right` passes. Beside each source lies the PTX that NVRTC made from it, which is
+//! checked everywhere. Where NVRTC is installed, the source is compiled again and that PTX is checked, too;
+//! `FLASHCORE_BLESS=1` then writes the committed PTX.
+
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+
+use flashcore_check::causes::{Cause, causes};
+use flashcore_check::gate::{Settings, Verdict, check_kernel};
+use flashcore_check::launchfile::LaunchSpec;
+use flashcore_check::sources::Sources;
+use host::tools::{NvrtcError, compile_cuda_file};
+
+fn folder() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../filetests/cuda")
+}
+
+/// The kernels' sources.
+fn sources() -> Vec<PathBuf> {
+    let files = std::fs::read_dir(folder()).unwrap().map(|entry| entry.unwrap().path());
+    let mut files: Vec<PathBuf> =
+        files.filter(|path| path.extension().is_some_and(|ending| ending == "cu")).collect();
+    files.sort();
+    files
+}
+
+/// The announced kinds with their lines, after `mark`.
+fn announced(source: &str, mark: &str) -> BTreeSet<(String, u32)> {
+    let lines = source.lines().zip(1..).filter_map(|(text, line)| Some((text.split_once(mark)?.1, line)));
+    lines
+        .flat_map(|(kinds, line)| kinds.split_whitespace().map(move |kind| (kind.to_owned(), line)))
+        .collect()
+}
+
+/// The kinds of some causes with the source lines of both places.
+fn found(causes: &[Cause]) -> BTreeSet<(String, u32)> {
+    let lines = causes.iter().flat_map(|cause| {
+        let places = [&cause.source, &cause.other_source].into_iter().flatten();
+        places.map(|source| (cause.kind.name().to_owned(), source.line))
+    });
+    lines.collect()
+}
+
+/// Compares the findings on both entries with what the source announces.
+fn judge(file: &Path, ptx: &str) -> Vec<String> {
+    let source = std::fs::read_to_string(file).unwrap();
+    let name = file.file_stem().unwrap().to_string_lossy();
+    let spec: String =
+        source.lines().filter_map(|line| line.strip_prefix("//! ")).map(|l| l.to_owned() + "\n").collect();
+    let mut faults = Vec::new();
+    for (entry, wanted) in [
+        ("wrong", [announced(&source, "// hazard:"), announced(&source, "// note:")]),
+        ("right", [BTreeSet::new(), BTreeSet::new()]),
+    ] {
+        let spec = spec.replacen("[launch]", &format!("[launch]\nentry = \"{entry}\""), 1);
+        let module = ptx::parse(ptx).unwrap().verify().unwrap();
+        let bound = spec.parse::<LaunchSpec>().unwrap().bind(module).unwrap();
+        let check = check_kernel(&bound, &Settings::thorough()).unwrap();
+        let sources = Sources::new(ptx.to_owned(), Some(&folder()));
+        let (hazards, notes) = (causes(&check.hazards, &sources), causes(&check.notes, &sources));
+        let got = [found(&hazards), found(&notes)];
+        let fails = !wanted[0].is_empty();
+        let verdict = if fails { Verdict::Failed } else { Verdict::Passed };
+        if got != wanted || check.verdict != verdict {
+            faults.push(format!(
+                "{name} {entry}: {}, found {got:?}, announced {wanted:?}: {:?}",
+                check.verdict, check.reasons
+            ));
+        }
+        for cause in hazards.iter().chain(&notes) {
+            let text = cause.source.as_ref().and_then(|source| source.text.as_deref());
+            if text.is_none_or(str::is_empty) {
+                faults.push(format!("{name} {entry}: the source line is not quoted: {cause:?}"));
+            }
+        }
+    }
+    faults
+}
+
+#[test]
+fn hazards_are_found_on_their_source_lines() {
+    let files = sources();
+    assert!(files.len() >= 20, "{} sources", files.len());
+    let judged = files
+        .iter()
+        .flat_map(|file| judge(file, &std::fs::read_to_string(file.with_extension("ptx")).unwrap()));
+    let faults: Vec<String> = judged.collect();
+    assert!(faults.is_empty(), "{}", faults.join("\n"));
+}
+
+/// A newer compiler may place the instructions elsewhere; the source lines stay.
+#[test]
+fn the_compiler_of_this_machine_gives_the_announced_lines() {
+    let mut faults = Vec::new();
+    for file in sources() {
+        let source = std::fs::read_to_string(&file).unwrap();
+        let sm = source.lines().find_map(|line| line.strip_prefix("// sm: ")).unwrap_or("80");
+        let ptx = match compile_cuda_file(&source, &file, &format!("compute_{sm}")) {
+            Ok(ptx) => ptx,
+            Err(NvrtcError::NotFound | NvrtcError::Load { .. } | NvrtcError::Python { .. }) => return,
+            Err(error) => panic!("{}: {error}", file.display()),
+        };
+        if std::env::var_os("FLASHCORE_BLESS").is_some() {
+            let absolute = std::fs::canonicalize(folder()).unwrap().display().to_string();
+            let text = ptx.trim_end_matches('\0').replace(&folder().display().to_string(), "filetests/cuda");
+            std::fs::write(file.with_extension("ptx"), text.replace(&absolute, "filetests/cuda")).unwrap();
+        }
+        faults.extend(judge(&file, &ptx));
+    }
+    assert!(faults.is_empty(), "{}", faults.join("\n"));
+}

@@ -1,0 +1,211 @@
+//! The gate on uneven sequence lengths: kernels pass, and kernels that take a length or a start from the wrong
+//! place fail. No contents of the arrays lead a kernel outside its tensors.
+
+use emu::{Buffer, HazardKind, Options};
+use flashcore_check::gate::inputs::Style;
+use flashcore_check::gate::{Feed, Settings, Verdict, bind, check_kernel};
+use flashcore_check::launchfile::{Bound, Role};
+use kernels::{Arch, Family, LengthArray, Operand};
+use problem::{Band, Corner, DType, Layout, Problem, SideLengths};
+
+const FAMILIES: [Family; 2] = [Family::Mma, Family::Wgmma];
+
+/// A problem of four sequences of at most 100 queries and 130 keys, in tensors `[batch, row, head, dim]`.
+fn problem(dtype: DType, [heads_q, heads_kv]: [usize; 2], dim: usize) -> Problem {
+    let mut problem = Problem::new(4, heads_q, 100, dim, dtype).with_lse(true);
+    problem.seq_kv = 130;
+    problem.with_heads_kv(heads_kv, Layout::Bshd)
+}
+
+fn packed(rows: usize) -> SideLengths {
+    SideLengths { packed: Some(rows), used: false }
+}
+
+const USED: SideLengths = SideLengths { packed: None, used: true };
+
+/// Every way to state lengths, every kind of band, group sizes 1, 5 and 8, head dims that fill a panel of shared
+/// memory and others.
+fn problems() -> Vec<(&'static str, Problem)> {
+    let (f16, bf16) = (DType::F16, DType::Bf16);
+    let with = |mut problem: Problem, q: SideLengths, kv: SideLengths, left_padded: bool| {
+        problem.lengths = problem::Lengths { q, kv, left_padded };
+        problem
+    };
+    let even = SideLengths::default();
+    let used_and_packed = |rows| SideLengths { packed: Some(rows), used: true };
+    let unequal_dims = |mut problem: Problem, dim_v: usize| {
+        problem.head_dim_v = dim_v;
+        problem.with_layout(Layout::Bshd)
+    };
+    vec![
+        (
+            "packed, causal",
+            with(problem(f16, [2, 2], 64), packed(210), packed(290), false).with_band(Band::CAUSAL),
+        ),
+        (
+            "packed, top-left causal, no LSE",
+            with(problem(bf16, [5, 1], 64), packed(210), packed(290), false)
+                .with_band(Band::CAUSAL.aligned(Corner::TopLeft))
+                .with_lse(false),
+        ),
+        (
+            "packed and used",
+            with(problem(bf16, [2, 2], 128), used_and_packed(210), used_and_packed(290), false),
+        ),
+        ("used queries", with(problem(f16, [8, 1], 64), USED, even, false).with_band(Band::window(37, 5))),
+        (
+            "used keys, top-left window",
+            with(problem(f16, [2, 2], 40), even, USED, false)
+                .with_band(Band::window(60, 20).aligned(Corner::TopLeft)),
+        ),
+        ("used, softcap", with(problem(bf16, [2, 1], 96), USED, USED, false).with_softcap(2.0)),
+        ("left padding", with(problem(f16, [2, 1], 64), even, USED, true).with_band(Band::CAUSAL)),
+        (
+            "left padding of packed keys",
+            with(unequal_dims(problem(f16, [2, 2], 72), 64), USED, packed(290), true),
+        ),
+        ("packed queries of even keys", with(problem(f16, [2, 2], 64), packed(210), even, false)),
+    ]
+}
+
+fn bound(family: Family, problem: &Problem) -> Bound {
+    let plan = family.default_for(problem, &Arch::SM_90).unwrap();
+    bind(&plan, problem, &Arch::SM_90).unwrap()
+}
+
+#[test]
+fn uneven_lengths_pass() {
+    for family in FAMILIES {
+        for (name, problem) in problems() {
+            problem.check().unwrap();
+            let report = check_kernel(&bound(family, &problem), &Settings::quick()).unwrap();
+            assert_eq!(report.verdict, Verdict::Passed, "{family:?} {name}: {:?}", report.reasons);
+        }
+    }
+}
+
+#[test]
+fn lengths_do_not_change_the_code() {
+    for family in FAMILIES {
+        for (name, problem) in problems() {
+            let mut other = problem.clone();
+            other.batch += 3;
+            for side in [&mut other.lengths.q, &mut other.lengths.kv] {
+                side.packed = side.packed.map(|rows| rows + 33);
+            }
+            if other.lengths.q.packed.is_none() {
+                other.seq_q += 1;
+            }
+            let other = other.with_layout(Layout::Bshd);
+            let plan = family.default_for(&problem, &Arch::SM_90).unwrap();
+            let text =
+                |problem| kernels::emit(problem, &plan, &Arch::SM_90).unwrap().kernel.module.to_string();
+            assert_eq!(text(&problem), text(&other), "{family:?} {name}");
+        }
+    }
+}
+
+/// Arrays that are not ascending, negative, or beyond the tensors.
+const HOSTILE: [[i32; 5]; 6] = [
+    [0, 90, 20, 210, 100],
+    [210, 150, 100, 50, 0],
+    [i32::MIN, -1, i32::MAX, 7, i32::MIN],
+    [i32::MAX; 5],
+    [-5; 5],
+    [60, 61, 1 << 30, 64, 210],
+];
+
+#[test]
+fn hostile_lengths_stay_inside_the_tensors() {
+    let hidden = [HazardKind::OutOfBounds, HazardKind::Misaligned];
+    for family in FAMILIES {
+        for (name, problem) in problems() {
+            let bound = bound(family, &problem);
+            for values in HOSTILE {
+                let feed = Feed::draw(&bound, Style::Normal, 1).unwrap();
+                let mut buffers = feed.buffers(&bound);
+                for (buffer, role) in buffers.iter_mut().zip(&bound.roles) {
+                    if let Role::Operand(Operand::Lengths(array)) = role {
+                        let skipped = usize::from(*array == LengthArray::CumulativeKv);
+                        let values = values.iter().cycle().skip(skipped).take(array.len(&problem).unwrap());
+                        let bytes: Vec<u8> = values.flat_map(|x| x.to_le_bytes()).collect();
+                        *buffer = Buffer::from_bytes(&bytes);
+                    }
+                }
+                let mut handles: Vec<&mut Buffer> = buffers.iter_mut().collect();
+                let report = emu::run(&bound.kernel, &mut handles, &Options::default()).unwrap();
+                let found: Vec<_> = report.hazards.iter().filter(|h| hidden.contains(&h.kind)).collect();
+                assert!(found.is_empty(), "{family:?} {name} {values:?}: {found:?}");
+            }
+        }
+    }
+}
+
+#[test]
+fn kernels_with_a_wrong_length_or_start_fail() {
+    let problem = |lse: bool| problems().remove(if lse { 0 } else { 1 }).1;
+    for family in FAMILIES {
+        let lengths = [("seq_q", 1), ("seq_q", -1), ("seq_kv", 1), ("seq_kv", -1)];
+        for lse in [false, true] {
+            let bound = bound(family, &problem(lse));
+            for (longest, by) in lengths {
+                let failed = fails(&bound, |text| with_length(text, longest, by));
+                assert!(failed, "{family:?}: lengths up to {longest} by {by}");
+            }
+            let failed = fails(&bound, |text| with_start_of_the_neighbour(text, "rows_kv"));
+            assert!(failed, "{family:?}: keys of the neighbour");
+        }
+        let padded = |text: &str| {
+            let [rows, seq] = ["rows_q", "seq_q"].map(|name| register(text, name));
+            changed(text, |line| line.contains("mul.wide.u32").then(|| line.replace(&rows, &seq)))
+        };
+        assert!(fails(&bound(family, &problem(true)), padded), "{family:?}: the LSE in the padded layout");
+    }
+}
+
+/// Whether the kernel with a changed text fails the gate.
+fn fails(bound: &Bound, change: impl Fn(&str) -> String) -> bool {
+    let text = bound.kernel.module.to_string();
+    let mutant = change(&text);
+    assert!(mutant != text, "the change finds nothing to change");
+    let mut bound = bound.clone();
+    bound.kernel.module = ptx::parse(&mutant).unwrap().verify().unwrap();
+    check_kernel(&bound, &Settings::quick()).unwrap().verdict == Verdict::Failed
+}
+
+/// The register into which a parameter is loaded, with the comma or semicolon that ends an operand.
+fn register(text: &str, parameter: &str) -> String {
+    let load = text.lines().find(|line| line.contains(&format!("[{parameter}]"))).unwrap();
+    let name = load.split(['\t', ' ', ',']).find(|word| word.starts_with("%r")).unwrap();
+    format!("{name};")
+}
+
+fn changed(text: &str, change: impl Fn(&str) -> Option<String>) -> String {
+    text.lines().map(|line| change(line).unwrap_or_else(|| line.to_owned()) + "\n").collect()
+}
+
+/// The first operand of an instruction: the register that receives the result.
+fn result(line: &str) -> &str {
+    line.split([' ', ',']).find(|word| word.starts_with("%r")).unwrap()
+}
+
+/// Changes each length that is cut to `longest`.
+fn with_length(text: &str, longest: &str, by: i32) -> String {
+    let longest = register(text, longest);
+    changed(text, |line| {
+        let cuts = line.contains("min.s32") && line.ends_with(&longest);
+        cuts.then(|| format!("{line}\n\tadd.s32 {0}, {0}, {by};", result(line)))
+    })
+}
+
+/// Takes rows from the sequence after the right one; lengths stay.
+fn with_start_of_the_neighbour(text: &str, rows: &str) -> String {
+    let rows = register(text, rows);
+    let cuts: Vec<&str> =
+        text.lines().filter(|line| line.contains("min.s32") && line.ends_with(&rows)).map(result).collect();
+    changed(text, |line| {
+        let pair = cuts.chunks(2).find(|pair| line.ends_with(&format!(" {};", pair[0])))?;
+        line.contains("cvt.u64.u32")
+            .then(|| line.replace(&format!(" {};", pair[0]), &format!(" {};", pair[1])))
+    })
+}

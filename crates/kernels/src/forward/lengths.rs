@@ -1,0 +1,112 @@
+//! Uneven lengths in the launch contract, and the tiles of query rows that they need.
+
+use attend::{Lengths, SideLengths};
+use problem::{Problem, Tensor};
+use ptx::{Builder, R32};
+use tile::SwizzledTile;
+
+use super::contract::{most_rows, stepped};
+use crate::PlanError;
+use crate::contract::{Contract, LengthArray};
+use crate::error::accept;
+
+/// The arrays of lengths in a kernel; `None` if all batch entries have all rows. `longest` are the upper
+/// bounds of the lengths of queries and keys.
+pub(crate) fn declare_lengths(
+    k: &mut Builder,
+    c: &mut Contract<'_>,
+    problem: &Problem,
+    longest: [R32; 2],
+) -> Option<Lengths> {
+    let lengths = &problem.lengths;
+    if lengths.is_even() {
+        return None;
+    }
+    let mut side = |packed: Option<usize>, arrays: [LengthArray; 2], rows: &str, longest| {
+        let [cumulative, used] = arrays.map(|array| c.lengths(k, array));
+        let rows = packed.map(|packed| c.u32(k, rows, packed as u32));
+        SideLengths { packed: cumulative.zip(rows), used, longest }
+    };
+    let [of_q, of_kv] = longest;
+    let q = side(lengths.q.packed, [LengthArray::CumulativeQ, LengthArray::UsedQ], "rows_q", of_q);
+    let kv = side(lengths.kv.packed, [LengthArray::CumulativeKv, LengthArray::UsedKv], "rows_kv", of_kv);
+    let left_pad = c.lengths(k, LengthArray::LeftPad);
+    Some(Lengths { q, kv, left_pad, batch: c.u32(k, "batch", problem.batch as u32) })
+}
+
+/// Whether batch entries have keys of their own number or place.
+pub(crate) const fn keys_are_uneven(problem: &Problem) -> bool {
+    !problem.lengths.kv.is_even() || problem.lengths.left_padded
+}
+
+/// Whether `block_n` divides the keys of every batch entry.
+pub(crate) const fn blocks_divide(problem: &Problem, block_n: u32) -> bool {
+    !keys_are_uneven(problem) && problem.seq_kv.is_multiple_of(block_n as usize)
+}
+
+/// Whether the batch entries of a tensor follow each other without a batch dimension.
+pub(crate) const fn is_packed(problem: &Problem, tensor: Tensor) -> bool {
+    match tensor {
+        Tensor::Q | Tensor::Out => problem.lengths.q.packed.is_some(),
+        Tensor::K | Tensor::V => problem.lengths.kv.packed.is_some(),
+    }
+}
+
+/// Tiles of `rows` query rows of a head, and the number of batch entries that have as many tiles each: one
+/// for packed queries, whose tiles are those of all sequences. With pack-GQA a position has `heads` rows.
+pub(crate) const fn row_blocks(problem: &Problem, rows: u32, heads: u32) -> [u64; 2] {
+    let (batch, rows, heads) = (problem.batch as u64, rows as u64, heads as u64);
+    match problem.lengths.q.packed {
+        None => [(problem.seq_q as u64).saturating_mul(heads).div_ceil(rows), batch],
+        Some(_) if batch == 0 => [0, 1],
+        Some(packed) => [Lengths::tile_count((packed as u64).saturating_mul(heads), batch, rows), 1],
+    }
+}
+
+/// Checks lengths and rows of packed tensors against the limit that a family has.
+pub(crate) fn check_lengths(problem: &Problem, block_m: u32, heads: u32) -> Result<(), PlanError> {
+    let (most, accepted) = most_rows(problem);
+    for (what, length) in [("seq_q", problem.seq_q), ("seq_kv", problem.seq_kv)] {
+        accept(what, length as u64, length <= most, accepted)?;
+    }
+    let (q, kv) = (problem.lengths.q.packed, problem.lengths.kv.packed);
+    for (what, rows) in [("rows of packed queries", q), ("rows of packed keys", kv)] {
+        let rows = rows.unwrap_or(0);
+        accept(what, rows as u64, rows <= most, accepted)?;
+    }
+    // First rows of tiles stay below 2^31.
+    let [tiles, _] = row_blocks(problem, block_m.max(1), heads);
+    let rows = tiles.saturating_mul(block_m.into());
+    accept("rows of all tiles", rows, q.is_none() || rows < 1 << 31, "fewer than 2^31 with packed queries")
+}
+
+/// Whether ragged tiles of V can be loaded ([`SwizzledTile::ragged_at`]).
+pub(crate) fn check_ragged_values(problem: &Problem, family: &'static str) -> Result<(), PlanError> {
+    if !keys_are_uneven(problem) {
+        return Ok(());
+    }
+    let refuse = |what: &str, value: i64, accepted: &str| {
+        let (what, accepted) = (what.to_owned(), accepted.to_owned());
+        Err(PlanError::Problem { family, what, value: value.to_string(), accepted })
+    };
+    let ([batch, _, rows, _], strides) = (problem.extents(Tensor::V), problem.strides(Tensor::V));
+    let row_bytes = stepped(rows, strides.row) as u64;
+    if row_bytes >= SwizzledTile::RAGGED_STRIDE_LIMIT {
+        return refuse("v row stride", strides.row, "fewer than 2^33 elements with uneven keys");
+    }
+    if batch > 1 && (rows <= 1 || strides.batch % strides.row != 0) {
+        let accepted = "multiples of the row stride with uneven keys";
+        return refuse("v batch stride", strides.batch, accepted);
+    }
+    let end = batch_rows(problem).saturating_mul(batch as u64).saturating_add(rows as u64);
+    if end >= SwizzledTile::RAGGED_END_LIMIT {
+        return refuse("v batch stride", strides.batch, "fewer than 2^31 rows in all with uneven keys");
+    }
+    Ok(())
+}
+
+/// Rows of V between batch entries: the batch stride in rows.
+pub(crate) const fn batch_rows(problem: &Problem) -> u64 {
+    let ([batch, ..], strides) = (problem.extents(Tensor::V), problem.strides(Tensor::V));
+    if batch > 1 && strides.row != 0 { (strides.batch / strides.row) as u64 } else { 0 }
+}

@@ -1,0 +1,161 @@
+//! Keys that several CTAs divide ([`MmaPlan::splits`]): what the first kernel stores, and the second kernel,
+//! which merges.
+
+use attend::{OnlineSoftmax, Partials, Sinks};
+use problem::{Problem, Tensor};
+use ptx::{Access, Builder, CmpOp, Dim3, F32, Global, Launch, Pointer, R32, R64, SpecialReg, Violations};
+use tile::{AccTile, CopyMode, divide};
+
+use super::emit::{Forward, head_and_batch};
+use super::plan::{Grid, MmaPlan};
+use crate::contract::Contract;
+use crate::forward::contract::{declare_head_strides, half, lse_of_row, row_of_output};
+use crate::{Arch, Program};
+
+const ENTRY: &str = "flash_forward_merge";
+/// Threads of a CTA of the merge.
+const THREADS: u32 = 128;
+/// Columns of O that a thread of the merge computes.
+const COLUMNS: u32 = 4;
+
+impl MmaPlan {
+    /// Threads of the merge for a head.
+    pub(super) const fn merging_threads(problem: &Problem) -> u64 {
+        problem.seq_q as u64 * (problem.head_dim_v as u64 / COLUMNS as u64)
+    }
+
+    /// The kernel that merges the splits; the plan has been checked.
+    pub(super) fn merge(&self, problem: &Problem, arch: &Arch) -> Result<Program, Violations> {
+        let mut k = Builder::kernel(ENTRY);
+        k.max_threads(THREADS);
+        let mut contract = Contract::new(problem);
+        self.merge_body(&mut k, &mut contract, problem);
+        let threads = MmaPlan::merging_threads(problem);
+        let launch = Launch {
+            grid: Dim3(threads.div_ceil(THREADS.into()) as u32, problem.heads_q as u32, problem.batch as u32),
+            cluster: Dim3(1, 1, 1),
+            block: Dim3((threads as u32).next_multiple_of(32).min(THREADS), 1, 1),
+            dynamic_shared: 0,
+            overlapping: false,
+        };
+        Ok(contract.into_program(k.into_verified(arch.target())?, ENTRY, launch))
+    }
+
+    /// Each thread computes [`COLUMNS`] columns of a row.
+    fn merge_body(&self, k: &mut Builder, c: &mut Contract<'_>, problem: &Problem) {
+        let partials = declare(k, c, problem, self.splits, Access::Read);
+        let out = c.tensor(k, Tensor::Out);
+        let lse = problem.pass.lse().then(|| c.lse(k));
+        let sinks = c.sinks(k);
+        let strides = declare_head_strides(k, c, problem, Tensor::Out);
+        let seq_q = c.u32(k, "seq_q", problem.seq_q as u32);
+
+        let [cta, head, batch, thread] =
+            [SpecialReg::CtaidX, SpecialReg::CtaidY, SpecialReg::CtaidZ, SpecialReg::TidX]
+                .map(|register| k.special(register));
+        let index = k.mad(cta, THREADS, thread);
+        let chunks = problem.head_dim_v as u32 / COLUMNS;
+        let row = divide(k, index, chunks);
+        let before = k.mul(row, chunks);
+        let chunk = k.sub(index, before);
+        let column = k.mul(chunk, COLUMNS);
+        let beyond = k.setp_u(CmpOp::Ge, row, seq_q);
+        k.exit_if(beyond);
+
+        let split: R32 = k.mov(0);
+        let first = partial_row(k, problem, self.splits, [batch, head, split, row], seq_q);
+        let sink = sinks.map(|start| Sinks::of_head(k, start, head));
+        let (o, log_sum) = partials.merge(k, (first, seq_q, self.splits), column, sink);
+        let to = row_of_output(k, problem, (out, strides), [batch, head, row]);
+        let to = k.index(to, column, 2);
+        self.store_columns(k, problem, to, o);
+        if let Some(lse) = lse {
+            let to = lse_of_row(k, problem, (lse, seq_q), [batch, head, row]);
+            let first = k.setp_u(CmpOp::Eq, column, 0);
+            k.guarded(first, |k| k.st(to, log_sum));
+        }
+    }
+
+    /// Rounds four columns and stores them, as 8 bytes if rows are aligned to 16.
+    fn store_columns(&self, k: &mut Builder, problem: &Problem, to: Global, [a, b, c, d]: [F32; 4]) {
+        let half = half(problem);
+        let pairs = [k.pack(half, a, b), k.pack(half, c, d)];
+        match self.copy {
+            CopyMode::Async16 => k.st_vec(to, pairs),
+            CopyMode::Elements => {
+                for (place, pair) in (0..).zip(pairs) {
+                    for (element, value) in (0..).zip(k.split16(pair)) {
+                        k.st(to.at(4 * place + 2 * element), value);
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// Declares the temporaries.
+pub(super) fn declare(
+    k: &mut Builder,
+    c: &mut Contract<'_>,
+    problem: &Problem,
+    splits: u32,
+    access: Access,
+) -> Partials {
+    let rows = splits as usize * problem.batch * problem.heads_q * problem.seq_q;
+    let (columns, out_bytes) = (problem.head_dim_v, Partials::out_bytes(rows, problem.head_dim_v));
+    Partials {
+        out: c.temporary(k, "partial_out", out_bytes, access),
+        statistics: c.temporary(k, "partial_statistics", Partials::statistics_bytes(rows), access),
+        columns: columns as u32,
+    }
+}
+
+/// The index of a row of a split among the partial results: `[batch][head][split][row]`.
+fn partial_row(
+    k: &mut Builder,
+    problem: &Problem,
+    splits: u32,
+    [batch, head, split, row]: [R32; 4],
+    seq_q: R32,
+) -> R64 {
+    let head = k.mad(batch, problem.heads_q as u32, head);
+    let part = k.mad(head, splits, split);
+    let before = k.mul_wide_u(part, seq_q);
+    let row = k.zext(row);
+    k.add(before, row)
+}
+
+/// The position of the CTA along the grid dimension of row blocks, where the splits of a row block are
+/// neighbours: the row block's index, the number of row blocks, and the split.
+pub(super) fn row_block_and_split(k: &mut Builder, plan: &MmaPlan) -> [R32; 3] {
+    let (index, count) = match plan.tile_order {
+        Grid::RowsFirst => (SpecialReg::CtaidX, SpecialReg::NctaidX),
+        Grid::HeadsFirst => (SpecialReg::CtaidZ, SpecialReg::NctaidZ),
+    };
+    let [index, count] = [index, count].map(|register| k.special(register));
+    let [block, blocks] = [index, count].map(|n| divide(k, n, plan.splits));
+    let before = k.mul(block, plan.splits);
+    [block, blocks, k.sub(index, before)]
+}
+
+impl Forward<'_> {
+    /// Stores the CTA's partial results.
+    pub(super) fn store_partials(
+        &self,
+        k: &mut Builder,
+        partials: &Partials,
+        softmax: &OnlineSoftmax,
+        o: &AccTile,
+    ) {
+        if !self.waits_for_queries() {
+            k.cp_async_wait(0); // A CTA without keys has not waited for Q yet.
+        }
+        let [head, batch] = head_and_batch(k, self.plan.tile_order);
+        let [_, _, split] = row_block_and_split(k, self.plan);
+        let row = k.mad(self.threads.row_warp, self.plan.warp_rows(), self.rows.first);
+        let at = [batch, head, split, row];
+        let first = partial_row(k, self.problem, self.plan.splits, at, self.rows.seq_q);
+        let left = self.rows_left(k, row);
+        partials.store(k, &self.threads, softmax, o, (first, left));
+    }
+}

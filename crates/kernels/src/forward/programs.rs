@@ -1,0 +1,64 @@
+//! Launch parameters of score and mask programs.
+
+use attend::{ProgramParams, ScorePrograms, TableParams};
+use problem::program::{Input, Op};
+use problem::{Problem, Table};
+use ptx::Builder;
+
+use crate::contract::Contract;
+
+/// The programs in a kernel; `None` if the problem has none. `packed` says whether the rows of a tile belong
+/// to several heads.
+///
+/// Parameters, strides and extents are launch parameters. One stride is known to the code: that neighbours in
+/// a table's last dimension are neighbours in memory.
+pub(crate) fn declare_programs(
+    k: &mut Builder,
+    c: &mut Contract<'_>,
+    problem: &Problem,
+    packed: bool,
+) -> Option<ScorePrograms> {
+    let programs = &problem.programs;
+    if programs.is_empty() {
+        return None;
+    }
+    let reads = |predicate: &dyn Fn(&Op) -> bool| programs.all().any(|program| program.any(predicate));
+    let factor = c.f32(k, "logit_factor", logit_factor(problem));
+    let floats = (0..).zip(&programs.floats).map(|(i, &value)| {
+        reads(&|op| *op == Op::Input(Input::FloatParameter(i)))
+            .then(|| c.f32(k, &format!("float_{i}"), value))
+    });
+    let floats = floats.collect();
+    let ints = (0..).zip(&programs.ints).map(|(i, &value)| {
+        let is_read = reads(&|op| *op == Op::Input(Input::IntParameter(i)));
+        is_read.then(|| c.u32(k, &format!("int_{i}"), value.cast_unsigned()))
+    });
+    let ints = ints.collect();
+    let tables = (0..).zip(&programs.tables).map(|(i, table)| {
+        let is_read = reads(&|op| matches!(op, Op::Load { table, .. } if *table == u32::from(i)));
+        is_read.then(|| declare_table(k, c, i, table))
+    });
+    let tables = tables.collect();
+    Some(ScorePrograms::new(problem, packed, ProgramParams { factor, floats, ints, tables }))
+}
+
+/// The factor that turns the product of a query and a key, or its capped form, into the logit. A negative
+/// scale negates the product itself.
+fn logit_factor(problem: &Problem) -> f32 {
+    problem.score.softcap.unwrap_or(problem.softmax_scale().abs())
+}
+
+fn declare_table(k: &mut Builder, c: &mut Contract<'_>, number: u8, table: &Table) -> TableParams {
+    let start = c.table(k, number, table);
+    let last_dimension = table.extents.len() - 1;
+    let strides = table.strides.iter().enumerate().map(|(dimension, &stride)| {
+        let bytes = stride * table.dtype.bytes() as i64;
+        let name = format!("table_{number}_stride_{dimension}");
+        (dimension != last_dimension || stride != 1).then(|| c.i64(k, &name, bytes))
+    });
+    let strides = strides.collect();
+    let lasts = table.extents.iter().enumerate();
+    let lasts = lasts
+        .map(|(dimension, &extent)| c.u32(k, &format!("table_{number}_last_{dimension}"), extent as u32 - 1));
+    TableParams { start, dtype: table.dtype, strides, lasts: lasts.collect() }
+}

@@ -1,0 +1,55 @@
+//! Places in tensors where batch entries have rows of their own number.
+
+use ptx::{Builder, R32, Src};
+use tile::{SwizzledTile, WorkTile};
+
+use super::emit::Forward;
+
+impl Forward<'_> {
+    /// Numbers of queries and of keys in the tile's batch entry.
+    pub(super) fn lengths(&self, tile: &WorkTile) -> [R32; 2] {
+        match tile.spans {
+            None => [self.params.seq_q, self.params.seq_kv],
+            Some(spans) => [spans.rows[1], spans.reduced[1]],
+        }
+    }
+
+    /// The row of Q and O of a position in the tile's batch entry.
+    pub(super) fn row_of_sequence(&self, k: &mut Builder, tile: &WorkTile, position: R32) -> R32 {
+        tile.spans.map_or(position, |spans| k.add(position, spans.rows[0]))
+    }
+
+    /// The coordinates from which the keys or values from key `first` on are loaded. `[head, batch]` are the
+    /// coordinates of the KV head. Keys beyond the sequence's end are masked, but 0 times the NaN in a value
+    /// would reach O: these values are loaded as zeros (`ragged`).
+    pub(super) fn key_place(
+        &self,
+        k: &mut Builder,
+        tile: &WorkTile,
+        ragged: bool,
+        first: R32,
+        [head, batch]: [Src<R32>; 2],
+    ) -> [Src<R32>; 3] {
+        let Some(spans) = tile.spans else { return [first.into(), head, batch] };
+        let [start, len] = spans.reduced;
+        match self.params.value_batch_rows.filter(|_| ragged) {
+            None => [k.add(first, start).into(), head, batch],
+            Some(batch_rows) => {
+                let start = k.mad(tile.batch, batch_rows, start);
+                let [row, end] = SwizzledTile::ragged_at(k, first, [start, len]);
+                [row.into(), head, end.into()]
+            }
+        }
+    }
+
+    /// Batch index and row of the LSE of a position, and the rows of a head: packed queries have one batch
+    /// index.
+    pub(super) fn lse_place(&self, k: &mut Builder, tile: &WorkTile, position: R32) -> ([R32; 2], R32) {
+        let row = self.row_of_sequence(k, tile, position);
+        match self.params.lengths {
+            None => ([tile.batch, row], self.params.seq_q),
+            Some(lengths) if lengths.q.packed.is_none() => ([tile.batch, row], lengths.q.longest),
+            Some(lengths) => ([k.mov(0), row], lengths.q.tensor_rows()),
+        }
+    }
+}

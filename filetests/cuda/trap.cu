@@ -1,0 +1,20 @@
+// A kernel traps for an element that its inputs have.
+//! [launch]
+//! grid = [1]
+//! block = [32]
+//! [[arg]]
+//! role = "buffer"
+//! dtype = "u32"
+//! elements = 32
+//! init = "iota"
+
+
+extern "C" __global__ void wrong(unsigned* x) {
+    if (x[threadIdx.x] == 7) __trap();  // hazard: trap
+    x[threadIdx.x] = 0;
+}
+
+extern "C" __global__ void right(unsigned* x) {
+    if (x[threadIdx.x] == 32) __trap();
+    x[threadIdx.x] = 0;
+}
