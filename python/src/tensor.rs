@@ -25,7 +25,11 @@ pub fn problem_of(
     (band, score): (Band, Score),
     features: Option<&Features>,
 ) -> Result<Problem, Error> {
+    let packed = features.map_or([false; 2], Features::packed);
+    // The batch extents of packed tensors are checked later.
+    let of_q = if packed == [false; 2] { ("q", q.1[0]) } else { ("k", k.1[0]) };
     let pairs = [
+        ("k", "batch", k.1[0], of_q.0, of_q.1),
         ("v", "batch", v.1[0], "k", k.1[0]),
         ("k", "head_dim", k.1[3], "q", q.1[3]),
         ("v", "heads", v.1[1], "k", k.1[1]),
@@ -57,7 +61,7 @@ pub fn problem_of(
     if let Some(features) = features {
         features.apply(&mut problem)?;
     }
-    check_batch(&problem, [("q", q.1[0]), ("k", k.1[0])], features.map_or([false; 2], Features::packed))?;
+    check_batch(&problem, [("q", q.1[0]), ("k", k.1[0])], packed)?;
     computed(&problem).check()?;
     Ok(problem)
 }

@@ -86,7 +86,10 @@ pub enum AttentionError {
         error: ProgramError,
     },
     /// An operand of a prepared kernel is missing, or is given and not taken.
-    #[error("{operand} is {}", if *wanted { "missing: the problem has it" } else { "given, but the problem has none" })]
+    #[error(
+        "{operand} is {}",
+        if *wanted { "missing: the problem has it" } else { "given, but the problem has none" }
+    )]
     OperandWanted {
         /// The operand's name.
         operand: &'static str,

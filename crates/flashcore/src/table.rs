@@ -10,9 +10,11 @@ use crate::AttentionError;
 /// ```
 /// use flashcore::TableView;
 ///
-/// let bias = [0.0f32; 6]; TableView::dense(&bias[..], &[2, 3])?; let refused = TableView::dense(&bias[..],
-/// &[2, 4]).unwrap_err().to_string(); assert_eq!(refused, "invalid value '6' for the number of elements of a
-/// table: expected 8 for shape [2, 4]");
+/// let bias = [0.0f32; 6];
+/// TableView::dense(&bias[..], &[2, 3])?;
+/// let refused = TableView::dense(&bias[..], &[2, 4]).unwrap_err().to_string();
+/// let told = "invalid value '6' for the number of elements of a table: expected 8 for shape [2, 4]";
+/// assert_eq!(refused, told);
 /// # Ok::<(), flashcore::AttentionError>(())
 /// ```
 #[derive(Clone, Debug)]
