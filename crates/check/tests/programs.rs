@@ -262,8 +262,8 @@ fn problem(score: Option<Expr>, mask: Option<Expr>) -> Problem {
 /// Checks the kernel of `emitted` as if it were one of `judged`.
 fn verdict(family: Family, emitted: &Problem, judged: &Problem) -> Verdict {
     let plan = family.default_for(emitted, &Arch::SM_90).unwrap();
-    let step = kernels::emit(emitted, &plan, &Arch::SM_90).unwrap();
-    let bound = Bound::of_program(step, judged);
+    let program = kernels::emit(emitted, &plan, &Arch::SM_90).unwrap();
+    let bound = Bound::of_program(program, judged);
     check_kernel(&bound, &once(1)).unwrap().verdict
 }
 
