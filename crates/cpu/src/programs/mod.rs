@@ -258,7 +258,8 @@ impl Compiled<'_> {
     }
 }
 
-/// Evaluates a region of a program. Inlined into [`Simd::evaluate`], which is compiled for the instruction set.
+/// Evaluates a region of a program. Inlined into [`Simd::evaluate`], which is compiled for the instruction
+/// set.
 #[inline(always)]
 pub(crate) fn evaluate<S: Simd>(s: S, program: &Compiled<'_>, values: &mut Values, mut region: Region<'_>) {
     values.prepare(program, &region);
