@@ -15,7 +15,6 @@ use tile::{
 
 use super::plan::{Grid, MmaPlan, QueryHome};
 use super::split::{self, row_block_and_split};
-use crate::Arch;
 use crate::contract::Contract;
 use crate::forward::contract::{
     declare_band, declare_head_strides, declare_softcap, factor, half, lse_of_row, stepped,

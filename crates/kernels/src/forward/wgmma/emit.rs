@@ -17,7 +17,6 @@ use tile::{
 };
 
 use super::plan::{Diagonal, Ends, Rescaling, Store, WgmmaPlan};
-use crate::Arch;
 use crate::contract::Contract;
 use crate::forward::contract::{
     declare_band, declare_head_strides, declare_map, declare_softcap, half, unsigned_factor,
