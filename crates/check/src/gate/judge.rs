@@ -209,7 +209,7 @@ impl References {
 
 /// The index of each row that belongs to a sequence among the rows `[batch, head, row]` of the dense output
 /// and of the LSE, in the order batch entry, head, row.
-pub(super) fn dense_rows(problem: &Problem, sequences: &[Sequence]) -> Vec<usize> {
+pub fn dense_rows(problem: &Problem, sequences: &[Sequence]) -> Vec<usize> {
     let [_, heads, rows, _] = problem.extents(Tensor::Out);
     rows_of(sequences, Tensor::Out, heads)
         .map(|(span, head, row)| (span.batch * heads + head) * rows + span.start + row)

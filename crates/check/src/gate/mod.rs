@@ -24,7 +24,7 @@ mod watch;
 
 pub use coverage::Coverage;
 pub use feed::{Feed, contents};
-pub use judge::References;
+pub use judge::{References, dense_rows};
 pub use report::{CheckReport, HazardRow, Recorded, Verdict};
 pub use run::{GateError, Settings, check_family, check_kernel, check_watched};
 pub use trial::{Launched, Trial, TrialError, bind, launch, trial};

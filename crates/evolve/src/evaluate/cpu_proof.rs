@@ -5,9 +5,8 @@ use cpu::{CpuError, CpuPlan};
 use oracle::OracleError;
 use problem::{DType, Layout, Problem, Tensor};
 
-use check::gate::References;
 use check::gate::inputs::{Style, draw};
-use check::gate::torture;
+use check::gate::{References, dense_rows, torture};
 use check::values::{Inputs, Values};
 
 /// Upper limits of the small problem: batches, key heads, query heads per key head, rows and keys. Rows and
@@ -81,16 +80,19 @@ impl Case {
         let p = &self.problem;
         let mut out = Values::zeros(p.dtype, p.span(Tensor::Out).map_or(0, |(elements, _)| elements));
         out.fill_nan();
-        let mut lse = vec![f32::NAN; if with_lse { p.batch * p.heads_q * p.seq_q } else { 0 }];
+        let mut lse = vec![f32::NAN; if with_lse { p.lse_len() } else { 0 }];
         self.inputs.attention_into(p, plan, &mut out, with_lse.then_some(&mut lse[..]))?;
         let (elements, poison) = (out.len(), out.count_nan());
-        let rows = out.gather(p, Tensor::Out);
-        let values: Vec<f64> = (0..rows.len()).filter_map(|i| rows.get(i)).map(f64::from).collect();
-        let lse: Vec<f64> = lse.into_iter().map(f64::from).collect();
+        let dense = out.gather(p, Tensor::Out);
+        // Rows that belong to no sequence must stay poisoned, like the elements between rows.
+        let rows = dense_rows(p, &self.inputs.others.sequences(p));
+        let places = rows.iter().flat_map(|&row| row * p.head_dim_v..(row + 1) * p.head_dim_v);
+        let values: Vec<f64> = places.filter_map(|i| dense.get(i)).map(f64::from).collect();
+        let lse: Vec<f64> = rows.iter().filter_map(|&row| lse.get(row).copied()).map(f64::from).collect();
         let figures = self.references.judge(&values, with_lse.then_some(&lse[..]));
         let mut reasons = figures.with_slack(self.slack).reasons();
-        let between = elements - rows.len();
-        if poison - rows.count_nan() != between {
+        let between = elements - values.len();
+        if poison - values.iter().filter(|x| x.is_nan()).count() != between {
             reasons.push(format!("of {between} elements between rows some were written"));
         }
         Ok((reasons, figures.rel))
