@@ -133,7 +133,10 @@ impl<'a> Contestant<'a> {
                 | Role::Operand(Operand::Lse)
                 | Role::Operand(Operand::Scratch) => Some(Buffer::new(context, spec.bytes)?),
                 Role::Operand(Operand::Counter) => Some(Buffer::zeroed(context, spec.bytes)?),
-                Role::Operand(Operand::Codes(_)) | Role::Operand(Operand::Scales) | Role::Fill { .. } => {
+                Role::Operand(Operand::Codes(_))
+                | Role::Operand(Operand::Scales)
+                | Role::Fill(_)
+                | Role::Words(_) => {
                     return Err(ContestantError::Buffer(spec.name.clone()));
                 }
             });

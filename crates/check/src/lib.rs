@@ -2,10 +2,11 @@
 //!
 //! - [`gate`]: runs a kernel in the emulator and judges its outputs by the f64 oracle.
 //! - [`launchfile`]: how a kernel without host code is launched; a kernel with its buffers and its problem.
+//! - [`reference`]: what else judges outputs: built-in operations, kernels, files, Python functions.
 //! - [`study`]: check, resources, predicted times and root causes of one kernel.
 //! - [`diagnose`]: the root causes.
 //! - [`forecast`]: predicted times of plans, and how good they are.
-//! - [`values`] and [`files`]: tensors in host memory and in files.
+//! - [`values`] and [`files`]: tensors in host memory and in files; [`numbers`]: arrays of any type in files.
 
 pub mod diagnose;
 pub mod files;
@@ -13,5 +14,7 @@ pub mod forecast;
 pub mod gate;
 pub mod genes;
 pub mod launchfile;
+pub mod numbers;
+pub mod reference;
 pub mod study;
 pub mod values;

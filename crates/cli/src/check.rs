@@ -16,12 +16,22 @@ use serde_json::{Value, json};
 use crate::args::Check;
 use crate::error::CliError;
 use crate::progress::Progress;
+use crate::source::Origin;
 use crate::terminal::{Out, detail, is_verbose};
 use crate::{Status, source, unless_closed};
 
 pub fn check(args: &Check) -> Result<Status, CliError> {
-    source::keepable(args.keep_ptx.as_deref(), &[("FILE", &args.file), ("--launch", &args.launch)])?;
-    let (bound, text) = source::load(&args.file, &args.launch, args.sm)?;
+    let mut inputs = vec![("FILE", args.file.as_path())];
+    inputs.extend(args.launch.as_deref().map(|launch| ("--launch", launch)));
+    source::keepable(args.keep_ptx.as_deref(), &inputs)?;
+    let origin = Origin { file: &args.file, sm: args.sm, compiling: &args.compiling };
+    if args.stated.suggest {
+        return suggest(args, origin);
+    }
+    let (bound, text) = match &args.launch {
+        Some(launch) => origin.load(launch)?,
+        None => origin.load_stated(&args.stated)?,
+    };
     if let Some(file) = &args.keep_ptx {
         store::write(file, text.as_bytes())?;
     }
@@ -56,6 +66,16 @@ pub fn check(args: &Check) -> Result<Status, CliError> {
         Verdict::Failed => Status::Failed,
         Verdict::Incomplete => Status::Incomplete,
     })
+}
+
+/// Prints a first launch file.
+fn suggest(args: &Check, origin: Origin<'_>) -> Result<Status, CliError> {
+    if args.json {
+        return Err(CliError::NoJson("check --suggest"));
+    }
+    let text = origin.suggest(args.stated.entry.as_deref())?;
+    unless_closed(write!(crate::terminal::out(), "{text}").map_err(CliError::from))?;
+    Ok(Status::Passed)
 }
 
 /// Runs the gate on a kernel with a time limit, and shows the progress.
@@ -110,11 +130,7 @@ fn print(out: &mut Out, study: &Study, printf: bool) -> Result<(), CliError> {
     out.paint(check.verdict.into(), check.verdict)?;
     writeln!(out, " after {} {runs} in the emulator", check.runs)?;
     let launch = &study.bound.kernel.launch;
-    let judged = match (&study.bound.problem, check.error) {
-        (None, _) => "no [problem]: hazards only, output not judged".to_owned(),
-        (Some(problem), None) => format!("{}: output not judged", words(problem)),
-        (Some(problem), Some(_)) => format!("{}: output judged by the f64 oracle", words(problem)),
-    };
+    let judged = judged(study);
     writeln!(out, "1 shape: grid {}, block {}, {judged}", launch.grid, launch.block)?;
     match &check.coverage {
         Some(coverage) => writeln!(out, "{coverage}")?,
@@ -149,10 +165,35 @@ fn print(out: &mut Out, study: &Study, printf: bool) -> Result<(), CliError> {
             error.max_abs, error.max_abs_allowed, error.rel, error.rel_allowed, error.max_diff
         )?;
     }
+    for judgement in &check.judgements {
+        let (name, wrong) = (&judgement.output, judgement.wrong);
+        let (error, allowed) = (judgement.error, judgement.allowed);
+        writeln!(
+            out,
+            "{name}: {wrong} of {} elements wrong; worst error {error:.2e} (allowed {allowed:.2e})",
+            judgement.elements
+        )?;
+    }
     for finding in &study.findings {
         writeln!(out, "{}: {}", finding.name, finding.evidence)?;
     }
     Ok(())
+}
+
+/// What judged the output, for the line of the shape.
+fn judged(study: &Study) -> String {
+    let check = &study.check;
+    let mut by: Vec<String> =
+        check.judgements.iter().map(|j| format!("{} judged by {}", j.output, j.by)).collect();
+    let problem = study.bound.problem.as_ref().map(|problem| format!("{}: ", words(problem)));
+    if check.error.is_some() {
+        by.insert(0, "output judged by the f64 oracle".to_owned());
+    }
+    match (&problem, by.is_empty()) {
+        (None, true) => "no [problem] and no [reference]: hazards only, output not judged".to_owned(),
+        (problem, true) => format!("{}output not judged", problem.as_deref().unwrap_or_default()),
+        (problem, false) => format!("{}{}", problem.as_deref().unwrap_or_default(), by.join(", ")),
+    }
 }
 
 /// A problem in the notation of `--problem`.

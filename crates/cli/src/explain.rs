@@ -1,6 +1,7 @@
 //! `flashcore explain`.
 
 use std::io::Write;
+use std::path::Path;
 
 use check::gate::{Settings, bind};
 use check::launchfile::Bound;
@@ -15,6 +16,7 @@ use serde_json::{Value, json};
 use crate::args::Explain;
 use crate::check::watched;
 use crate::error::CliError;
+use crate::source::Origin;
 use crate::terminal::{Out, Tone, detail};
 use crate::{Status, choice, source, table, unless_closed};
 
@@ -50,9 +52,9 @@ pub fn explain(args: &Explain) -> Result<Status, CliError> {
                     accepted: "a file, since two kernels are launched by it".to_owned(),
                 });
             }
-            let (bound, text) = source::load(file, launch, args.sm)?;
-            let other =
-                args.against.as_ref().map(|other| source::load(other, launch, args.sm)).transpose()?;
+            let load = |file: &Path| Origin { file, sm: args.sm, compiling: &args.compiling }.load(launch);
+            let (bound, text) = load(file)?;
+            let other = args.against.as_deref().map(load).transpose()?;
             let other = other.map(|(bound, text)| studied(bound, Some(text))).transpose()?;
             (studied(bound, Some(text))?, other)
         }

@@ -140,10 +140,7 @@ fn measure<M: Machine>(
 /// The time of an empty kernel in a graph of many launches, µs.
 fn launch(ordinal: i32, target: Target, sms: u32) -> Result<f64, CliError> {
     let mut bench = Workbench::open(ordinal)?;
-    bench.prepare(
-        &Bound { kernel: empty(target, sms)?, roles: Vec::new(), problem: None, cooperative: false },
-        &[],
-    )?;
+    bench.prepare(&Bound::new(empty(target, sms)?, Vec::new(), None), &[])?;
     let times = (0..ROUNDS).map(|_| bench.time(0, LAUNCHES)).collect::<Result<Vec<f64>, _>>()?;
     Ok(median(&times))
 }

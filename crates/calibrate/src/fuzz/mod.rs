@@ -94,7 +94,12 @@ pub fn execute(case: &Case) -> Outcome {
     };
     let study = match study(bound, Some(case.ptx.clone()), &settings, &[machine::L4, machine::H200], None) {
         Ok(study) => study,
-        Err(error @ (GateError::Launch(_) | GateError::Oracle(_) | GateError::Other(_))) => {
+        Err(
+            error @ (GateError::Launch(_)
+            | GateError::Oracle(_)
+            | GateError::Reference(_)
+            | GateError::Other(_)),
+        ) => {
             return outcome(Stage::NotLaunched, &error.to_string());
         }
     };

@@ -27,6 +27,17 @@ impl Coverage {
         Coverage { instructions: all.map(|(at, (_, line))| (at, line, false)).collect() }
     }
 
+    /// Adds the instructions that another entry of the module reaches.
+    pub(super) fn join(&mut self, kernel: &Kernel) {
+        let more = Coverage::of(kernel).instructions.into_iter();
+        let known: Vec<usize> = self.instructions.iter().map(|(at, ..)| *at).collect();
+        let more: Vec<_> = more.filter(|(at, ..)| known.binary_search(at).is_err()).collect();
+        if !more.is_empty() {
+            self.instructions.extend(more);
+            self.instructions.sort_unstable_by_key(|(at, ..)| *at);
+        }
+    }
+
     /// Adds the counters of one run.
     pub(super) fn add(&mut self, kernel: &Kernel, counters: &Counters) {
         let ops: Vec<Op> = kernel.module.functions().flat_map(instructions).map(|inst| inst.op).collect();

@@ -5,15 +5,13 @@ use std::ops::Range;
 use emu::Buffer;
 use kernels::Operand;
 use oracle::OracleError;
-use problem::{Problem, Tensor};
-use rand::rngs::SmallRng;
-use rand::{Rng, SeedableRng};
+use problem::{Layout, Problem, Tensor};
 
 use super::CheckReport;
 use super::inputs::{Style, draw, rows_of};
 use super::judge::{ErrorFigures, References};
 use super::quantised::{Codes, distance, encode};
-use crate::launchfile::{Bound, BufferType, Init, Role};
+use crate::launchfile::{Bound, Memory, Role, fill};
 use crate::values::{Inputs, Values};
 
 /// The buffers before a run on normal draws. Outputs hold a NaN pattern.
@@ -87,8 +85,10 @@ impl Feed {
                 (Role::Operand(Operand::Tensor(Tensor::V)), Some(inputs)) => {
                     Buffer::from_bytes(&inputs.v.to_bytes())
                 }
-                (Role::Fill { dtype, init }, _) => {
-                    filled(spec.bytes, *dtype, *init, self.seed + index as u64)
+                (Role::Fill(memory), _) => self.filled(bound, index, memory),
+                (Role::Words(words), _) => {
+                    let words = bound.words.get(*words).map_or(&[][..], Vec::as_slice);
+                    Buffer::from_bytes(&words.iter().flat_map(emu::argument_bytes).collect::<Vec<u8>>())
                 }
                 (Role::Operand(Operand::Codes(tensor @ (Tensor::Q | Tensor::K | Tensor::V))), _) => {
                     quantised(*tensor)
@@ -105,9 +105,20 @@ impl Feed {
                     | Role::Operand(Operand::Scratch)
                     | Role::Operand(Operand::Codes(Tensor::Out)),
                     _,
-                ) => Buffer::uninitialised(spec.bytes),
+                ) => match bound.memory(index) {
+                    Some(memory) => self.filled(bound, index, &memory),
+                    None => Buffer::uninitialised(spec.bytes),
+                },
             })
             .collect()
+    }
+
+    fn filled(&self, bound: &Bound, index: usize, memory: &Memory) -> Buffer {
+        let bytes = bound.kernel.buffers[index].bytes;
+        match fill(memory, self.seed + index as u64, &bound.data) {
+            Some(contents) => Buffer::from_bytes(&contents),
+            None => Buffer::uninitialised(bytes),
+        }
     }
 
     /// The error figures of the outputs; `None` when the kernel has no output of a problem.
@@ -160,6 +171,7 @@ impl Feed {
             return check.leave_incomplete("nothing was judged: the kernel has no `lse`".to_owned());
         }
         let lse = lse.map(|bytes| wide(&Values::from_bytes(problem::DType::F32, bytes), 0..usize::MAX));
+        let lse = lse.map(|lse| head_major(lse, problem, bound.lse_layout));
         let rows = row_ranges(problem);
         check_gaps(out, &rows, problem.dtype.bytes(), check);
         let values = Values::from_bytes(problem.dtype, out);
@@ -176,16 +188,15 @@ impl Feed {
     }
 }
 
-fn filled(bytes: usize, dtype: BufferType, init: Init, seed: u64) -> Buffer {
-    let elements = bytes / dtype.bytes();
-    let mut rng = SmallRng::seed_from_u64(seed);
-    let data: Vec<u8> = match init {
-        Init::Uninitialised => return Buffer::uninitialised(bytes),
-        Init::Zeros => vec![0; bytes],
-        Init::Iota => (0..elements).flat_map(|i| dtype.encode(i as f64)).collect(),
-        Init::Random => (0..elements).flat_map(|_| dtype.encode(dtype.draw(rng.random::<f64>()))).collect(),
-    };
-    Buffer::from_bytes(&data)
+/// The LSE in the order batch, head, row.
+fn head_major(lse: Vec<f64>, problem: &Problem, layout: Layout) -> Vec<f64> {
+    let (heads, rows) = (problem.heads_q, problem.seq_q);
+    match layout {
+        Layout::Bhsd => lse,
+        Layout::Bshd => rows_of(problem.batch, heads, rows)
+            .filter_map(|(b, h, r)| lse.get((b * rows + r) * heads + h).copied())
+            .collect(),
+    }
 }
 
 fn wide(values: &Values, range: Range<usize>) -> Vec<f64> {

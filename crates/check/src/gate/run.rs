@@ -11,7 +11,8 @@ use ptx::{BarKind, Kernel, Launch, Op, Space, Statement};
 use super::feed::{Feed, row_ranges};
 use super::inputs::Style;
 use super::{CheckReport, Coverage, Verdict, Watch, residency};
-use crate::launchfile::{Bound, Init, Role};
+use crate::launchfile::{Bound, Init, Memory, Role};
+use crate::reference::ReferenceError;
 
 /// Default limit of warp instructions per CTA: ten seconds or more.
 const STEP_LIMIT: u64 = 50_000_000;
@@ -117,6 +118,8 @@ pub enum GateError {
     Launch(EmuError),
     #[error("the oracle refuses the problem: {0}")]
     Oracle(#[from] OracleError),
+    #[error(transparent)]
+    Reference(#[from] ReferenceError),
     #[error("{0}")]
     Other(String),
 }
@@ -207,16 +210,11 @@ fn run_once(
     let Some(feed) = Feed::draw(bound, style, seed) else { return Ok(()) };
     let mut buffers = feed.buffers(bound);
     let before: Vec<Vec<u8>> = buffers.iter().map(Buffer::to_bytes).collect();
-    let mut handles: Vec<&mut Buffer> = buffers.iter_mut().collect();
-    let report = match emu::run(&bound.kernel, &mut handles, options) {
+    let report = match run_all(bound, &mut buffers, options, check) {
         Ok(report) => report,
         Err(error) => return unfinished(error, watch, check),
     };
     check.runs += 1;
-    check.steps += report.steps;
-    let coverage = check.coverage.get_or_insert_with(|| Coverage::of(&bound.kernel));
-    coverage.add(&bound.kernel, &report.counters);
-    check.communicates |= report.communicates;
     let cluster = bound.kernel.launch.cluster.count();
     if cluster > PORTABLE_CLUSTER {
         check.warn(format!(
@@ -224,21 +222,15 @@ fn run_once(
              room for it"
         ));
     }
-    let stores = stores(&bound.kernel, &report.counters);
-    if check.runs == 1 {
-        check.counters = report.counters;
-        check.traces = report.traces;
-        check.printed = report.printed;
-    }
     // A wrong output that follows from an access outside its memory is not reported again.
     let lost = |h: &emu::Hazard| matches!(h.kind, HazardKind::Misaligned | HazardKind::OutOfBounds);
     let whole = !report.hazards.iter().any(lost);
     check.add_hazards(report.hazards);
-    if !stores {
+    if !report.stores {
         check.warn("a run executed no store to global memory, so the kernel has no result".into());
     }
     for ((spec, role), buffer) in bound.kernel.buffers.iter().zip(&bound.roles).zip(&buffers) {
-        if matches!(role, Role::Fill { init: Init::Uninitialised, .. }) && buffer.is_uninitialised() {
+        if matches!(role, Role::Fill(Memory { init: Init::Uninitialised, .. })) && buffer.is_uninitialised() {
             check.warn(format!("a run wrote nothing to the uninitialised buffer {}", spec.name));
         }
     }
@@ -250,11 +242,120 @@ fn run_once(
             check.fail(format!("the kernel keeps something in {name} from one launch to the next"));
         }
     }
+    if whole {
+        judge_references(bound, &feed, options, &before, &buffers, check)?;
+    }
     if whole && let Some(references) = feed.references(bound)? {
         feed.check_outputs(bound, &references, &after, check);
     }
     if check.quantisation.is_none() {
         check.quantisation = feed.quantisation(bound)?;
+    }
+    Ok(())
+}
+
+/// What all launches of a run reported together.
+struct Ran {
+    hazards: Vec<emu::Hazard>,
+    changed: Vec<String>,
+    /// Whether some launch stored to global memory.
+    stores: bool,
+}
+
+/// Runs all launches on the same buffers.
+fn run_all(
+    bound: &Bound,
+    buffers: &mut [Buffer],
+    options: &Options,
+    check: &mut CheckReport,
+) -> Result<Ran, EmuError> {
+    let mut ran = Ran { hazards: Vec::new(), changed: Vec::new(), stores: false };
+    let count = 1 + bound.then.len();
+    for (at, (kernel, cooperative)) in bound.launches().enumerate() {
+        let traced_ctas = if at == 0 { options.traced_ctas.clone() } else { Vec::new() };
+        let options = Options { traced_ctas, ..options.clone() };
+        let mut report = emu::run(kernel, &mut buffers.iter_mut().collect::<Vec<_>>(), &options)?;
+        check.steps += report.steps;
+        let coverage = check.coverage.get_or_insert_with(|| Coverage::of(&bound.kernel));
+        coverage.join(kernel);
+        coverage.add(kernel, &report.counters);
+        ran.stores |= stores(kernel, &report.counters);
+        let number = at + 1;
+        if count > 1 {
+            for hazard in &mut report.hazards {
+                hazard.message +=
+                    &format!(" (launch {number} of {count}, {})", ptx::quote::cut(&kernel.entry));
+            }
+        }
+        if number < count && !report.changed.is_empty() {
+            let names = ptx::quote::list(&report.changed);
+            check.leave_incomplete(format!(
+                "launch {number} of {count} changes {names}, and variables of a module start anew in each launch here; use \
+                 a buffer"
+            ));
+        }
+        if at == 0 {
+            check.communicates |= report.communicates;
+        } else if report.communicates && !cooperative {
+            check.warn(format!(
+                "whether the CTAs of launch {number} of {count} must be resident together was not checked"
+            ));
+        }
+        // The counters, traces and prints of a check are those of its first launch.
+        if check.runs == 0 && at == 0 {
+            check.counters = report.counters;
+            check.traces = report.traces;
+        }
+        if check.runs == 0 {
+            check.printed.extend(report.printed);
+        }
+        ran.hazards.extend(report.hazards);
+        ran.changed.extend(report.changed);
+    }
+    if count > 1 {
+        // A single launch must write its outputs whole, which the emulator checks.
+        let outputs = must_write(bound).into_iter().filter(|(index, _)| bound.memory(*index).is_none());
+        for (index, ranges) in outputs {
+            let missing = ranges.into_iter().filter_map(|range| buffers[index].missing(range));
+            let bytes: usize = missing.map(|(_, bytes)| bytes).sum();
+            if bytes > 0 {
+                let name = &bound.kernel.buffers[index].name;
+                check.fail(format!("{bytes} bytes of {name} were never written"));
+            }
+        }
+    }
+    Ok(ran)
+}
+
+/// Compares outputs with their references.
+fn judge_references(
+    bound: &Bound,
+    feed: &Feed,
+    options: &Options,
+    before: &[Vec<u8>],
+    after: &[Buffer],
+    check: &mut CheckReport,
+) -> Result<(), GateError> {
+    for reference in &bound.references {
+        let (buffer, memory) = (&after[reference.output], reference.memory);
+        if memory.init == Init::Uninitialised {
+            let size = memory.dtype.bytes();
+            let unwritten = |place: &usize| buffer.missing(place * size..(place + 1) * size).is_some();
+            let (view, elements) = (memory.shaped(), memory.shaped().len());
+            let missing = view.places().filter(unwritten).count();
+            if missing > 0 {
+                check.fail(format!(
+                    "{missing} of {elements} elements of {} were never written",
+                    reference.name
+                ));
+                continue;
+            }
+        }
+        match reference.expect(before, || feed.buffers(bound), options) {
+            Ok(expected) => check.judge(reference.judge(&expected, &buffer.to_bytes())),
+            Err(error @ ReferenceError::Kernel { .. }) => check.leave_incomplete(error.to_string()),
+            Err(error) => return Err(error.into()),
+        }
     }
     Ok(())
 }
