@@ -137,15 +137,9 @@ impl CheckReport {
     /// Adds the comparison of an output with its reference.
     pub(super) fn judge(&mut self, judgement: Judgement) {
         judgement.reason().into_iter().for_each(|reason| self.fail(reason));
-        match self
-            .judgements
-            .iter()
-            .position(|known| known.output == judgement.output && known.by == judgement.by)
-        {
-            Some(at) => {
-                let known = self.judgements.swap_remove(at);
-                self.judgements.insert(at, known.worst(judgement));
-            }
+        let same = |known: &&mut Judgement| (&known.output, &known.by) == (&judgement.output, &judgement.by);
+        match self.judgements.iter_mut().find(same) {
+            Some(known) => *known = known.clone().worst(judgement),
             None => self.judgements.push(judgement),
         }
     }

@@ -34,6 +34,9 @@ impl Memory {
 /// The most dimensions of a buffer's shape, as of a tensor map.
 pub const RANK: usize = 5;
 
+/// The most elements of a buffer with a shape: as many bytes as a launch may have.
+const ELEMENTS: usize = 1 << 32;
+
 /// Shape and strides of a buffer in elements, outermost dimension first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct View {
@@ -81,13 +84,17 @@ impl View {
         self.len() == 0
     }
 
-    /// Elements from the first to the last one, gaps included; `None` on overflow.
+    /// Elements from the first to the last one, gaps included; `None` on overflow, or for more elements than
+    /// [`ELEMENTS`]. A stride of 0 makes many elements of few.
     fn span(&self) -> Option<usize> {
         let ends = self.shape().iter().zip(self.strides());
         let last = ends
             .map(|(&n, &stride)| (n - 1).checked_mul(stride))
             .try_fold(0usize, |sum, end| sum.checked_add(end?))?;
-        self.shape().iter().try_fold(1usize, |n, &extent| n.checked_mul(extent))?;
+        let elements = self.shape().iter().try_fold(1usize, |n, &extent| n.checked_mul(extent))?;
+        if elements > ELEMENTS {
+            return None;
+        }
         last.checked_add(1)
     }
 
@@ -313,7 +320,7 @@ pub(super) fn memory_of(
     let view = view_of(index, raw)?;
     let elements = match (view, raw.elements) {
         (Some(view), None) => view.span().ok_or_else(|| {
-            LaunchError::value(key("shape"), format!("{:?}", view.shape()), "fewer than 2^63 elements")
+            LaunchError::value(key("shape"), format!("{:?}", view.shape()), "at most 2^32 elements")
         })?,
         (Some(_), Some(elements)) => {
             return Err(LaunchError::value(key("elements"), elements, "only one of `elements` and `shape`"));

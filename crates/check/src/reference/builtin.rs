@@ -180,6 +180,20 @@ impl Builtin {
         }
     }
 
+    /// The operations that [`Builtin::compute`] takes for shapes that fit.
+    pub(super) fn work(&self, inputs: &[View], out: &View) -> f64 {
+        let last = |at: usize| inputs.get(at).and_then(|x| x.shape().last()).copied().unwrap_or(1) as f64;
+        let elements = out.len() as f64;
+        match self {
+            Builtin::Gemm { .. } => elements * last(0),
+            Builtin::Attention { .. } => {
+                let keys = inputs.get(1).and_then(|k| k.shape().get(2)).copied().unwrap_or(1) as f64;
+                elements / last(2) * keys * (last(0) + 2.0 * last(2))
+            }
+            _ => inputs.iter().map(View::len).sum::<usize>() as f64 + elements,
+        }
+    }
+
     /// The answer in the order of the output's shape. The shapes fit (see [`Builtin::fits`]).
     pub(super) fn compute(&self, inputs: &[Input], out: &View) -> Vec<Element> {
         let x = &inputs[0];

@@ -20,6 +20,9 @@ pub struct ReferenceSpec {
     pub tolerance: Tolerance,
 }
 
+/// The most operations of a built-in: a minute or two.
+const WORK_LIMIT: f64 = 1e11;
+
 /// The most seconds that a Python function may take.
 const TIMEOUT: f64 = 60.0;
 
@@ -190,9 +193,14 @@ impl Parser<'_> {
         let fits = views.as_ref().is_some_and(|views| builtin.fits(views, &output.shaped()));
         if !fits {
             let shapes =
-                views.unwrap_or_default().iter().map(|v| format!("{:?}", v.shape())).collect::<Vec<_>>();
+                views.iter().flatten().map(|v| format!("{:?}", v.shape())).collect::<Vec<_>>();
             let value = format!("{} for an output of shape {:?}", shapes.join(", "), output.shaped().shape());
             return Err(self.refuse("inputs", value, builtin.inputs()));
+        }
+        let work = builtin.work(&views.unwrap_or_default(), &output.shaped());
+        if work > WORK_LIMIT {
+            let accepted = format!("at most {WORK_LIMIT:.0e} of them, so that it ends in minutes; smaller shapes");
+            return Err(self.refuse("builtin", format!("{work:.1e} operations"), accepted));
         }
         Ok(Source::Builtin(builtin))
     }
