@@ -175,7 +175,7 @@ fn a_forecast_covers_both_kernels() {
     assert!(split.prediction.us < whole.prediction.us, "{us:?} {}", whole.prediction.us);
     let shares: f64 = split.prediction.split.iter().map(|(_, share)| share).sum();
     assert!((shares - 1.0).abs() < 1e-6, "{shares}");
-    let (_, lines) = study::diagnose_steps(&split.bound, &split.recorded, &split.steps, &[]);
+    let lines = study::diagnose_steps(&split.bound, &split.recorded, &split.steps, &[], None).lines;
     let merge = split.bound.then[0].module.function("flash_forward_merge").unwrap();
     let first = merge.body.iter().flat_map(|body| &body.statements).find_map(instruction).unwrap().line;
     assert!(lines.iter().any(|cost| cost.line >= first) && lines.iter().any(|cost| cost.line < first));
@@ -302,6 +302,6 @@ fn faults_in_either_kernel_are_refused() {
             let check = check_kernel(&Bound { kernel, ..right.clone() }, &Settings::quick()).unwrap();
             (check.verdict == Verdict::Failed).then(|| check.reasons.join("; "))
         });
-        assert!(refused.unwrap().contains("in flash_forward_mma"), "{fault:?}");
+        assert!(refused.unwrap().contains("(launch 1 of 2, flash_forward_mma"), "{fault:?}");
     }
 }

@@ -116,8 +116,8 @@ pub fn interface() -> Outcome {
         "best device is the GPU",
         ensure(Device::best() == Device::Cuda(0), || format!("{:?}", Device::best())).map(|()| String::new()),
     );
-    let best = call.run()?;
-    let named = call.device(Device::Cuda(0)).run()?;
+    let best = call.clone().run()?;
+    let named = call.clone().device(Device::Cuda(0)).run()?;
     tell(
         "attention()",
         ensure(close(&best.data), || "far from the oracle".to_owned()).map(|()| String::new()),
@@ -135,7 +135,7 @@ pub fn interface() -> Outcome {
 fn gaps(call: &flashcore::Attention<'_, f16>, dense: &[f16]) -> Outcome<String> {
     let mut data = vec![f16::from_f32(7.0); 4 * 100 * 80];
     let strides = Strides { batch: 0, head: 100 * 80, row: 80 };
-    call.run_into(TensorViewMut::strided(&mut data, [1, 4, 100, 64], strides)?, None)?;
+    call.clone().run_into(TensorViewMut::strided(&mut data, [1, 4, 100, 64], strides)?, None)?;
     for (row, expected) in data.chunks(80).zip(dense.chunks(64)) {
         ensure(&row[..64] == expected, || "a row differs from the dense result".to_owned())?;
         ensure(row[64..].iter().all(|x| x.to_f32() == 7.0), || "a gap was written".to_owned())?;
