@@ -192,14 +192,14 @@ impl Parser<'_> {
             inputs.iter().map(|&at| self.spec.shape_of(at).map(|memory| memory.shaped())).collect();
         let fits = views.as_ref().is_some_and(|views| builtin.fits(views, &output.shaped()));
         if !fits {
-            let shapes =
-                views.iter().flatten().map(|v| format!("{:?}", v.shape())).collect::<Vec<_>>();
+            let shapes = views.iter().flatten().map(|v| format!("{:?}", v.shape())).collect::<Vec<_>>();
             let value = format!("{} for an output of shape {:?}", shapes.join(", "), output.shaped().shape());
             return Err(self.refuse("inputs", value, builtin.inputs()));
         }
         let work = builtin.work(&views.unwrap_or_default(), &output.shaped());
         if work > WORK_LIMIT {
-            let accepted = format!("at most {WORK_LIMIT:.0e} of them, so that it ends in minutes; smaller shapes");
+            let accepted =
+                format!("at most {WORK_LIMIT:.0e} of them, so that it ends in minutes; smaller shapes");
             return Err(self.refuse("builtin", format!("{work:.1e} operations"), accepted));
         }
         Ok(Source::Builtin(builtin))
