@@ -64,7 +64,7 @@ impl Origin<'_> {
             dynamic_shared: stated.dynamic_shared,
             args: stated.arg.clone(),
         };
-        let spec = brief.spec().map_err(CliError::Stated)?;
+        let spec = brief.spec().map_err(not_stated)?;
         self.bind(spec, Path::new("."), self.file)
     }
 
@@ -72,7 +72,7 @@ impl Origin<'_> {
     pub fn suggest(&self, entry: Option<&str>) -> Result<String, CliError> {
         let Kernels { module, names, .. } = self.module()?;
         let entry = entry.map(|entry| names.get(entry).map_or(entry, String::as_str));
-        suggest(&module, entry).map_err(CliError::Stated)
+        suggest(&module, entry).map_err(not_stated)
     }
 
     /// Reads the files of a launch, among them the reference kernels, and binds it. `path` is the file that
@@ -158,6 +158,11 @@ impl Origin<'_> {
         }
         Ok(compiled)
     }
+}
+
+/// The error of a launch on the command line.
+fn not_stated(error: LaunchError) -> CliError {
+    CliError::Stated(Box::new(error))
 }
 
 /// Refuses a file for `--keep-ptx` that cannot be written, before the kernel is run.
