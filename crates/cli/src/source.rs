@@ -91,8 +91,13 @@ impl Origin<'_> {
         }
         spec.read_files(folder).map_err(refuse)?;
         let mut references = Vec::new();
+        let (include, define) = (self.compiling.include.clone(), self.compiling.define.clone());
+        // Instances and further files are those of the checked kernel.
+        let compiling = Compiling { include, define, instantiate: Vec::new(), others: Vec::new() };
         for file in spec.reference_kernels() {
-            references.push(Origin { file: &folder.join(file), ..*self }.module()?.module);
+            references.push(
+                Origin { file: &folder.join(file), compiling: &compiling, sm: self.sm }.module()?.module,
+            );
         }
         Ok((spec.bind_with(module, &references, folder).map_err(refuse)?, text))
     }
