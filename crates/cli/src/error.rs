@@ -126,7 +126,7 @@ pub enum CliError {
     Launch { path: PathBuf, error: Box<check::launchfile::LaunchError> },
     /// A launch on the command line that cannot be used.
     #[error(transparent)]
-    Stated(check::launchfile::LaunchError),
+    Stated(Box<check::launchfile::LaunchError>),
     /// A CUDA C++ file whose kernels are all templates.
     #[error(
         "{path}: all kernels are templates ({templates}); name an instance, such as --instantiate '{example}'"

@@ -64,7 +64,7 @@ impl Origin<'_> {
             dynamic_shared: stated.dynamic_shared,
             args: stated.arg.clone(),
         };
-        let spec = brief.spec().map_err(CliError::Stated)?;
+        let spec = brief.spec().map_err(not_stated)?;
         self.bind(spec, Path::new("."), self.file)
     }
 
@@ -72,7 +72,7 @@ impl Origin<'_> {
     pub fn suggest(&self, entry: Option<&str>) -> Result<String, CliError> {
         let Kernels { module, names, .. } = self.module()?;
         let entry = entry.map(|entry| names.get(entry).map_or(entry, String::as_str));
-        suggest(&module, entry).map_err(CliError::Stated)
+        suggest(&module, entry).map_err(not_stated)
     }
 
     /// Reads the files of a launch, among them the reference kernels, and binds it. `path` is the file that
@@ -91,8 +91,13 @@ impl Origin<'_> {
         }
         spec.read_files(folder).map_err(refuse)?;
         let mut references = Vec::new();
+        let (include, define) = (self.compiling.include.clone(), self.compiling.define.clone());
+        // Instances and further files are those of the checked kernel.
+        let compiling = Compiling { include, define, instantiate: Vec::new(), others: Vec::new() };
         for file in spec.reference_kernels() {
-            references.push(Origin { file: &folder.join(file), ..*self }.module()?.module);
+            references.push(
+                Origin { file: &folder.join(file), compiling: &compiling, sm: self.sm }.module()?.module,
+            );
         }
         Ok((spec.bind_with(module, &references, folder).map_err(refuse)?, text))
     }
@@ -158,6 +163,11 @@ impl Origin<'_> {
         }
         Ok(compiled)
     }
+}
+
+/// The error of a launch on the command line.
+fn not_stated(error: LaunchError) -> CliError {
+    CliError::Stated(Box::new(error))
 }
 
 /// Refuses a file for `--keep-ptx` that cannot be written, before the kernel is run.

@@ -60,7 +60,7 @@ fn a_launch_can_be_stated_by_options() {
     let short = run(&[&base[..], &["y:f32:64", "--arg", "n:i32=100", "--entry", "twice"]].concat());
     assert_told(&short, 1, &["out_of_bounds", "y["]);
     for (args, said) in [
-        (&["--grid", "4"][..], "invalid value '(missing)' for launch.block"),
+        (&["--grid", "4"][..], "0 [[arg]] given, but entry _Z5twicePKfPfi takes 3 parameters"),
         (&["--grid", "4", "--block", "32"], "0 [[arg]] given, but entry"),
         (&["--grid", "x"], "invalid value 'x' for --grid"),
         (&["--grid", "4", "--launch", "a.toml"], "cannot be used with"),

@@ -50,12 +50,12 @@ pub fn suggest(module: &Module, entry: Option<&str>) -> Result<String, LaunchErr
         let _ = write!(text, "\n[[arg]]  # {}\n", declaration(param));
         text += &argument(param, uses.get(&*param.name).copied().unwrap_or_default());
     }
-    let outputs = function
+    let mut outputs = function
         .params
         .iter()
         .enumerate()
         .filter(|(_, param)| uses.get(&*param.name).is_some_and(|u| u.written && !u.read));
-    if let Some((index, _)) = outputs.last() {
+    if let Some((index, _)) = outputs.next_back() {
         let _ = write!(
             text,
             "\n# What the output must be; without it only hazards are looked for.\n# [reference]\n# output = {index}\n\

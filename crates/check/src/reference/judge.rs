@@ -79,7 +79,7 @@ impl Expected {
             let error = self.error(found, wanted);
             // An exact element is neither above nor below its tolerance.
             let ratio = if error == 0.0 { 0.0 } else { error / allowed.max(f64::MIN_POSITIVE) };
-            judgement.wrong += usize::from(!(error <= allowed));
+            judgement.wrong += usize::from(error > allowed);
             if ratio > excess || ratio.is_nan() && !f64::is_nan(excess) {
                 (excess, judgement.error, judgement.allowed) = (ratio, error, allowed);
                 judgement.worst = Some(Worst { index: index_of(at, shape), found, wanted });

@@ -56,8 +56,9 @@ const ATTEMPTS: usize = 32;
 pub fn compile_files(sources: &[Source], options: &Options) -> Result<Compiled, NvrtcError> {
     let library = nvrtc().ok_or(NvrtcError::NotFound)?;
     let cuda = headers(&library);
+    // nvcc includes the runtime's headers, and with them <math.h>, in every file.
     let mut flags = vec![format!("--gpu-architecture={}", options.arch)];
-    flags.extend(["--std=c++17", "-default-device", "-lineinfo"].map(str::to_owned));
+    flags.extend(["--std=c++17", "-default-device", "-lineinfo", "--pre-include=math.h"].map(str::to_owned));
     flags.extend(options.define.iter().map(|define| format!("--define-macro={define}")));
     let folders = sources.iter().map(|source| folder_of(&source.file));
     let folders: Vec<PathBuf> = folders.chain(options.include.iter().cloned()).collect();
