@@ -141,7 +141,8 @@ impl<'a> Contestant<'a> {
                     | Operand::Codes(_)
                     | Operand::Scales,
                 )
-                | Role::Fill { .. } => {
+                | Role::Fill(_)
+                | Role::Words(_) => {
                     return Err(ContestantError::Buffer(spec.name.clone()));
                 }
             });

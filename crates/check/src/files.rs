@@ -50,7 +50,7 @@ pub enum FileError {
 }
 
 /// Reads regular files only: a device or a pipe may have no end.
-fn read(path: &Path) -> Result<Vec<u8>, FileError> {
+pub(crate) fn read(path: &Path) -> Result<Vec<u8>, FileError> {
     let read = match std::fs::metadata(path) {
         Ok(found) if !found.is_file() => Err(std::io::Error::other("it is not a regular file")),
         _ => std::fs::read(path),
@@ -58,7 +58,7 @@ fn read(path: &Path) -> Result<Vec<u8>, FileError> {
     Ok(read.map_err(|source| StoreError::Read { path: path.to_path_buf(), source })?)
 }
 
-fn malformed(path: &Path, reason: impl ToString) -> FileError {
+pub(crate) fn malformed(path: &Path, reason: impl ToString) -> FileError {
     FileError::Malformed { path: path.to_path_buf(), reason: reason.to_string() }
 }
 
@@ -140,7 +140,7 @@ fn parse_npy(path: &Path, bytes: &[u8], name: &str) -> Result<Tensor, FileError>
 
 /// The header of a `.npy` file (the text of a Python dictionary) and the data after the header. The header's
 /// length is checked against the file's length before anything is allocated.
-fn npy_header(bytes: &[u8]) -> Result<(&str, &[u8]), String> {
+pub(crate) fn npy_header(bytes: &[u8]) -> Result<(&str, &[u8]), String> {
     let rest = bytes.strip_prefix(b"\x93NUMPY").ok_or("the file does not begin with \\x93NUMPY")?;
     let (&[version, _], rest) = rest.split_first_chunk().ok_or("the file ends within its first bytes")?;
     let (length, rest) = match version {
@@ -157,7 +157,7 @@ fn npy_header(bytes: &[u8]) -> Result<(&str, &[u8]), String> {
 }
 
 /// The text of a key's value without its quotes. For a structured type, the beginning of the value.
-fn value<'h>(header: &'h str, key: &str) -> Option<&'h str> {
+pub(crate) fn value<'h>(header: &'h str, key: &str) -> Option<&'h str> {
     let after = ['\'', '"'].into_iter().find_map(|q| Some(header.split_once(&format!("{q}{key}{q}"))?.1))?;
     let value = after.trim_start().strip_prefix(':')?.trim_start();
     match value.chars().next()? {
@@ -168,7 +168,7 @@ fn value<'h>(header: &'h str, key: &str) -> Option<&'h str> {
 
 /// The extents in a header (`… 'shape': (1, 8, 512, 64), …`). Their product is checked to fit an element
 /// count, because npyz multiplies without a check.
-fn extents(header: &str) -> Result<Vec<usize>, String> {
+pub(crate) fn extents(header: &str) -> Result<Vec<usize>, String> {
     let shape = header.split_once("shape").and_then(|(_, rest)| rest.split_once('(')?.1.split_once(')'));
     let (list, _) = shape.ok_or("the header has no shape")?;
     let words = list.split(',').map(str::trim).filter(|word| !word.is_empty());

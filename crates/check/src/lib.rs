@@ -2,12 +2,13 @@
 //!
 //! - [`gate`]: runs a kernel in the emulator and judges its outputs by the f64 oracle.
 //! - [`launchfile`]: how a kernel without host code is launched; a kernel with its buffers and its problem.
+//! - [`reference`]: what else judges outputs: built-in operations, kernels, files, Python functions.
 //! - [`study`]: check, resources, predicted times and root causes of one kernel.
 //! - [`diagnose`]: the root causes.
 //! - [`causes`]: the hazards of a check, each cause once, with a cure.
 //! - [`sources`] and [`names`]: source lines behind PTX lines, and readable C++ names.
 //! - [`forecast`]: predicted times of plans, and how good they are.
-//! - [`values`] and [`files`]: tensors in host memory and in files.
+//! - [`values`] and [`files`]: tensors in host memory and in files; [`numbers`]: arrays of any type in files.
 
 pub mod causes;
 pub mod diagnose;
@@ -17,7 +18,9 @@ pub mod gate;
 pub mod genes;
 pub mod launchfile;
 pub mod names;
+pub mod numbers;
 pub mod operands;
+pub mod reference;
 pub mod sources;
 pub mod study;
 pub mod values;

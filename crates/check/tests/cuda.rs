@@ -20,7 +20,8 @@ use flashcore_check::causes::{Cause, causes};
 use flashcore_check::gate::{Settings, Verdict, check_kernel};
 use flashcore_check::launchfile::LaunchSpec;
 use flashcore_check::sources::Sources;
-use host::tools::{NvrtcError, compile_cuda_file};
+use host::cuda::{Options, Source, compile_files};
+use host::tools::NvrtcError;
 
 fn folder() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../filetests/cuda")
@@ -106,8 +107,10 @@ fn the_compiler_of_this_machine_gives_the_announced_lines() {
     for file in sources() {
         let source = std::fs::read_to_string(&file).unwrap();
         let sm = source.lines().find_map(|line| line.strip_prefix("// sm: ")).unwrap_or("80");
-        let ptx = match compile_cuda_file(&source, &file, &format!("compute_{sm}")) {
-            Ok(ptx) => ptx,
+        let options = Options { arch: format!("compute_{sm}"), ..Options::default() };
+        let sources = [Source { file: file.clone(), text: source }];
+        let ptx = match compile_files(&sources, &options) {
+            Ok(compiled) => compiled.ptx,
             Err(NvrtcError::NotFound | NvrtcError::Load { .. } | NvrtcError::Python { .. }) => return,
             Err(error) => panic!("{}: {error}", file.display()),
         };

@@ -304,6 +304,6 @@ fn faults_in_either_kernel_are_refused() {
             let check = check_kernel(&Bound { kernel, ..right.clone() }, &Settings::quick()).unwrap();
             (check.verdict == Verdict::Failed).then(|| check.reasons.join("; "))
         });
-        assert!(refused.unwrap().contains("in flash_forward_mma"), "{fault:?}");
+        assert!(refused.unwrap().contains("(launch 1 of 2, flash_forward_mma"), "{fault:?}");
     }
 }

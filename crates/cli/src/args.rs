@@ -175,8 +175,12 @@ pub struct Check {
     /// Kernel file: PTX (.ptx) or CUDA C++ (.cu); - reads PTX from standard input
     pub file: PathBuf,
     /// Launch file: grid, block, and the meaning of each parameter; - reads it from standard input
-    #[arg(long, value_name = "FILE.toml")]
-    pub launch: PathBuf,
+    #[arg(long, value_name = "FILE.toml", conflicts_with_all = ["grid", "suggest"])]
+    pub launch: Option<PathBuf>,
+    #[command(flatten)]
+    pub stated: Stated,
+    #[command(flatten)]
+    pub compiling: Compiling,
     #[arg(from_global)]
     pub json: bool,
     /// Use fewer inputs and schedules
@@ -225,6 +229,53 @@ pub struct Check {
     pub sm: Option<ptx::Target>,
 }
 
+/// A launch without a launch file.
+#[derive(Debug, Args)]
+#[command(next_help_heading = "Launch without a launch file")]
+pub struct Stated {
+    /// CTAs of the grid: X, X,Y or X,Y,Z
+    #[arg(long, value_name = "X[,Y[,Z]]", value_delimiter = ',')]
+    pub grid: Vec<i64>,
+    /// Threads of a CTA: X, X,Y or X,Y,Z; default: the entry's .reqntid
+    #[arg(long, value_name = "X[,Y[,Z]]", value_delimiter = ',', requires = "grid")]
+    pub block: Option<Vec<i64>>,
+    /// CTAs of a cluster; default: the entry's .reqnctapercluster, or one
+    #[arg(long, value_name = "X[,Y[,Z]]", value_delimiter = ',', requires = "grid")]
+    pub cluster: Option<Vec<i64>>,
+    /// Dynamic shared memory in bytes
+    #[arg(long, value_name = "BYTES", requires = "grid")]
+    pub dynamic_shared: Option<i64>,
+    /// An argument, one for each parameter, in order: NAME:TYPE=VALUE for a number, NAME:TYPE:SHAPE[=INIT]
+    /// for a buffer, such as n:i32=1000 or x:f32:64x32=random; INIT as in a launch file, LOW..HIGH or
+    /// @FILE.npy
+    #[arg(long, value_name = "ARG", requires = "grid")]
+    pub arg: Vec<String>,
+    /// The kernel's entry; default: the only one
+    #[arg(long, value_name = "NAME", conflicts_with = "launch")]
+    pub entry: Option<String>,
+    /// Write a first launch file for the kernel's signature to standard output, and check nothing
+    #[arg(long, conflicts_with = "grid")]
+    pub suggest: bool,
+}
+
+/// How CUDA C++ is compiled.
+#[derive(Debug, Args)]
+#[command(next_help_heading = "CUDA C++")]
+pub struct Compiling {
+    /// Folder that is searched for included files, after that of the source; repeatable
+    #[arg(short = 'I', long = "include", value_name = "FOLDER")]
+    pub include: Vec<PathBuf>,
+    /// Macro to define; repeatable
+    #[arg(short = 'D', long = "define", value_name = "NAME[=VALUE]")]
+    pub define: Vec<String>,
+    /// Template instance to compile, such as 'scale<float, 64>'; repeatable
+    #[arg(long, value_name = "NAME<…>")]
+    pub instantiate: Vec<String>,
+    /// Another source file of the kernel, compiled together with FILE; repeatable
+    #[arg(long = "with", value_name = "FILE.cu")]
+    pub others: Vec<PathBuf>,
+}
+
 #[derive(Debug, Args)]
 pub struct Explain {
     /// Kernel file: PTX or CUDA C++, or - for PTX from standard input; default: the kernel of the reference
@@ -234,6 +285,8 @@ pub struct Explain {
     /// Launch file
     #[arg(long, value_name = "FILE.toml", requires = "file")]
     pub launch: Option<PathBuf>,
+    #[command(flatten)]
+    pub compiling: Compiling,
     /// Machine whose time is predicted: H200, H100, A100, L4 or "RTX 4090"
     #[arg(long, default_value = "L4")]
     pub gpu: String,

@@ -20,14 +20,22 @@ use crate::args::Check;
 use crate::error::CliError;
 use crate::findings::{self, Found};
 use crate::progress::Progress;
+use crate::source::Origin;
 use crate::terminal::{Out, detail};
 use crate::{Status, junit, sarif, source, unless_closed};
 
 pub fn check(args: &Check) -> Result<Status, CliError> {
-    source::keepable(args.keep_ptx.as_deref(), &[("FILE", &args.file), ("--launch", &args.launch)])?;
+    source::keepable(args.keep_ptx.as_deref(), &inputs(args))?;
+    let origin = Origin { file: &args.file, sm: args.sm, compiling: &args.compiling };
+    if args.stated.suggest {
+        return suggest(args, origin);
+    }
     let reports = Reports::planned(args)?;
     let started = Instant::now();
-    let (bound, text) = source::load(&args.file, &args.launch, args.sm)?;
+    let (bound, text) = match &args.launch {
+        Some(launch) => origin.load(launch)?,
+        None => origin.load_stated(&args.stated)?,
+    };
     if let Some(file) = &args.keep_ptx {
         store::write(file, text.as_bytes())?;
     }
@@ -70,6 +78,23 @@ pub fn check(args: &Check) -> Result<Status, CliError> {
     })
 }
 
+/// The files that are read, by their arguments.
+fn inputs(args: &Check) -> Vec<(&'static str, &Path)> {
+    let launch = args.launch.as_deref().map(|launch| ("--launch", launch));
+    let others = args.compiling.others.iter().map(|other| ("--with", other.as_path()));
+    std::iter::once(("FILE", args.file.as_path())).chain(launch).chain(others).collect()
+}
+
+/// Prints a first launch file.
+fn suggest(args: &Check, origin: Origin<'_>) -> Result<Status, CliError> {
+    if args.json {
+        return Err(CliError::NoJson("check --suggest"));
+    }
+    let text = origin.suggest(args.stated.entry.as_deref())?;
+    unless_closed(write!(crate::terminal::out(), "{text}").map_err(CliError::from))?;
+    Ok(Status::Passed)
+}
+
 /// The GPU whose time and resources are meant: the one that `--gpu` names, else the first that runs the
 /// target.
 fn gpu(name: Option<&str>, target: ptx::Target) -> Result<&'static Gpu, CliError> {
@@ -97,7 +122,7 @@ impl Reports<'_> {
     /// Refuses files that cannot be written, before the kernel is run.
     fn planned(args: &Check) -> Result<Reports<'_>, CliError> {
         let reports = Reports { args };
-        let mut inputs = vec![("FILE", args.file.as_path()), ("--launch", &args.launch)];
+        let mut inputs = inputs(args);
         inputs.extend(args.keep_ptx.as_deref().map(|file| ("--keep-ptx", file)));
         for (argument, path) in reports.paths() {
             source::not_beside_json(argument, path, args.json)?;
@@ -172,11 +197,7 @@ fn print(out: &mut Out, study: &Study, found: &Found, args: &Check) -> Result<()
     out.paint(check.verdict.into(), check.verdict)?;
     writeln!(out, " after {} {runs} in the emulator", check.runs)?;
     let launch = &study.bound.kernel.launch;
-    let judged = match (&study.bound.problem, check.error) {
-        (None, _) => "no [problem]: hazards only, output not judged".to_owned(),
-        (Some(problem), None) => format!("{}: output not judged", words(problem)),
-        (Some(problem), Some(_)) => format!("{}: output judged by the f64 oracle", words(problem)),
-    };
+    let judged = judged(study);
     writeln!(out, "1 shape: grid {}, block {}, {judged}", launch.grid, launch.block)?;
     findings::print_coverage(out, study, args.coverage)?;
     findings::print(out, found)?;
@@ -191,10 +212,35 @@ fn print(out: &mut Out, study: &Study, found: &Found, args: &Check) -> Result<()
             error.max_abs, error.max_abs_allowed, error.rel, error.rel_allowed, error.max_diff
         )?;
     }
+    for judgement in &check.judgements {
+        let (name, wrong) = (&judgement.output, judgement.wrong);
+        let (error, allowed) = (judgement.error, judgement.allowed);
+        writeln!(
+            out,
+            "{name}: {wrong} of {} elements wrong; worst error {error:.2e} (allowed {allowed:.2e})",
+            judgement.elements
+        )?;
+    }
     for finding in &study.findings {
         writeln!(out, "{}: {}", finding.name, finding.evidence)?;
     }
     Ok(())
+}
+
+/// What judged the output, for the line of the shape.
+fn judged(study: &Study) -> String {
+    let check = &study.check;
+    let mut by: Vec<String> =
+        check.judgements.iter().map(|j| format!("{} judged by {}", j.output, j.by)).collect();
+    let problem = study.bound.problem.as_ref().map(|problem| format!("{}: ", words(problem)));
+    if check.error.is_some() {
+        by.insert(0, "output judged by the f64 oracle".to_owned());
+    }
+    match (&problem, by.is_empty()) {
+        (None, true) => "no [problem] and no [reference]: hazards only, output not judged".to_owned(),
+        (problem, true) => format!("{}output not judged", problem.as_deref().unwrap_or_default()),
+        (problem, false) => format!("{}{}", problem.as_deref().unwrap_or_default(), by.join(", ")),
+    }
 }
 
 /// A problem in the notation of `--problem`.

@@ -124,6 +124,14 @@ pub enum CliError {
     /// A launch file that cannot be used, or a kernel that it cannot launch.
     #[error("{path}: {error}{}", check::names::legend(&error.to_string()))]
     Launch { path: PathBuf, error: Box<check::launchfile::LaunchError> },
+    /// A launch on the command line that cannot be used.
+    #[error(transparent)]
+    Stated(Box<check::launchfile::LaunchError>),
+    /// A CUDA C++ file whose kernels are all templates.
+    #[error(
+        "{path}: all kernels are templates ({templates}); name an instance, such as --instantiate '{example}'"
+    )]
+    Templates { path: PathBuf, templates: String, example: String },
     /// An option that only applies to the other kind of device.
     #[error(
         "invalid value '{value}' for {argument}: expected --device {device}, since {argument} is for {whose}"

@@ -20,6 +20,7 @@ use crate::args::Explain;
 use crate::check::watched;
 use crate::error::CliError;
 use crate::findings::{self, Found};
+use crate::source::Origin;
 use crate::terminal::{Out, Tone, detail};
 use crate::{Status, choice, source, table, unless_closed};
 
@@ -54,11 +55,12 @@ pub fn explain(args: &Explain) -> Result<Status, CliError> {
                     accepted: "a file, since two kernels are launched by it".to_owned(),
                 });
             }
-            let (bound, text) = source::load(file, launch, args.sm)?;
-            let other =
-                args.against.as_ref().map(|other| source::load(other, launch, args.sm)).transpose()?;
+            let load = |file: &Path| Origin { file, sm: args.sm, compiling: &args.compiling }.load(launch);
             let sources = |text, file: &Path| Some(Sources::new(text, file.parent()));
-            let other = args.against.as_ref().zip(other);
+            let (bound, text) = load(file)?;
+            let other = args.against.as_deref();
+            let loaded = other.map(load).transpose()?;
+            let other = other.zip(loaded);
             let other = other.map(|(file, (bound, text))| studied(bound, sources(text, file))).transpose()?;
             (studied(bound, sources(text, file))?, other)
         }

@@ -1,55 +1,173 @@
 //! Reads a kernel file and its launch file.
 
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-use check::launchfile::{Bound, LaunchError, LaunchSpec};
+use check::launchfile::{Bound, Brief, LaunchError, LaunchSpec, suggest};
+use host::cuda::{Compiled, Source, compile_files, templates};
 use host::store::{self, read_text};
-use host::tools::compile_cuda_file;
-use ptx::{Target, TargetSuffix};
+use ptx::{Target, TargetSuffix, Verified};
 
+use crate::args::{Compiling, Stated};
 use crate::error::CliError;
 
-/// Reads both files (`-`: PTX or the launch file from standard input) and binds the kernel to its launch. The
-/// returned text is the PTX to which line numbers refer. PTX for an architecture older than `sm` is treated
-/// as code for `sm`, as a driver would compile it.
-pub fn load(file: &Path, launch: &Path, sm: Option<Target>) -> Result<(Bound, String), CliError> {
-    let refuse = |error| CliError::Launch {
-        path: if error == LaunchError::NoEntry { file } else { launch }.to_path_buf(),
-        error: Box::new(error),
-    };
-    if store::is_standard(file) && store::is_standard(launch) {
-        return Err(CliError::Argument {
-            argument: "--launch",
-            value: "-".to_owned(),
-            accepted: "a file, since the kernel is read from standard input".to_owned(),
-        });
-    }
-    let spec: LaunchSpec = read_text(launch)?.parse().map_err(refuse)?;
-    let text = match file.extension().and_then(|e| e.to_str()) {
-        _ if store::is_standard(file) => read_text(file)?,
-        Some("ptx") => read_text(file)?,
-        Some("cu") => {
-            let target = sm.unwrap_or(Target::sm(80)).to_string();
-            compile_cuda_file(&read_text(file)?, file, &target.replace("sm_", "compute_"))?
+/// A kernel file and how it becomes a module.
+#[derive(Clone, Copy)]
+pub struct Origin<'a> {
+    /// PTX or CUDA C++; `-` is PTX from standard input.
+    pub file: &'a Path,
+    /// PTX for an architecture older than this is treated as code for it, as a driver would compile it. CUDA
+    /// C++ is compiled for it.
+    pub sm: Option<Target>,
+    pub compiling: &'a Compiling,
+}
+
+/// The kernels of a file.
+struct Kernels {
+    module: Verified,
+    /// The PTX.
+    text: String,
+    /// The template instances that were asked for, and their names in the PTX.
+    names: BTreeMap<String, String>,
+}
+
+impl Origin<'_> {
+    /// Reads the kernel and binds it to its launch file (`-`: from standard input). The returned text is the
+    /// PTX to which line numbers refer.
+    pub fn load(&self, launch: &Path) -> Result<(Bound, String), CliError> {
+        if store::is_standard(self.file) && store::is_standard(launch) {
+            return Err(CliError::Argument {
+                argument: "--launch",
+                value: "-".to_owned(),
+                accepted: "a file, since the kernel is read from standard input".to_owned(),
+            });
         }
-        _ => return Err(CliError::Extension(file.to_path_buf())),
-    };
-    let module = ptx::parse(&text).map_err(|error| CliError::Parse { path: file.to_path_buf(), error })?;
-    let target = module.target;
-    let mut module =
-        module.verify().map_err(|violations| CliError::Verify { path: file.to_path_buf(), violations })?;
-    if let Some(device) = sm {
-        module = module.for_device(device.sm).ok_or_else(|| {
-            let accepted = match target.suffix {
-                TargetSuffix::None => {
-                    format!("{} or later, for which {} was written", target.sm, file.display())
-                }
-                _ => format!("{}: {} was written for {target}", target.sm, file.display()),
-            };
-            CliError::Argument { argument: "--sm", value: device.sm.to_string(), accepted }
-        })?;
+        let refuse = |error| CliError::Launch { path: launch.to_path_buf(), error: Box::new(error) };
+        let spec: LaunchSpec = read_text(launch)?.parse().map_err(refuse)?;
+        let folder = if store::is_standard(launch) { None } else { launch.parent() };
+        self.bind(spec, folder.unwrap_or(Path::new(".")), launch)
     }
-    Ok((spec.bind(module).map_err(refuse)?, text))
+
+    /// Like [`Origin::load`], for a launch that the command line states.
+    pub fn load_stated(&self, stated: &Stated) -> Result<(Bound, String), CliError> {
+        if stated.grid.is_empty() {
+            return Err(CliError::Missing {
+                argument: "--launch",
+                why: "state the launch in a file, or by --grid, --block and --arg; --suggest writes a first launch file",
+            });
+        }
+        let brief = Brief {
+            entry: stated.entry.clone(),
+            grid: stated.grid.clone(),
+            block: stated.block.clone(),
+            cluster: stated.cluster.clone(),
+            dynamic_shared: stated.dynamic_shared,
+            args: stated.arg.clone(),
+        };
+        let spec = brief.spec().map_err(not_stated)?;
+        self.bind(spec, Path::new("."), self.file)
+    }
+
+    /// A first launch file.
+    pub fn suggest(&self, entry: Option<&str>) -> Result<String, CliError> {
+        let Kernels { module, names, .. } = self.module()?;
+        let entry = entry.map(|entry| names.get(entry).map_or(entry, String::as_str));
+        suggest(&module, entry).map_err(not_stated)
+    }
+
+    /// Reads the files of a launch, among them the reference kernels, and binds it. `path` is the file that
+    /// errors name.
+    fn bind(&self, mut spec: LaunchSpec, folder: &Path, path: &Path) -> Result<(Bound, String), CliError> {
+        let refuse = |error| CliError::Launch {
+            path: if error == LaunchError::NoEntry { self.file } else { path }.to_path_buf(),
+            error: Box::new(error),
+        };
+        let Kernels { module, text, names } = self.module()?;
+        for step in &mut spec.launches {
+            // A template instance, by the words of --instantiate.
+            if let Some(name) = step.entry.as_ref().and_then(|entry| names.get(entry)) {
+                step.entry = Some(name.clone());
+            }
+        }
+        spec.read_files(folder).map_err(refuse)?;
+        let mut references = Vec::new();
+        let (include, define) = (self.compiling.include.clone(), self.compiling.define.clone());
+        // Instances and further files are those of the checked kernel.
+        let compiling = Compiling { include, define, instantiate: Vec::new(), others: Vec::new() };
+        for file in spec.reference_kernels() {
+            references.push(
+                Origin { file: &folder.join(file), compiling: &compiling, sm: self.sm }.module()?.module,
+            );
+        }
+        Ok((spec.bind_with(module, &references, folder).map_err(refuse)?, text))
+    }
+
+    /// The module and its PTX.
+    fn module(&self) -> Result<Kernels, CliError> {
+        let file = self.file;
+        let mut names = BTreeMap::new();
+        let text = match file.extension().and_then(|e| e.to_str()) {
+            _ if store::is_standard(file) => read_text(file)?,
+            Some("ptx") => read_text(file)?,
+            Some("cu") => {
+                let compiled = self.compile()?;
+                names = compiled.names;
+                compiled.ptx
+            }
+            _ => return Err(CliError::Extension(file.to_path_buf())),
+        };
+        let module =
+            ptx::parse(&text).map_err(|error| CliError::Parse { path: file.to_path_buf(), error })?;
+        let target = module.target;
+        let mut module = module
+            .verify()
+            .map_err(|violations| CliError::Verify { path: file.to_path_buf(), violations })?;
+        if let Some(device) = self.sm {
+            module = module.for_device(device.sm).ok_or_else(|| {
+                let accepted = match target.suffix {
+                    TargetSuffix::None => {
+                        format!("{} or later, for which {} was written", target.sm, file.display())
+                    }
+                    _ => format!("{}: {} was written for {target}", target.sm, file.display()),
+                };
+                CliError::Argument { argument: "--sm", value: device.sm.to_string(), accepted }
+            })?;
+        }
+        Ok(Kernels { module, text, names })
+    }
+
+    fn compile(&self) -> Result<Compiled, CliError> {
+        let Compiling { include, define, instantiate, others } = self.compiling;
+        let mut sources = Vec::new();
+        for file in std::iter::once(self.file).chain(others.iter().map(PathBuf::as_path)) {
+            sources.push(Source { file: file.to_path_buf(), text: read_text(file)? });
+        }
+        let target = self.sm.unwrap_or(Target::sm(80)).to_string();
+        let options = host::cuda::Options {
+            arch: target.replace("sm_", "compute_"),
+            include: include.clone(),
+            define: define.clone(),
+            instantiate: instantiate.clone(),
+        };
+        let compiled = compile_files(&sources, &options)?;
+        if !compiled.ptx.contains(".entry") {
+            let (templates, launched) = templates(&sources);
+            if let Some(first) = templates.first() {
+                let example = launched.first().cloned().unwrap_or_else(|| format!("{first}<float>"));
+                return Err(CliError::Templates {
+                    path: self.file.to_path_buf(),
+                    templates: ptx::quote::list(&templates),
+                    example,
+                });
+            }
+        }
+        Ok(compiled)
+    }
+}
+
+/// The error of a launch on the command line.
+fn not_stated(error: LaunchError) -> CliError {
+    CliError::Stated(Box::new(error))
 }
 
 /// Refuses a file for `--keep-ptx` that cannot be written, before the kernel is run.

@@ -84,6 +84,8 @@ enum Value<'a> {
     Bits64(u64),
     /// Four bytes.
     Bits32(u32),
+    /// One or two bytes.
+    Narrow { bits: u16, bytes: u32 },
     /// A tensor map, by value.
     Map(&'a TensorMap),
 }
@@ -93,6 +95,7 @@ impl Value<'_> {
         match self {
             Value::Pointer(_) | Value::Bits64(_) => 8,
             Value::Bits32(_) => 4,
+            Value::Narrow { bytes, .. } => *bytes,
             Value::Map(_) => TensorMap::BYTES,
         }
     }
@@ -246,7 +249,7 @@ impl Function {
         let mut values = [Value::Bits32(0); MAX_PARAMS];
         let Some(values) = values.get_mut(..args.len()) else { return Err(self.too_many(args.len())) };
         for (value, arg) in values.iter_mut().zip(args) {
-            *value = self.value(*arg, slices, &maps)?;
+            *value = self.value(arg, slices, &maps)?;
         }
         let launch = call.launch();
         self.check(stream, launch, values)?;
@@ -273,6 +276,7 @@ impl Function {
                 Value::Pointer(bits) | Value::Bits64(bits) => bits,
                 // The driver reads the low four bytes: all hosts that the driver supports are little-endian.
                 Value::Bits32(bits) => bits.into(),
+                Value::Narrow { bits, .. } => bits.into(),
                 Value::Map(_) => 0,
             };
             *pointer = match value {
@@ -336,11 +340,11 @@ impl Function {
 
     fn value<'a>(
         &self,
-        arg: Arg,
+        arg: &Arg,
         slices: &[DeviceSlice<'_>],
         maps: &'a [TensorMap],
     ) -> Result<Value<'a>, DriverError> {
-        Ok(match arg {
+        Ok(match *arg {
             Arg::Buffer { index, offset } => {
                 let slice = slices.get(index).ok_or_else(|| self.no_buffer(index, slices.len()))?;
                 if offset > slice.bytes() as u64 {
@@ -362,6 +366,14 @@ impl Function {
             Arg::F32(v) => Value::Bits32(v.to_bits()),
             Arg::U64(v) => Value::Bits64(v),
             Arg::I64(v) => Value::Bits64(v as u64),
+            Arg::F64(v) => Value::Bits64(v.to_bits()),
+            Arg::U16(bits) => Value::Narrow { bits, bytes: 2 },
+            Arg::U8(bits) => Value::Narrow { bits: bits.into(), bytes: 1 },
+            Arg::Struct(_) => {
+                return Err(
+                    self.refuse("an argument is a struct by value, which a call does not pass".to_owned())
+                );
+            }
         })
     }
 

@@ -371,13 +371,13 @@ fn contract() {
         assert!(error.contains(words), "{error}");
     };
     refuse(&k.launch, &k.args[..1], "its parameters take [8, 4] bytes, given are [8]");
-    refuse(&k.launch, &[k.args[0], Arg::U64(7)], "given are [8, 8]");
-    refuse(&k.launch, &[Arg::Buffer { index: 1, offset: 0 }, k.args[1]], "names buffer 1 of 1");
+    refuse(&k.launch, &[k.args[0].clone(), Arg::U64(7)], "given are [8, 8]");
+    refuse(&k.launch, &[Arg::Buffer { index: 1, offset: 0 }, k.args[1].clone()], "names buffer 1 of 1");
     let beyond = Arg::Buffer { index: 0, offset: 1 };
-    refuse(&k.launch, &[beyond, k.args[1]], "begins 1 bytes into buffer 0 of 0");
+    refuse(&k.launch, &[beyond, k.args[1].clone()], "begins 1 bytes into buffer 0 of 0");
     refuse(
         &k.launch,
-        &[Arg::Null; 65],
+        &vec![Arg::Null; 65],
         "invalid value '65' for the number of parameters: expected at most 64",
     );
     let shared = Launch { dynamic_shared: (48 << 10) + 1, ..k.launch };
@@ -388,11 +388,11 @@ fn contract() {
         "invalid value '512' for threads per CTA",
     );
     assert_eq!(counts().1, 0);
-    refuse(&k.launch, &[Arg::TensorMap { index: 0 }, k.args[1]], "names tensor map 0 of 0");
+    refuse(&k.launch, &[Arg::TensorMap { index: 0 }, k.args[1].clone()], "names tensor map 0 of 0");
     // Clusters and an overlapping start are accepted.
     let buffer = Buffer::new(&context, 1024).unwrap();
     let cluster = Launch { cluster: Dim3(2, 1, 1), grid: Dim3(2, 1, 1), overlapping: true, ..k.launch };
-    let call = Call::new(cluster, vec![k.args[0], Arg::U32(5)]);
+    let call = Call::new(cluster, vec![k.args[0].clone(), Arg::U32(5)]);
     store.launch(&stream, &call, &[buffer.slice()]).unwrap();
     let mut word = [0; 4];
     stream.download(buffer.slice(), &mut word).unwrap();
@@ -772,7 +772,7 @@ fn threads() {
                     let buffer = Buffer::new(&context, 4).unwrap();
                     let word = n * 1000 + round;
                     let k = kernel("store");
-                    let call = Call::new(k.launch, vec![k.args[0], Arg::U32(word)]);
+                    let call = Call::new(k.launch, vec![k.args[0].clone(), Arg::U32(word)]);
                     store.launch(&stream, &call, &[buffer.slice()]).unwrap();
                     let mut back = [0; 4];
                     stream.download(buffer.slice(), &mut back).unwrap();

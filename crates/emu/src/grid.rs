@@ -306,10 +306,12 @@ fn check_contract<'k>(kernel: &'k Kernel, buffers: &[&mut Buffer]) -> Result<&'k
             let name = param.name.to_string();
             return Err(EmuError::ArgumentSize { index, name, expected: param.bytes(), given: arg.bytes() });
         }
-        if let Arg::Buffer { index: buffer, .. } = arg
-            && *buffer >= kernel.buffers.len()
-        {
-            return Err(EmuError::NoSuchBuffer { index, buffer: *buffer, buffers: kernel.buffers.len() });
+        let missing = arg.leaves().into_iter().find_map(|leaf| match leaf {
+            Arg::Buffer { index, .. } if *index >= kernel.buffers.len() => Some(*index),
+            _ => None,
+        });
+        if let Some(buffer) = missing {
+            return Err(EmuError::NoSuchBuffer { index, buffer, buffers: kernel.buffers.len() });
         }
     }
     check_maps(kernel)?;
@@ -357,7 +359,7 @@ fn check_launch(kernel: &Kernel, entry: &Function) -> Result<(), EmuError> {
 
 /// Checks that arguments name existing tensor maps, and that a GPU would accept the maps.
 fn check_maps(kernel: &Kernel) -> Result<(), EmuError> {
-    for arg in &kernel.args {
+    for arg in kernel.args.iter().flat_map(Arg::leaves) {
         if let Arg::TensorMap { index } = *arg
             && index >= kernel.tensor_maps.len()
         {
@@ -463,23 +465,51 @@ fn parameters(kernel: &Kernel, entry: &Function) -> (Vec<u8>, Vec<std::ops::Rang
     let (mut bytes, mut maps) = (Vec::new(), Vec::new());
     for (param, arg) in entry.params.iter().zip(&kernel.args) {
         bytes.resize(bytes.len().next_multiple_of(param.align.max(1) as usize), 0);
-        match *arg {
-            Arg::Buffer { index, offset } => {
-                bytes.extend(GlobalMemory::base(index).wrapping_add(offset).to_le_bytes());
-            }
-            Arg::TensorMap { index } => {
-                maps.push(bytes.len()..bytes.len() + TensorMapSpec::BYTES as usize);
-                bytes.extend(crate::exec::map_image(index));
-            }
-            Arg::Null => bytes.extend([0; 8]),
-            Arg::U32(v) => bytes.extend(v.to_le_bytes()),
-            Arg::I32(v) => bytes.extend(v.to_le_bytes()),
-            Arg::U64(v) => bytes.extend(v.to_le_bytes()),
-            Arg::I64(v) => bytes.extend(v.to_le_bytes()),
-            Arg::F32(v) => bytes.extend(v.to_le_bytes()),
-        }
+        maps_within(arg, bytes.len(), &mut maps);
+        bytes.extend(argument_bytes(arg));
     }
     (bytes, maps)
+}
+
+/// Adds the byte ranges of the tensor maps in an argument that begins at byte `at`.
+fn maps_within(arg: &Arg, at: usize, maps: &mut Vec<std::ops::Range<usize>>) {
+    match arg {
+        Arg::TensorMap { .. } => maps.push(at..at + TensorMapSpec::BYTES as usize),
+        Arg::Struct(value) => {
+            value.fields.iter().for_each(|(offset, field)| maps_within(field, at + *offset as usize, maps));
+        }
+        _ => {}
+    }
+}
+
+/// The bytes of an argument as the emulator passes them to a kernel. A buffer that is uploaded may hold such
+/// bytes too: the addresses of other buffers, or a tensor map.
+pub fn argument_bytes(arg: &Arg) -> Vec<u8> {
+    match arg {
+        Arg::Buffer { index, offset } => {
+            GlobalMemory::base(*index).wrapping_add(*offset).to_le_bytes().to_vec()
+        }
+        Arg::TensorMap { index } => crate::exec::map_image(*index).to_vec(),
+        Arg::Null => vec![0; 8],
+        Arg::U8(v) => v.to_le_bytes().to_vec(),
+        Arg::U16(v) => v.to_le_bytes().to_vec(),
+        Arg::U32(v) => v.to_le_bytes().to_vec(),
+        Arg::I32(v) => v.to_le_bytes().to_vec(),
+        Arg::U64(v) => v.to_le_bytes().to_vec(),
+        Arg::I64(v) => v.to_le_bytes().to_vec(),
+        Arg::F32(v) => v.to_le_bytes().to_vec(),
+        Arg::F64(v) => v.to_le_bytes().to_vec(),
+        Arg::Struct(value) => {
+            let mut bytes = vec![0; value.bytes as usize];
+            for (offset, field) in &value.fields {
+                let image = argument_bytes(field);
+                if let Some(room) = bytes.get_mut(*offset as usize..).and_then(|b| b.get_mut(..image.len())) {
+                    room.copy_from_slice(&image);
+                }
+            }
+            bytes
+        }
+    }
 }
 
 fn words(bytes: &[u8]) -> Vec<AtomicU32> {

@@ -25,7 +25,7 @@ pub mod trace;
 
 pub use counters::{Counter, Counters};
 pub use error::EmuError;
-pub use grid::run;
+pub use grid::{argument_bytes, run};
 pub use machine::Emulator;
 pub use memory::Buffer;
 pub use report::{

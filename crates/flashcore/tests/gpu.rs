@@ -116,9 +116,8 @@ fn slices() {
     let keys = TensorView::dense(&k, [1, 2, 30, 16], Layout::Bhsd).unwrap();
     let queries = TensorView::strided(&q, [1, 2, 20, 16], back).unwrap();
     for values in [keys, TensorView::strided(&one, [1, 2, 30, 16], same).unwrap()] {
-        let call = attention(queries, keys, values);
-        let (gpu, cpu) =
-            (call.clone().device(Device::Cuda(0)).run().unwrap(), call.device(Device::Cpu).run().unwrap());
+        let on = |device: Device| attention(queries, keys, values).device(device).run().unwrap();
+        let (gpu, cpu) = (on(Device::Cuda(0)), on(Device::Cpu));
         close(&gpu.data, &cpu.data.iter().map(|x| f64::from(x.to_f32())).collect::<Vec<_>>());
     }
 

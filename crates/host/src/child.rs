@@ -3,7 +3,9 @@
 use std::io::{BufRead, BufReader};
 use std::process::{Command, ExitStatus, Stdio};
 use std::sync::mpsc::{RecvTimeoutError, channel};
-use std::time::Duration;
+use std::time::{Duration, Instant};
+
+use crate::store::Scratch;
 
 /// How a child ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -46,6 +48,35 @@ pub fn follow(command: &mut Command, limit: Duration, mut line: impl FnMut(&str)
     Ok(ended)
 }
 
+/// Runs a command to its end and returns its status and what it printed, errors included. `None` when it did
+/// not end within the limit and was killed.
+///
+/// # Errors
+/// When the child cannot be started or waited for.
+pub fn within(command: &mut Command, limit: Duration) -> std::io::Result<Option<(ExitStatus, String)>> {
+    // A file, unlike a pipe, never fills up and ends with the child even if a grandchild lives on.
+    let scratch = Scratch::new().map_err(std::io::Error::other)?;
+    let said = scratch.path("said");
+    let output = std::fs::File::create(&said)?;
+    let errors = output.try_clone()?;
+    let mut child = command.stdin(Stdio::null()).stdout(output).stderr(errors).spawn()?;
+    let start = Instant::now();
+    loop {
+        if let Some(status) = child.try_wait()? {
+            return Ok(Some((status, String::from_utf8_lossy(&std::fs::read(&said)?).into_owned())));
+        }
+        if start.elapsed() >= limit {
+            child.kill()?;
+            child.wait()?;
+            return Ok(None);
+        }
+        std::thread::sleep(POLL.min(limit));
+    }
+}
+
+/// The time between two looks at a child.
+const POLL: Duration = Duration::from_millis(10);
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -69,5 +100,13 @@ mod tests {
         let (ended, lines) =
             sh("for i in 1 2 3 4; do echo $i; sleep 0.2; done; exec sleep 60", Duration::from_millis(600));
         assert_eq!((ended, lines.len()), (Ended::Silent, 4));
+    }
+
+    #[test]
+    fn the_limit_is_that_of_the_whole_run() {
+        let run = |script: &str, limit| within(Command::new("sh").args(["-c", script]), limit).unwrap();
+        let (status, said) = run("echo one; echo two >&2; exit 3", Duration::from_secs(20)).unwrap();
+        assert_eq!((status.code(), said.as_str()), (Some(3), "one\ntwo\n"));
+        assert!(run("while true; do echo on; sleep 0.05; done", Duration::from_millis(300)).is_none());
     }
 }

@@ -2,6 +2,7 @@
 //! hang, panics that are reported, and the compilers of CUDA C++.
 
 pub mod child;
+pub mod cuda;
 pub mod panics;
 pub mod store;
 pub mod tools;

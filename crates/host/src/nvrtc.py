@@ -1,8 +1,10 @@
-"""Compiles CUDA C++ to PTX with NVRTC: nvrtc.py LIBRARY ARCH NAME [INCLUDE …] < source > ptx.
+"""Compiles CUDA C++ to PTX with NVRTC: nvrtc.py LIBRARY < request > answer.
 
-Exit 1: the source is wrong; 2: no NVRTC."""
+The request is JSON: source, name, options, headers (name to text), expressions (template instances). The
+answer is JSON: ptx, names (expression to the name in the PTX). Exit 1: the source is wrong; 2: no NVRTC."""
 
 import ctypes
+import json
 import os
 import sys
 
@@ -12,9 +14,24 @@ except OSError as error:
     print(error, file=sys.stderr)
     sys.exit(2)
 
+request = json.load(sys.stdin)
+headers = request["headers"]
+
+
+def strings(texts):
+    return (ctypes.c_char_p * len(texts))(*[os.fsencode(text) for text in texts])
+
+
 program = ctypes.c_void_p()
-source = sys.stdin.buffer.read()
-if nvrtc.nvrtcCreateProgram(ctypes.byref(program), source, os.fsencode(sys.argv[3]), 0, None, None) != 0:
+created = nvrtc.nvrtcCreateProgram(
+    ctypes.byref(program),
+    os.fsencode(request["source"]),
+    os.fsencode(request["name"]),
+    len(headers),
+    strings(list(headers.values())),
+    strings(list(headers)),
+)
+if created != 0:
     print("nvrtcCreateProgram failed", file=sys.stderr)
     sys.exit(2)
 
@@ -27,11 +44,18 @@ def text(size_of, get):
     return buffer.value
 
 
-options = [f"--gpu-architecture={sys.argv[2]}".encode(), b"--std=c++17", b"-default-device", b"-lineinfo"]
-options += [b"--include-path=" + os.fsencode(path) for path in sys.argv[4:]]
-failed = nvrtc.nvrtcCompileProgram(program, len(options), (ctypes.c_char_p * len(options))(*options)) != 0
+for expression in request["expressions"]:
+    nvrtc.nvrtcAddNameExpression(program, os.fsencode(expression))
+options = request["options"]
+failed = nvrtc.nvrtcCompileProgram(program, len(options), strings(options)) != 0
 log = text(nvrtc.nvrtcGetProgramLogSize, nvrtc.nvrtcGetProgramLog)
 sys.stderr.buffer.write(log)
 if failed:
     sys.exit(1)
-sys.stdout.buffer.write(text(nvrtc.nvrtcGetPTXSize, nvrtc.nvrtcGetPTX))
+names = {}
+for expression in request["expressions"]:
+    lowered = ctypes.c_char_p()
+    if nvrtc.nvrtcGetLoweredName(program, os.fsencode(expression), ctypes.byref(lowered)) == 0:
+        names[expression] = lowered.value.decode()
+ptx = text(nvrtc.nvrtcGetPTXSize, nvrtc.nvrtcGetPTX)
+json.dump({"ptx": ptx.decode(errors="replace"), "names": names}, sys.stdout)

@@ -1,8 +1,11 @@
 //! Finds Python, and NVIDIA's NVRTC, which compiles CUDA C++. (For ptxas see `predict::resources::Ptxas`.)
 
+use std::collections::BTreeMap;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+
+use crate::cuda::Compiled;
 
 /// Why CUDA C++ could not be compiled.
 #[derive(Debug, thiserror::Error)]
@@ -60,7 +63,7 @@ fn find_nvrtc(folder: &Path) -> Option<PathBuf> {
 
 /// Folders of CUDA's headers: `FLASHCORE_CUDA_INCLUDE`, else beside libnvrtc (`…/lib/libnvrtc.so` and
 /// `…/include`).
-fn headers(library: &Path) -> Vec<PathBuf> {
+pub(crate) fn headers(library: &Path) -> Vec<PathBuf> {
     let named = std::env::var_os("FLASHCORE_CUDA_INCLUDE").map(PathBuf::from);
     let beside = || Some(library.parent()?.parent()?.join("include"));
     let include = named.or_else(beside).filter(|dir| dir.join("cuda_fp16.h").is_file());
@@ -70,60 +73,80 @@ fn headers(library: &Path) -> Vec<PathBuf> {
 }
 
 /// The header that NVRTC did not find. The message says "could not open", from version 13 "cannot open".
-fn missing_header(log: &str) -> Option<&str> {
+pub(crate) fn missing_header(log: &str) -> Option<&str> {
     let (_, rest) = log.split_once(" open source file \"")?;
     rest.split_once('"').map(|(header, _)| header)
 }
 
-/// Compiles CUDA C++ to PTX for an architecture like `compute_80`.
+/// Compiles CUDA C++ that is device code alone to PTX, for an architecture like `compute_80`.
 ///
 /// # Errors
 /// When NVRTC is not found or rejects the source.
 pub fn compile_cuda(source: &str, arch: &str) -> Result<String, NvrtcError> {
-    compile(source, Path::new("kernel.cu"), None, arch)
-}
-
-/// Like [`compile_cuda`] for the text of a file. Includes are searched in the file's folder.
-///
-/// # Errors
-/// As for [`compile_cuda`]; the messages name the file.
-pub fn compile_cuda_file(source: &str, file: &Path, arch: &str) -> Result<String, NvrtcError> {
-    let folder = file.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    compile(source, file, Some(folder), arch)
-}
-
-fn compile(source: &str, name: &Path, folder: Option<&Path>, arch: &str) -> Result<String, NvrtcError> {
     let library = nvrtc().ok_or(NvrtcError::NotFound)?;
-    let python = python();
     let include = headers(&library);
-    let start = |source| NvrtcError::Python { python: python.clone(), source };
-    let mut child = Command::new(&python)
-        .args(["-c", include_str!("nvrtc.py")])
-        .arg(&library)
-        .arg(arch)
-        .arg(name)
-        .args(folder)
-        .args(&include)
-        .stdin(Stdio::piped())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .spawn()
-        .map_err(start)?;
-    if let Some(mut input) = child.stdin.take() {
-        // A child that ended early reports the reason on its standard error.
-        let _ = input.write_all(source.as_bytes());
-    }
-    let output = child.wait_with_output().map_err(start)?;
-    let log = String::from_utf8_lossy(&output.stderr).trim().to_owned();
-    match output.status.code() {
-        Some(0) => Ok(String::from_utf8_lossy(&output.stdout).into_owned()),
-        Some(1) => Err(match missing_header(&log) {
-            // An include in quotes is the source's own header, not one of CUDA's.
-            Some(header) if include.is_empty() && !source.contains(&format!("\"{header}\"")) => {
-                NvrtcError::NoHeaders { header: header.to_owned() }
-            }
+    let mut options = vec![format!("--gpu-architecture={arch}")];
+    options.extend(["--std=c++17", "-default-device", "-lineinfo"].map(str::to_owned));
+    options.extend(include.iter().map(|folder| format!("--include-path={}", folder.display())));
+    let (source, name) = (source.to_owned(), "kernel.cu".to_owned());
+    let request = Request { source, name, options, headers: BTreeMap::new(), expressions: Vec::new() };
+    match request.compile(&library) {
+        Ok(compiled) => Ok(compiled.ptx),
+        Err(NvrtcError::Source(log)) => Err(match missing_header(&log) {
+            Some(header) if include.is_empty() => NvrtcError::NoHeaders { header: header.to_owned() },
             _ => NvrtcError::Source(log),
         }),
-        _ => Err(NvrtcError::Load { library, reason: log }),
+        Err(error) => Err(error),
+    }
+}
+
+/// One call of NVRTC.
+pub(crate) struct Request {
+    pub source: String,
+    /// The name of the source in messages.
+    pub name: String,
+    pub options: Vec<String>,
+    /// Texts of headers, by the name in `#include`.
+    pub headers: BTreeMap<String, String>,
+    /// Template instances to compile.
+    pub expressions: Vec<String>,
+}
+
+impl Request {
+    /// Runs NVRTC in a Python process.
+    pub fn compile(&self, library: &Path) -> Result<Compiled, NvrtcError> {
+        let python = python();
+        let start = |source| NvrtcError::Python { python: python.clone(), source };
+        let mut child = Command::new(&python)
+            .args(["-c", include_str!("nvrtc.py")])
+            .arg(library)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .map_err(start)?;
+        let request = serde_json::json!({
+            "source": self.source, "name": self.name, "options": self.options, "headers": self.headers,
+            "expressions": self.expressions,
+        });
+        if let Some(mut input) = child.stdin.take() {
+            // A child that ended early reports the reason on its standard error.
+            let _ = input.write_all(request.to_string().as_bytes());
+        }
+        let output = child.wait_with_output().map_err(start)?;
+        let log = String::from_utf8_lossy(&output.stderr).trim().to_owned();
+        let answer: Option<serde_json::Value> = serde_json::from_slice(&output.stdout).ok();
+        match (output.status.code(), answer) {
+            (Some(0), Some(answer)) => {
+                let names = answer["names"].as_object().into_iter().flatten();
+                let name = |(written, lowered): (&String, &serde_json::Value)| {
+                    Some((written.clone(), lowered.as_str()?.to_owned()))
+                };
+                let ptx = answer["ptx"].as_str().unwrap_or_default().to_owned();
+                Ok(Compiled { ptx, names: names.filter_map(name).collect() })
+            }
+            (Some(1), _) => Err(NvrtcError::Source(log)),
+            _ => Err(NvrtcError::Load { library: library.to_path_buf(), reason: log }),
+        }
     }
 }

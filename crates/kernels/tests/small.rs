@@ -555,7 +555,7 @@ fn contracts_hold_together() {
             assert_eq!(kernel.launch.grid.0 % kernel.launch.cluster.0, 0);
             for (i, map) in kernel.tensor_maps.iter().enumerate() {
                 map.check_in(&kernel.buffers).unwrap();
-                assert_eq!((map.buffer, kernel.args[i]), (i, Arg::TensorMap { index: i }));
+                assert_eq!((map.buffer, kernel.args[i].clone()), (i, Arg::TensorMap { index: i }));
             }
         }
     }

@@ -155,7 +155,7 @@ fn contracts_hold_together() {
             assert_eq!(names.get(5), (plan.handout == Handout::Dynamic).then_some(&"counter"));
             for (i, map) in kernel.tensor_maps.iter().enumerate() {
                 map.check_in(&kernel.buffers).unwrap();
-                assert_eq!((map.buffer, kernel.args[i]), (i, Arg::TensorMap { index: i }));
+                assert_eq!((map.buffer, kernel.args[i].clone()), (i, Arg::TensorMap { index: i }));
             }
         }
     }

@@ -60,7 +60,7 @@ pub struct BufferSpec {
 }
 
 /// The value of one kernel parameter.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq)]
 pub enum Arg {
     /// Address of a buffer, plus an offset in bytes.
     Buffer {
@@ -76,6 +76,10 @@ pub enum Arg {
     },
     /// A null pointer, for an optional output that is not requested.
     Null,
+    /// An integer of 8 bits, signed or not, or a bool.
+    U8(u8),
+    /// The bits of a number of 16 bits: an integer, f16 or bf16.
+    U16(u16),
     /// A 32-bit unsigned integer.
     U32(u32),
     /// A 32-bit signed integer.
@@ -86,15 +90,39 @@ pub enum Arg {
     I64(i64),
     /// A 32-bit float.
     F32(f32),
+    /// A 64-bit float.
+    F64(f64),
+    /// A struct by value: `.param .align A .b8 name[bytes]`.
+    Struct(StructArg),
+}
+
+/// The value of a struct that a kernel takes by value. Bytes between the fields are 0.
+#[derive(Clone, Debug, PartialEq)]
+pub struct StructArg {
+    /// Size in bytes, with the padding at the end.
+    pub bytes: u32,
+    /// Offset in bytes and value of each field. The fields do not overlap.
+    pub fields: Vec<(u32, Arg)>,
 }
 
 impl Arg {
     /// The size in bytes of the parameter that takes the argument.
-    pub const fn bytes(self) -> u32 {
+    pub const fn bytes(&self) -> u32 {
         match self {
-            Arg::Buffer { .. } | Arg::Null | Arg::U64(_) | Arg::I64(_) => 8,
+            Arg::Buffer { .. } | Arg::Null | Arg::U64(_) | Arg::I64(_) | Arg::F64(_) => 8,
             Arg::TensorMap { .. } => TensorMapSpec::BYTES,
+            Arg::U8(_) => 1,
+            Arg::U16(_) => 2,
             Arg::U32(_) | Arg::I32(_) | Arg::F32(_) => 4,
+            Arg::Struct(value) => value.bytes,
+        }
+    }
+
+    /// The argument itself, or the values of a struct's fields at any depth.
+    pub fn leaves(&self) -> Vec<&Arg> {
+        match self {
+            Arg::Struct(value) => value.fields.iter().flat_map(|(_, field)| field.leaves()).collect(),
+            other => vec![other],
         }
     }
 }

@@ -33,7 +33,7 @@ pub use builder::{
 pub use isa::requirement::Requirement;
 pub use isa::signature::{Flow, Signature, Slot, SlotKind};
 pub use isa::*;
-pub use kernel::{Access, Arg, BufferSpec, Dim3, Kernel, Launch};
+pub use kernel::{Access, Arg, BufferSpec, Dim3, Kernel, Launch, StructArg};
 pub use machine::Machine;
 pub use module::{
     Body, Function, FunctionKind, Initializer, Instruction, Item, LaunchBounds, Linkage, Module, Param,

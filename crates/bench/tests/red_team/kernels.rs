@@ -2,7 +2,7 @@
 //! thread.
 
 use check::gate::{CheckReport, Settings, Verdict, check_family, check_kernel};
-use check::launchfile::{BufferType, Init, LaunchError, LaunchSpec, Role};
+use check::launchfile::{BufferType, Init, LaunchError, LaunchSpec, Memory, Role};
 
 const LAUNCH: &str = r#"
 [problem]
@@ -90,7 +90,7 @@ fn without_an_answer_nothing_passes() {
     let mut bound = LAUNCH.parse::<LaunchSpec>().unwrap().bind(module).unwrap();
     let nothing = check_kernel(&bound, &Settings { runs: Vec::new(), ..Settings::quick() }).unwrap();
     assert_eq!((nothing.verdict, nothing.reasons), (Verdict::Incomplete, vec!["nothing was run".to_owned()]));
-    bound.roles[3] = Role::Fill { dtype: BufferType::F16, init: Init::Zeros };
+    bound.roles[3] = Role::Fill(Memory::new(BufferType::F16, 512, Init::Zeros));
     bound.kernel.buffers[3].access = ptx::Access::ReadWrite;
     let check = check_kernel(&bound, &Settings::quick()).unwrap();
     assert_eq!(check.verdict, Verdict::Incomplete);

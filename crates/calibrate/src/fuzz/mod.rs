@@ -95,7 +95,12 @@ pub fn execute(case: &Case) -> Outcome {
     let study =
         match study(bound, Some(case.ptx.clone().into()), &settings, &[machine::L4, machine::H200], None) {
             Ok(study) => study,
-            Err(error @ (GateError::Launch(_) | GateError::Oracle(_) | GateError::Other(_))) => {
+            Err(
+                error @ (GateError::Launch(_)
+                | GateError::Oracle(_)
+                | GateError::Reference(_)
+                | GateError::Other(_)),
+            ) => {
                 return outcome(Stage::NotLaunched, &error.to_string());
             }
         };

@@ -5,15 +5,13 @@ use std::ops::Range;
 use emu::Buffer;
 use kernels::Operand;
 use oracle::OracleError;
-use problem::{Problem, Sequence, Tensor};
-use rand::rngs::SmallRng;
-use rand::{Rng, SeedableRng};
+use problem::{Layout, Problem, Sequence, Tensor};
 
 use super::CheckReport;
 use super::inputs::{Style, draw, rows_of};
 use super::judge::{ErrorFigures, References, dense_rows};
 use super::quantised::{Codes, distance, encode};
-use crate::launchfile::{Bound, BufferType, Init, Role};
+use crate::launchfile::{Bound, Memory, Role, fill};
 use crate::values::{Inputs, Values};
 
 /// The buffers before a run on normal draws. Outputs hold a NaN pattern.
@@ -93,8 +91,10 @@ impl Feed {
                 (Role::Operand(Operand::Tensor(Tensor::V)), Some(inputs)) => {
                     Buffer::from_bytes(&inputs.v.to_bytes())
                 }
-                (Role::Fill { dtype, init }, _) => {
-                    filled(spec.bytes, *dtype, *init, self.seed + index as u64)
+                (Role::Fill(memory), _) => self.filled(bound, index, memory),
+                (Role::Words(words), _) => {
+                    let words = bound.words.get(*words).map_or(&[][..], Vec::as_slice);
+                    Buffer::from_bytes(&words.iter().flat_map(emu::argument_bytes).collect::<Vec<u8>>())
                 }
                 (Role::Operand(Operand::Codes(tensor @ (Tensor::Q | Tensor::K | Tensor::V))), _) => {
                     quantised(*tensor)
@@ -117,9 +117,20 @@ impl Feed {
                     | Role::Operand(Operand::Scratch | Operand::Temporary(_))
                     | Role::Operand(Operand::Codes(Tensor::Out)),
                     _,
-                ) => Buffer::uninitialised(spec.bytes),
+                ) => match bound.memory(index) {
+                    Some(memory) => self.filled(bound, index, &memory),
+                    None => Buffer::uninitialised(spec.bytes),
+                },
             })
             .collect()
+    }
+
+    fn filled(&self, bound: &Bound, index: usize, memory: &Memory) -> Buffer {
+        let bytes = bound.kernel.buffers[index].bytes;
+        match fill(memory, self.seed + index as u64, &bound.data) {
+            Some(contents) => Buffer::from_bytes(&contents),
+            None => Buffer::uninitialised(bytes),
+        }
     }
 
     /// The error figures of the outputs; `None` when the kernel has no output of a problem.
@@ -173,14 +184,15 @@ impl Feed {
             return check.leave_incomplete("nothing was judged: the kernel has no `lse`".to_owned());
         }
         let sequences = self.sequences(bound);
+        let lse_rows = lse_rows(bound, problem, &sequences);
         if let Some(bytes) = lse.filter(|_| !problem.lengths.is_even()) {
-            let rows: Vec<_> = dense_rows(problem, &sequences).into_iter().map(|row| row..row + 1).collect();
+            let rows: Vec<_> = lse_rows.iter().map(|&row| row..row + 1).collect();
             check_gaps("lse", bytes, &rows, 4, check);
         }
         let lse = lse.map(|bytes| {
             let values = Values::from_bytes(problem::DType::F32, bytes);
-            let at = |row: usize| values.get(row).map_or(f64::NAN, f64::from);
-            dense_rows(problem, &sequences).into_iter().map(at).collect::<Vec<f64>>()
+            let at = |&row: &usize| values.get(row).map_or(f64::NAN, f64::from);
+            lse_rows.iter().map(at).collect::<Vec<f64>>()
         });
         let rows = row_ranges(problem, &sequences);
         check_gaps("out", out, &rows, problem.dtype.bytes(), check);
@@ -198,16 +210,17 @@ impl Feed {
     }
 }
 
-fn filled(bytes: usize, dtype: BufferType, init: Init, seed: u64) -> Buffer {
-    let elements = bytes / dtype.bytes();
-    let mut rng = SmallRng::seed_from_u64(seed);
-    let data: Vec<u8> = match init {
-        Init::Uninitialised => return Buffer::uninitialised(bytes),
-        Init::Zeros => vec![0; bytes],
-        Init::Iota => (0..elements).flat_map(|i| dtype.encode(i as f64)).collect(),
-        Init::Random => (0..elements).flat_map(|_| dtype.encode(dtype.draw(rng.random::<f64>()))).collect(),
+/// The place in the LSE of each row that belongs to a sequence, in the order batch entry, head, row.
+pub(super) fn lse_rows(bound: &Bound, problem: &Problem, sequences: &[Sequence]) -> Vec<usize> {
+    let [_, heads, rows, _] = problem.extents(Tensor::Out);
+    let place = |row: usize| match bound.lse_layout {
+        Layout::Bhsd => row,
+        Layout::Bshd => {
+            let (batch, head) = (row / rows / heads, row / rows % heads);
+            (batch * rows + row % rows) * heads + head
+        }
     };
-    Buffer::from_bytes(&data)
+    dense_rows(problem, sequences).into_iter().map(place).collect()
 }
 
 fn wide(values: &Values, range: Range<usize>) -> Vec<f64> {

@@ -10,6 +10,7 @@ use serde::{Deserialize, Serialize};
 
 use super::Coverage;
 use super::judge::ErrorFigures;
+use crate::reference::Judgement;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
@@ -101,6 +102,8 @@ pub struct CheckReport {
     pub(super) communicates: bool,
     /// The worst error over all runs; `None` when there was nothing to judge.
     pub error: Option<ErrorFigures>,
+    /// How each output compares with its reference, by the worst run.
+    pub judgements: Vec<Judgement>,
     /// The relative error that quantising the inputs causes. It is reported apart and does not change the
     /// verdict.
     pub quantisation: Option<f64>,
@@ -128,6 +131,7 @@ impl CheckReport {
             printed: Vec::new(),
             communicates: false,
             error: None,
+            judgements: Vec::new(),
             quantisation: None,
             runs: 0,
             coverage: None,
@@ -142,6 +146,21 @@ impl CheckReport {
         if !self.reasons.contains(&reason) {
             self.reasons.push(reason);
         }
+    }
+
+    /// Adds the comparison of an output with its reference.
+    pub(super) fn judge(&mut self, judgement: Judgement) {
+        judgement.reason().into_iter().for_each(|reason| self.fail(reason));
+        let same = |known: &&mut Judgement| (&known.output, &known.by) == (&judgement.output, &judgement.by);
+        match self.judgements.iter_mut().find(same) {
+            Some(known) => *known = known.clone().worst(judgement),
+            None => self.judgements.push(judgement),
+        }
+    }
+
+    /// Whether some output was compared with what it must be.
+    pub fn is_judged(&self) -> bool {
+        self.error.is_some() || !self.judgements.is_empty()
     }
 
     pub(super) fn leave_incomplete(&mut self, reason: String) {
@@ -208,6 +227,7 @@ impl CheckReport {
             (Some(a), Some(b)) => Some(a.worst(b)),
             (a, b) => a.or(b),
         };
+        self.judgements.extend(other.judgements);
         self.quantisation = self.quantisation.or(other.quantisation);
         self.runs += other.runs;
         self.steps += other.steps;
@@ -226,7 +246,8 @@ impl CheckReport {
             "hazards": self.hazards.iter().map(HazardRow::from).collect::<Vec<_>>(),
             "notes": self.notes.iter().map(HazardRow::from).collect::<Vec<_>>(),
             "warnings": self.warnings,
-            "judged": self.error.is_some(),
+            "judged": self.is_judged(),
+            "judgements": self.judgements,
             "error": self.error,
             "quantisation": self.quantisation,
             "runs": self.runs,

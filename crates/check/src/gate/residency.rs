@@ -21,7 +21,7 @@ pub(super) fn check(
 ) -> Result<(), emu::EmuError> {
     let mut buffers: Option<Vec<Buffer>> = None;
     for (at, kernel) in bound.steps().enumerate() {
-        let Some(most) = wait_for_room(bound, kernel) else { continue };
+        let Some(most) = wait_for_room(kernel, bound.is_cooperative(at)) else { continue };
         let buffers = buffers.get_or_insert_with(|| feed.buffers(bound));
         let mut handles: Vec<&mut Buffer> = buffers.iter_mut().collect();
         // What the kernels before this one leave is its input.
@@ -40,11 +40,11 @@ pub(super) fn check(
 
 /// The largest number of CTAs that a GPU holds at a time, and its name. `None` for a kernel whose CTAs are
 /// promised to be resident together.
-fn wait_for_room(bound: &Bound, kernel: &Kernel) -> Option<(u64, &'static str)> {
+fn wait_for_room(kernel: &Kernel, cooperative: bool) -> Option<(u64, &'static str)> {
     let ctas = kernel.launch.grid.count();
     let rooms = MACHINES.into_iter().filter(|gpu| kernel.module.target.runs_on(gpu.sm));
     let most = rooms.map(|gpu| (resident(kernel, gpu), gpu.name)).max().unwrap_or_default();
-    let promised = kernel.launch.cluster.count() >= ctas || bound.cooperative && ctas <= most.0;
+    let promised = kernel.launch.cluster.count() >= ctas || cooperative && ctas <= most.0;
     (!promised).then_some(most)
 }
 

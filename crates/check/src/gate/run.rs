@@ -1,18 +1,19 @@
 //! Runs a kernel under the gate's settings and judges the outputs.
 
+use std::collections::HashMap;
 use std::ops::Range;
 
 use emu::{Buffer, Counters, EmuError, HazardKind, Options, Placement, Report, Schedule};
 use kernels::Operand;
 use oracle::OracleError;
 use problem::{Problem, Tensor};
-use ptx::{BarKind, Kernel, Launch, Op, Space, Statement};
+use ptx::{Access, BarKind, Kernel, Launch, Op, Space, Statement};
 
-use super::feed::{Feed, row_ranges};
+use super::feed::{Feed, lse_rows, row_ranges};
 use super::inputs::Style;
-use super::judge::dense_rows;
 use super::{CheckReport, Coverage, Verdict, Watch, residency};
-use crate::launchfile::{Bound, Init, Role};
+use crate::launchfile::{Bound, Init, Memory, Role};
+use crate::reference::ReferenceError;
 
 /// Default limit of warp instructions per CTA: ten seconds or more.
 const STEP_LIMIT: u64 = 50_000_000;
@@ -121,6 +122,8 @@ pub enum GateError {
     Launch(EmuError),
     #[error("the oracle refuses the problem: {0}")]
     Oracle(#[from] OracleError),
+    #[error(transparent)]
+    Reference(#[from] ReferenceError),
     #[error("{0}")]
     Other(String),
 }
@@ -209,7 +212,7 @@ fn run_once(
     let options = &Options { must_write: must_write(bound, &feed), ..options.clone() };
     let mut buffers = feed.buffers(bound);
     let before: Vec<Vec<u8>> = buffers.iter().map(Buffer::to_bytes).collect();
-    let reports = match run_steps(bound, &mut buffers, options, traced) {
+    let mut reports = match run_steps(bound, &mut buffers, options, traced) {
         Ok(reports) => reports,
         Err(error) => return unfinished(error, watch, check),
     };
@@ -228,11 +231,25 @@ fn run_once(
             ));
         }
     }
+    let count = bound.steps().count();
     // A wrong output that follows from an access outside its memory, or from a kernel that was not run after
     // a failed one, is not reported again.
     let lost = |h: &emu::Hazard| matches!(h.kind, HazardKind::Misaligned | HazardKind::OutOfBounds);
-    let complete = reports.len() == bound.steps().count();
+    let complete = reports.len() == count;
     let whole = complete && !reports.iter().flat_map(|report| &report.hazards).any(lost);
+    reports.iter_mut().for_each(|report| check.add_hazards(std::mem::take(&mut report.hazards)));
+    for (at, report) in reports.iter().enumerate().take(count - 1) {
+        if !report.changed.is_empty() {
+            let (number, names) = (at + 1, ptx::quote::list(&report.changed));
+            check.leave_incomplete(format!(
+                "launch {number} of {count} changes {names}, and variables of a module start anew in each launch \
+                 here; use a buffer"
+            ));
+        }
+    }
+    if complete && count > 1 {
+        check_written(bound, &options.must_write, &buffers, check);
+    }
     if complete && !stores(&bound.kernel, &counters) {
         check.warn("a run executed no store to global memory, so the kernel has no result".into());
     }
@@ -242,7 +259,6 @@ fn run_once(
     }
     let mut changed = Vec::new();
     for mut report in reports {
-        check.add_hazards(std::mem::take(&mut report.hazards));
         changed.append(&mut report.changed);
         if first {
             check.printed.append(&mut report.printed);
@@ -250,7 +266,10 @@ fn run_once(
         }
     }
     for ((spec, role), buffer) in bound.kernel.buffers.iter().zip(&bound.roles).zip(&buffers) {
-        if matches!(role, Role::Fill { init: Init::Uninitialised, .. }) && buffer.is_uninitialised() {
+        if complete
+            && matches!(role, Role::Fill(Memory { init: Init::Uninitialised, .. }))
+            && buffer.is_uninitialised()
+        {
             check.warn(format!("a run wrote nothing to the uninitialised buffer {}", spec.name));
         }
     }
@@ -262,6 +281,9 @@ fn run_once(
             check.fail(format!("the kernel keeps something in {name} from one launch to the next"));
         }
     }
+    if whole {
+        judge_references(bound, &feed, options, &before, &buffers, check)?;
+    }
     if whole && let Some(references) = feed.references(bound)? {
         feed.check_outputs(bound, &references, &after, check);
     }
@@ -272,24 +294,25 @@ fn run_once(
 }
 
 /// Runs the kernels of a program one after the other on the same buffers, up to the first one with a hazard
-/// that fails the check. The hazards of a program of several kernels name their kernel.
+/// that fails the check. The hazards of a program of several kernels name their launch.
 fn run_steps(
     bound: &Bound,
     buffers: &mut [Buffer],
     options: &Options,
     traced: u64,
 ) -> Result<Vec<Report>, EmuError> {
-    let mut reports = Vec::new();
-    for kernel in bound.steps() {
+    let count = bound.steps().count();
+    let mut reports = Vec::with_capacity(count);
+    for (number, kernel) in (1..).zip(bound.steps()) {
         let traced_ctas = match traced {
             0 => Vec::new(),
             count => emu::trace::sample_ctas(kernel.launch.grid.count(), count),
         };
         let options = Options { traced_ctas, ..options.clone() };
         let mut report = emu::run(kernel, &mut buffers.iter_mut().collect::<Vec<_>>(), &options)?;
-        if !bound.then.is_empty() {
-            let said = |hazard: &mut emu::Hazard| hazard.message += &format!(", in {}", kernel.entry);
-            report.hazards.iter_mut().for_each(said);
+        if count > 1 {
+            let launch = format!(" (launch {number} of {count}, {})", ptx::quote::cut(&kernel.entry));
+            report.hazards.iter_mut().for_each(|hazard| hazard.message += &launch);
         }
         let failed = report.hazards.iter().any(|hazard| hazard.kind.fails());
         reports.push(report);
@@ -298,6 +321,61 @@ fn run_steps(
         }
     }
     Ok(reports)
+}
+
+/// Checks that several launches together wrote their outputs whole. The emulator checks an output that one
+/// kernel alone must write.
+fn check_written(
+    bound: &Bound,
+    must_write: &HashMap<usize, Vec<Range<usize>>>,
+    buffers: &[Buffer],
+    check: &mut CheckReport,
+) {
+    let alone = |index: usize| bound.steps().any(|kernel| kernel.buffers[index].access == Access::Write);
+    for (&index, ranges) in must_write {
+        if alone(index) || bound.memory(index).is_some() {
+            continue;
+        }
+        let missing = ranges.iter().filter_map(|range| buffers[index].missing(range.clone()));
+        let bytes: usize = missing.map(|(_, bytes)| bytes).sum();
+        if bytes > 0 {
+            let name = &bound.kernel.buffers[index].name;
+            check.fail(format!("{bytes} bytes of {name} were never written"));
+        }
+    }
+}
+
+/// Compares outputs with their references.
+fn judge_references(
+    bound: &Bound,
+    feed: &Feed,
+    options: &Options,
+    before: &[Vec<u8>],
+    after: &[Buffer],
+    check: &mut CheckReport,
+) -> Result<(), GateError> {
+    for reference in &bound.references {
+        let (buffer, memory) = (&after[reference.output], reference.memory);
+        if memory.init == Init::Uninitialised {
+            let size = memory.dtype.bytes();
+            let unwritten = |place: &usize| buffer.missing(place * size..(place + 1) * size).is_some();
+            let (view, elements) = (memory.shaped(), memory.shaped().len());
+            let missing = view.places().filter(unwritten).count();
+            if missing > 0 {
+                check.fail(format!(
+                    "{missing} of {elements} elements of {} were never written",
+                    reference.name
+                ));
+                continue;
+            }
+        }
+        match reference.expect(before, || feed.buffers(bound), options) {
+            Ok(expected) => check.judge(reference.judge(&expected, &buffer.to_bytes())),
+            Err(error @ ReferenceError::Kernel { .. }) => check.leave_incomplete(error.to_string()),
+            Err(error) => return Err(error.into()),
+        }
+    }
+    Ok(())
 }
 
 /// Notes that a run did not end.
@@ -344,14 +422,14 @@ fn stores(kernel: &Kernel, counters: &Counters) -> bool {
 
 /// The bytes of `out` that the kernel must write, and those of `lse` if lengths are uneven; an even `lse` is
 /// written in full.
-pub(super) fn must_write(bound: &Bound, feed: &Feed) -> std::collections::HashMap<usize, Vec<Range<usize>>> {
+pub(super) fn must_write(bound: &Bound, feed: &Feed) -> HashMap<usize, Vec<Range<usize>>> {
     let Some(problem) = &bound.problem else { return Default::default() };
     let sequences = feed.sequences(bound);
     let at = |operand| bound.roles.iter().position(|&r| r == Role::Operand(operand));
     let out = at(Operand::Tensor(Tensor::Out))
         .map(|index| (index, in_bytes(row_ranges(problem, &sequences), problem.dtype.bytes())));
     let lse = at(Operand::Lse).filter(|_| !problem.lengths.is_even()).map(|index| {
-        let rows = dense_rows(problem, &sequences).into_iter().map(|row| row..row + 1);
+        let rows = lse_rows(bound, problem, &sequences).into_iter().map(|row| row..row + 1);
         (index, in_bytes(rows.collect(), 4))
     });
     out.into_iter().chain(lse).collect()

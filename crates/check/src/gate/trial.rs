@@ -152,15 +152,20 @@ fn guarded(kernel: &Kernel) -> Kernel {
             buffer.access = Access::ReadWrite;
         }
     }
-    for arg in &mut kernel.args {
-        if let Arg::Buffer { offset, .. } = arg {
-            *offset += GUARD as u64;
-        }
-    }
+    kernel.args.iter_mut().for_each(skip_guard);
     for map in &mut kernel.tensor_maps {
         map.offset += GUARD as u64;
     }
     kernel
+}
+
+/// Moves the addresses in an argument behind the guard.
+fn skip_guard(arg: &mut Arg) {
+    match arg {
+        Arg::Buffer { offset, .. } => *offset += GUARD as u64,
+        Arg::Struct(value) => value.fields.iter_mut().for_each(|(_, field)| skip_guard(field)),
+        _ => {}
+    }
 }
 
 const fn is_output(role: Role) -> bool {

@@ -1,18 +1,27 @@
 //! Binds a launch file to the module that it launches.
 
+use std::path::Path;
+use std::sync::Arc;
+
 use kernels::{Operand, Program};
-use problem::{Problem, Tensor};
+use problem::{Layout, Problem, Tensor};
 use ptx::{Access, Arg, BufferSpec, Function, Kernel, Launch, Module, Param, TensorMapSpec, Verified};
 
-use super::{ArgSpec, BufferType, Init, LaunchError, LaunchSpec, MapTarget, Memory};
+use super::memory::{BufferType, Init, Memory};
+use super::scalar::Scalar;
+use super::spec::check_cluster;
+use super::{ArgSpec, LaunchError, LaunchSpec, LaunchStep, MapTarget, fill};
+use crate::reference::{self, Reference, ReferenceSpec, Source};
 
 /// The role of a kernel's buffer: what the gate fills in and what it judges.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Role {
     /// An operand of a generated kernel. Inputs are drawn, `out` and the LSE are judged.
     Operand(Operand),
-    /// Memory with given initial contents. Its final contents are not judged.
-    Fill { dtype: BufferType, init: Init },
+    /// Memory with given initial contents. Only a reference judges its final contents.
+    Fill(Memory),
+    /// Addresses of other buffers or a tensor map: the number of the list in [`Bound::words`].
+    Words(usize),
 }
 
 impl From<Operand> for Role {
@@ -31,10 +40,21 @@ pub struct Bound {
     pub then: Vec<Kernel>,
     /// The role of each buffer in `kernel.buffers`.
     pub roles: Vec<Role>,
-    /// The problem that the buffers belong to; `None` when only hazards are judged.
+    /// The problem that the buffers belong to; `None` when the oracle judges nothing.
     pub problem: Option<Problem>,
-    /// Whether the launch is cooperative: all CTAs are resident together.
-    pub cooperative: bool,
+    /// Whether each launch is cooperative, in launch order: all its CTAs are resident together. Launches
+    /// beyond the end are not.
+    pub cooperative: Vec<bool>,
+    /// Outputs of the problem that have contents before the launch: number of the buffer, and the contents.
+    pub starts: Vec<(usize, Memory)>,
+    /// The lists of addresses and tensor maps that buffers hold.
+    pub words: Vec<Vec<Arg>>,
+    /// The contents of files.
+    pub data: Vec<Arc<[u8]>>,
+    /// The order of the rows of the LSE.
+    pub lse_layout: Layout,
+    /// What judges outputs besides the problem's oracle.
+    pub references: Vec<Reference>,
 }
 
 impl Bound {
@@ -42,12 +62,23 @@ impl Bound {
     pub fn of_program(program: Program, problem: &Problem) -> Bound {
         let Program { kernel, then, operands } = program;
         let roles = operands.into_iter().map(Role::from).collect();
-        Bound { kernel, then, roles, problem: Some(problem.clone()), cooperative: false }
+        Bound { then, ..Bound::of_kernel(kernel, roles, Some(problem.clone())) }
     }
 
     /// One kernel whose buffers have these roles.
     pub fn of_kernel(kernel: Kernel, roles: Vec<Role>, problem: Option<Problem>) -> Bound {
-        Bound { kernel, then: Vec::new(), roles, problem, cooperative: false }
+        Bound {
+            kernel,
+            then: Vec::new(),
+            roles,
+            problem,
+            cooperative: Vec::new(),
+            starts: Vec::new(),
+            words: Vec::new(),
+            data: Vec::new(),
+            lse_layout: Layout::Bhsd,
+            references: Vec::new(),
+        }
     }
 
     /// All kernels in launch order.
@@ -59,106 +90,184 @@ impl Bound {
     pub fn steps_mut(&mut self) -> impl Iterator<Item = &mut Kernel> {
         std::iter::once(&mut self.kernel).chain(&mut self.then)
     }
+
+    /// Whether a launch, by its number in launch order from 0, is cooperative.
+    pub fn is_cooperative(&self, step: usize) -> bool {
+        self.cooperative.get(step).copied().unwrap_or(false)
+    }
+
+    /// The contents of a buffer before the launch, where a launch file states them.
+    pub fn memory(&self, buffer: usize) -> Option<Memory> {
+        match self.roles.get(buffer) {
+            Some(Role::Fill(memory)) => Some(*memory),
+            _ => self.starts.iter().find(|(index, _)| *index == buffer).map(|(_, memory)| *memory),
+        }
+    }
 }
 
 impl LaunchSpec {
     /// Binds the launch file to a module.
     ///
     /// # Errors
-    /// A [`LaunchError`] when the entry is missing or its parameters do not fit the arguments.
+    /// A [`LaunchError`] when the entry is missing or its parameters do not fit the arguments, or when the
+    /// launch file names files.
     pub fn bind(&self, module: Verified) -> Result<Bound, LaunchError> {
-        let entry = self.pick_entry(&module)?;
-        self.check_params(entry)?;
-        let launch = Launch {
-            grid: self.grid,
-            cluster: self.cluster,
-            block: self.block_for(entry)?,
-            dynamic_shared: self.dynamic_shared,
-            overlapping: false,
+        if let Some(file) = self.files.get(self.data.len()) {
+            return Err(LaunchError::Unread { key: file.key.clone() });
+        }
+        let unread = |reference: &ReferenceSpec| match &reference.source {
+            Source::Kernel { .. } => Some("reference.kernel"),
+            Source::Python { .. } => Some("reference.python"),
+            Source::Builtin(_) | Source::File { .. } => None,
         };
+        match self.references.iter().find_map(unread) {
+            Some(key) => Err(LaunchError::Unread { key: key.to_owned() }),
+            None => self.bind_with(module, &[], Path::new(".")),
+        }
+    }
+
+    /// Like [`LaunchSpec::bind`], with the modules of the reference kernels in the order of
+    /// [`LaunchSpec::reference_kernels`]. Python files are found in `folder`.
+    ///
+    /// # Errors
+    /// As for [`LaunchSpec::bind`].
+    pub fn bind_with(
+        &self,
+        module: Verified,
+        references: &[Verified],
+        folder: &Path,
+    ) -> Result<Bound, LaunchError> {
+        let module = self.with_constants(module)?;
         let mut contract = Contract::default();
         // The memory of each argument, before any map refers to another argument's.
         let homes: Vec<_> = (0..self.args.len()).map(|index| contract.home(self, index)).collect();
-        for (arg, home) in self.args.iter().zip(&homes) {
-            let value = match (arg, home) {
-                (ArgSpec::Scalar(value), _) => *value,
-                (ArgSpec::TensorMap(map), home) => {
-                    let buffer = match map.target {
-                        MapTarget::Argument(of) => homes.get(of).copied().flatten(),
-                        MapTarget::Tensor(_) | MapTarget::Own(_) => *home,
-                    };
-                    contract.maps.push(map.in_buffer(buffer.unwrap_or(0)));
-                    Arg::TensorMap { index: contract.maps.len() - 1 }
-                }
-                (_, home) => Arg::Buffer { index: home.unwrap_or(0), offset: 0 },
-            };
-            contract.args.push(value);
+        let values = contract.values(self, &homes);
+        if self.launches.len() > 1 {
+            // An output may be written by several launches together, and read by a later one.
+            contract.share();
         }
-        let entry = entry.name.to_string();
-        let Contract { buffers, roles, maps: tensor_maps, args } = contract;
-        let kernel = Kernel { tensor_maps, module, entry, launch, buffers, args };
-        let bound = Bound::of_kernel(kernel, roles, self.problem.clone());
-        Ok(Bound { cooperative: self.cooperative, ..bound })
-    }
-
-    fn pick_entry<'m>(&self, module: &'m Module) -> Result<&'m Function, LaunchError> {
-        let accepted = || ptx::quote::list(module.entries().map(|f| &f.name));
-        let mut entries = module.entries();
-        match (&self.entry, entries.next()) {
-            (_, None) => Err(LaunchError::NoEntry),
-            (None, Some(only)) => match entries.next() {
-                None => Ok(only),
-                Some(_) => Err(LaunchError::AmbiguousEntry { accepted: accepted() }),
-            },
-            (Some(name), _) => module.entries().find(|f| *f.name == **name).ok_or_else(|| {
-                let name = ptx::quote::cut(name).into_owned();
-                LaunchError::UnknownEntry { name, accepted: accepted() }
-            }),
-        }
-    }
-
-    fn block_for(&self, entry: &Function) -> Result<ptx::Dim3, LaunchError> {
-        let required = entry.bounds.required_threads.map(|[x, y, z]| ptx::Dim3(x, y, z));
-        let Some(block) = self.block else {
-            return required.ok_or_else(|| {
-                LaunchError::value(
-                    "launch.block",
-                    "(missing)",
-                    "[x, y, z]; the entry has no .reqntid to take it from",
-                )
-            });
+        let kernel_of = |module: &Verified, step: &LaunchStep, key: &str| -> Result<Kernel, LaunchError> {
+            let entry = step.pick_entry(module, key)?;
+            self.check_params(step, entry)?;
+            Ok(Kernel {
+                module: module.clone(),
+                entry: entry.name.to_string(),
+                launch: step.launch_of(entry, key)?,
+                buffers: contract.buffers.clone(),
+                tensor_maps: contract.maps.clone(),
+                args: step.args.iter().map(|&at| values[at].clone()).collect(),
+            })
         };
-        if let Some(required) = required.filter(|&r| r != block) {
-            let accepted = format!("{required}, the entry's .reqntid");
-            return Err(LaunchError::value("launch.block", block, accepted));
+        let mut kernels = Vec::new();
+        for (at, step) in self.launches.iter().enumerate() {
+            let key = if self.launches.len() > 1 { format!("launch[{at}]") } else { "launch".to_owned() };
+            kernels.push(kernel_of(&module, step, &key)?);
         }
-        if let Some([x, y, z]) = entry.bounds.max_threads {
-            let most = ptx::Dim3(x, y, z);
-            if block.count() > most.count() {
-                let accepted = format!("at most {} threads, the entry's .maxntid", most.count());
-                return Err(LaunchError::value("launch.block", block, accepted));
-            }
+        let mut modules = references.iter();
+        let mut bound_references = Vec::new();
+        for spec in &self.references {
+            let kernel = match &spec.source {
+                Source::Kernel { launch, .. } => {
+                    let missing = || LaunchError::Unread { key: "reference.kernel".to_owned() };
+                    let mut kernel = kernel_of(modules.next().ok_or_else(missing)?, launch, "reference")?;
+                    kernel.buffers.iter_mut().for_each(|buffer| buffer.access = Access::ReadWrite);
+                    Some(Arc::new(kernel))
+                }
+                _ => None,
+            };
+            bound_references.push(self.reference(spec, kernel, &homes, folder));
         }
-        Ok(block)
+        let kernel = kernels.remove(0);
+        let Contract { roles, starts, words, .. } = contract;
+        Ok(Bound {
+            kernel,
+            then: kernels,
+            roles,
+            problem: self.problem.clone(),
+            cooperative: self.launches.iter().map(|step| step.cooperative).collect(),
+            starts,
+            words,
+            data: self.data.clone(),
+            lse_layout: self.lse_layout,
+            references: bound_references,
+        })
     }
 
-    fn check_params(&self, entry: &Function) -> Result<(), LaunchError> {
-        if entry.params.len() != self.args.len() {
+    /// The files of the reference kernels.
+    pub fn reference_kernels(&self) -> impl Iterator<Item = &str> {
+        self.references.iter().filter_map(ReferenceSpec::kernel_file)
+    }
+
+    fn reference(
+        &self,
+        spec: &ReferenceSpec,
+        kernel: Option<Arc<Kernel>>,
+        homes: &[Option<usize>],
+        folder: &Path,
+    ) -> Reference {
+        // Outputs and inputs were checked to have memory when the file was read.
+        let memory = |at: usize| self.shape_of(at).unwrap_or(Memory::new(BufferType::U8, 0, Init::Zeros));
+        let buffer = |at: usize| homes.get(at).copied().flatten().unwrap_or(0);
+        let inputs = spec.inputs.iter().map(|&at| match &self.args[at] {
+            ArgSpec::Scalar(scalar) => reference::Operand::Number(scalar.number()),
+            _ => reference::Operand::Buffer { index: buffer(at), memory: memory(at) },
+        });
+        let elements = match &spec.source {
+            Source::File { file, .. } => self.data.get(*file).cloned(),
+            _ => None,
+        };
+        Reference {
+            name: self.name_of(spec.output),
+            output: buffer(spec.output),
+            memory: memory(spec.output),
+            inputs: inputs.collect(),
+            source: spec.source.clone(),
+            tolerance: spec.tolerance,
+            kernel,
+            elements,
+            folder: folder.to_path_buf(),
+        }
+    }
+
+    /// The module with the contents of its `[[constant]]` variables.
+    fn with_constants(&self, module: Verified) -> Result<Verified, LaunchError> {
+        if self.constants.is_empty() {
+            return Ok(module);
+        }
+        let mut module = module.into_module();
+        for (seed, constant) in self.constants.iter().enumerate() {
+            let bytes = |dtype: BufferType, elements: usize, init: Init| match init {
+                Init::File(file) => self.data.get(file).map(|bytes| bytes.to_vec()).unwrap_or_default(),
+                init => {
+                    fill(&Memory::new(dtype, elements, init), seed as u64, &self.data).unwrap_or_default()
+                }
+            };
+            constant.set(&mut module, bytes)?;
+        }
+        module.verify().map_err(LaunchError::Constant)
+    }
+
+    fn check_params(&self, step: &LaunchStep, entry: &Function) -> Result<(), LaunchError> {
+        if entry.params.len() != step.args.len() {
             return Err(LaunchError::Count {
                 entry: entry.name.to_string(),
-                args: self.args.len(),
+                args: step.args.len(),
                 params: entry.params.len(),
                 list: ptx::quote::list(entry.params.iter().map(describe)),
             });
         }
-        for (index, (arg, param)) in self.args.iter().zip(&entry.params).enumerate() {
+        for (&index, param) in step.args.iter().zip(&entry.params) {
+            let arg = &self.args[index];
             if !fits(arg, param) {
                 return Err(LaunchError::Mismatch {
                     index,
                     role: arg.role().to_owned(),
                     given: match arg {
-                        ArgSpec::Scalar(value) => format!("a number of {} bytes", value.bytes()),
-                        ArgSpec::TensorMap(_) => "a tensor map of 128 bytes at a multiple of 64".to_owned(),
+                        ArgSpec::Scalar(scalar) => format!("a number of {} bytes", scalar.value.bytes()),
+                        ArgSpec::Struct(value) => format!("a struct of {} bytes", value.bytes()),
+                        ArgSpec::TensorMap(map) if !map.in_memory => {
+                            "a tensor map of 128 bytes at a multiple of 64".to_owned()
+                        }
                         _ => "an address of 8 bytes".to_owned(),
                     },
                     parameter: param.name.to_string(),
@@ -170,13 +279,100 @@ impl LaunchSpec {
     }
 }
 
+impl LaunchStep {
+    /// A launch of one CTA of the entry with this name.
+    pub(super) fn named(entry: Option<&str>) -> LaunchStep {
+        LaunchStep {
+            entry: entry.map(str::to_owned),
+            grid: ptx::Dim3(1, 1, 1),
+            cluster: None,
+            block: None,
+            dynamic_shared: 0,
+            cooperative: false,
+            args: Vec::new(),
+        }
+    }
+
+    pub(super) fn pick_entry<'m>(&self, module: &'m Module, key: &str) -> Result<&'m Function, LaunchError> {
+        let accepted = || ptx::quote::list(module.entries().map(|f| &f.name));
+        let mut entries = module.entries();
+        match (&self.entry, entries.next()) {
+            (_, None) => Err(LaunchError::NoEntry),
+            (None, Some(only)) => match entries.next() {
+                None => Ok(only),
+                Some(_) => Err(LaunchError::AmbiguousEntry { key: key.to_owned(), accepted: accepted() }),
+            },
+            (Some(name), _) => entry_named(module, name).ok_or_else(|| {
+                let name = ptx::quote::cut(name).into_owned();
+                LaunchError::UnknownEntry { key: key.to_owned(), name, accepted: accepted() }
+            }),
+        }
+    }
+
+    fn launch_of(&self, entry: &Function, key: &str) -> Result<Launch, LaunchError> {
+        let required = entry.bounds.required_cluster.map(|[x, y, z]| ptx::Dim3(x.max(1), y.max(1), z.max(1)));
+        let cluster = self.cluster.or(required).unwrap_or(ptx::Dim3(1, 1, 1));
+        check_cluster(&format!("{key}.cluster"), cluster, self.grid)?;
+        Ok(Launch {
+            grid: self.grid,
+            cluster,
+            block: self.block_for(entry, key)?,
+            dynamic_shared: self.dynamic_shared,
+            overlapping: false,
+        })
+    }
+
+    fn block_for(&self, entry: &Function, key: &str) -> Result<ptx::Dim3, LaunchError> {
+        let name = format!("{key}.block");
+        let required = entry.bounds.required_threads.map(|[x, y, z]| ptx::Dim3(x, y, z));
+        let Some(block) = self.block else {
+            return required.ok_or_else(|| {
+                LaunchError::value(
+                    &*name,
+                    "(missing)",
+                    "[x, y, z]; the entry has no .reqntid to take it from",
+                )
+            });
+        };
+        if let Some(required) = required.filter(|&r| r != block) {
+            let accepted = format!("{required}, the entry's .reqntid");
+            return Err(LaunchError::value(&*name, block, accepted));
+        }
+        if let Some([x, y, z]) = entry.bounds.max_threads {
+            let most = ptx::Dim3(x, y, z);
+            if block.count() > most.count() {
+                let accepted = format!("at most {} threads, the entry's .maxntid", most.count());
+                return Err(LaunchError::value(&*name, block, accepted));
+            }
+        }
+        Ok(block)
+    }
+}
+
+/// The entry with a name: as the module has it, or as the source has it (`scale` for `_Z5scalePf`) where only
+/// one entry matches.
+fn entry_named<'m>(module: &'m Module, name: &str) -> Option<&'m Function> {
+    let exact = module.entries().find(|f| *f.name == *name);
+    exact.or_else(|| {
+        // The Itanium C++ ABI writes a name as its length and its letters.
+        let mangled = format!("_Z{}{name}", name.len());
+        let nested = format!("{}{name}", name.len());
+        let matches = |f: &&Function| {
+            f.name.starts_with(&mangled) || f.name.starts_with("_ZN") && f.name.contains(&nested)
+        };
+        let mut found = module.entries().filter(matches);
+        found.next().filter(|_| found.next().is_none())
+    })
+}
+
 /// A launch contract under construction.
 #[derive(Default)]
 struct Contract {
     buffers: Vec<BufferSpec>,
     roles: Vec<Role>,
+    starts: Vec<(usize, Memory)>,
     maps: Vec<TensorMapSpec>,
-    args: Vec<Arg>,
+    words: Vec<Vec<Arg>>,
 }
 
 impl Contract {
@@ -192,11 +388,9 @@ impl Contract {
                 spec.tensor_bytes(tensor),
             )
         };
-        let memory = |memory: &Memory| {
-            let role = Role::Fill { dtype: memory.dtype, init: memory.init };
-            (role, format!("arg{index}"), Access::ReadWrite, memory.bytes())
-        };
-        let (role, name, access, bytes) = match arg {
+        let memory =
+            |memory: &Memory| (Role::Fill(*memory), spec.name_of(index), Access::ReadWrite, memory.bytes());
+        let (role, name, mut access, bytes) = match arg {
             ArgSpec::Tensor(of) => tensor(*of),
             ArgSpec::Lse => {
                 (Role::Operand(Operand::Lse), "lse".to_owned(), Access::Write, spec.buffer_bytes(arg))
@@ -207,16 +401,86 @@ impl Contract {
                 MapTarget::Own(of) => memory(of),
                 MapTarget::Argument(_) => return None,
             },
-            ArgSpec::Scalar(_) => return None,
+            ArgSpec::Pointers(to) => {
+                self.words.push(Vec::new());
+                let role = Role::Words(self.words.len() - 1);
+                (role, spec.name_of(index), Access::Read, Some(8 * to.len()))
+            }
+            ArgSpec::Scalar(_) | ArgSpec::Struct(_) => return None,
         };
         // A tensor is one buffer, however many arguments refer to it.
-        let known = self.roles.iter().position(|r| *r == role && !matches!(role, Role::Fill { .. }));
+        let known = self.roles.iter().position(|r| *r == role && matches!(role, Role::Operand(_)));
         Some(known.unwrap_or_else(|| {
-            self.roles.push(role);
+            let start = match role {
+                Role::Operand(Operand::Tensor(Tensor::Out)) => spec.out_init,
+                Role::Operand(Operand::Lse) => spec.lse_init,
+                _ => Init::Uninitialised,
+            };
+            if start != Init::Uninitialised {
+                access = Access::ReadWrite;
+                let start = spec.shape_of(index).map(|memory| Memory { init: start, ..memory });
+                self.starts.extend(start.map(|memory| (self.roles.len(), memory)));
+            }
             // Sizes were checked when the file was read.
-            self.buffers.push(BufferSpec { name, bytes: bytes.unwrap_or(0), access });
-            self.roles.len() - 1
+            self.add(role, name, access, bytes.unwrap_or(0))
         }))
+    }
+
+    fn add(&mut self, role: Role, name: String, access: Access, bytes: usize) -> usize {
+        self.roles.push(role);
+        self.buffers.push(BufferSpec { name, bytes, access });
+        self.roles.len() - 1
+    }
+
+    /// What each argument passes to a kernel.
+    fn values(&mut self, spec: &LaunchSpec, homes: &[Option<usize>]) -> Vec<Arg> {
+        let address = |home: Option<usize>| home.map_or(Arg::Null, |index| Arg::Buffer { index, offset: 0 });
+        let mut values = Vec::with_capacity(spec.args.len());
+        for (index, (arg, home)) in spec.args.iter().zip(homes).enumerate() {
+            values.push(match arg {
+                ArgSpec::Scalar(scalar) => scalar.value.clone(),
+                ArgSpec::TensorMap(map) => {
+                    let buffer = match map.target {
+                        MapTarget::Argument(of) => homes.get(of).copied().flatten(),
+                        MapTarget::Tensor(_) | MapTarget::Own(_) => *home,
+                    };
+                    self.maps.push(map.in_buffer(buffer.unwrap_or(0)));
+                    let value = Arg::TensorMap { index: self.maps.len() - 1 };
+                    if map.in_memory {
+                        self.words.push(vec![value]);
+                        let role = Role::Words(self.words.len() - 1);
+                        let name = format!("{} (tensor map)", spec.name_of(index));
+                        let bytes = TensorMapSpec::BYTES as usize;
+                        address(Some(self.add(role, name, Access::Read, bytes)))
+                    } else {
+                        value
+                    }
+                }
+                ArgSpec::Pointers(to) => {
+                    let list = to.iter().map(|&to| address(to.and_then(|to| homes[to]))).collect();
+                    if let Some(Role::Words(words)) = home.and_then(|home| self.roles.get(home)) {
+                        self.words[*words] = list;
+                    }
+                    address(*home)
+                }
+                ArgSpec::Tensor(_) | ArgSpec::Lse | ArgSpec::Buffer(_) => address(*home),
+                // After all others, to which its fields may refer.
+                ArgSpec::Struct(_) => Arg::Null,
+            });
+        }
+        for (index, arg) in spec.args.iter().enumerate() {
+            if let ArgSpec::Struct(value) = arg {
+                values[index] = value.argument(|of| values.get(of).cloned());
+            }
+        }
+        values
+    }
+
+    /// Lets every launch read and write the outputs.
+    fn share(&mut self) {
+        for buffer in self.buffers.iter_mut().filter(|buffer| buffer.access == Access::Write) {
+            buffer.access = Access::ReadWrite;
+        }
     }
 }
 
@@ -231,10 +495,11 @@ fn describe(param: &Param) -> String {
 fn fits(arg: &ArgSpec, param: &Param) -> bool {
     let float = |is_float: bool| param.ty.is_bits() || param.ty.is_float() == is_float;
     match arg {
-        ArgSpec::TensorMap(_) => {
+        ArgSpec::TensorMap(map) if !map.in_memory => {
             param.bytes() == TensorMapSpec::BYTES && param.align.is_multiple_of(TensorMapSpec::ALIGN)
         }
-        ArgSpec::Scalar(value) => param.bytes() == value.bytes() && float(matches!(value, Arg::F32(_))),
+        ArgSpec::Scalar(Scalar { ty, value }) => param.bytes() == value.bytes() && float(ty.is_float()),
+        ArgSpec::Struct(value) => param.bytes() == value.bytes() && param.ty.is_bits(),
         _ => param.bytes() == 8 && float(false),
     }
 }

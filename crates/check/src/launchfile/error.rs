@@ -55,22 +55,50 @@ pub enum LaunchError {
          leave [problem] out"
     )]
     Unjudged,
+    /// An argument on the command line.
+    #[error("invalid value '{value}' for --arg: expected {accepted}")]
+    Option {
+        /// The value as given.
+        value: String,
+        accepted: String,
+    },
+    /// A file that the launch file names.
+    #[error("launch file: {key}: {reason}")]
+    File {
+        /// The key that names the file.
+        key: String,
+        /// Why it cannot be used.
+        reason: String,
+    },
+    /// The launch file names files, and the caller reads none.
+    #[error("launch file: {key} names a file, which is read by `check` and `explain` alone")]
+    Unread {
+        /// The key that names the file.
+        key: String,
+    },
+    /// A constant that makes the module illegal.
+    #[error("launch file: [[constant]]: {0}")]
+    Constant(ptx::Violations),
     #[error("the module has no .entry with a body; nothing to launch")]
     NoEntry,
     /// The module has no kernel of the given name.
     #[error(
-        "launch file: invalid value '{name}' for launch.entry: expected an entry of the module: {accepted}"
+        "launch file: invalid value '{name}' for {key}.entry: expected an entry of the module: {accepted}"
     )]
     UnknownEntry {
+        /// The table that names it.
+        key: String,
         name: String,
         /// The module's entries.
         accepted: String,
     },
     /// No kernel is named, and the module has several.
     #[error(
-        "launch file: launch.entry is missing and the module has several entries; name one of: {accepted}"
+        "launch file: {key}.entry is missing and the module has several entries; name one of: {accepted}"
     )]
     AmbiguousEntry {
+        /// The table that names none.
+        key: String,
         /// The module's entries.
         accepted: String,
     },
@@ -100,7 +128,7 @@ pub enum LaunchError {
 }
 
 impl LaunchError {
-    pub(super) fn value(
+    pub(crate) fn value(
         key: impl Into<String>,
         value: impl ToString,
         accepted: impl Into<String>,

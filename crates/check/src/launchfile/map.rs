@@ -4,13 +4,16 @@ use problem::{DType, Problem, Tensor};
 use ptx::{Access, BufferSpec, Element, L2Promotion, Swizzle, TensorMapError, TensorMapSpec};
 
 use super::LaunchError;
+use super::memory::{BufferType, FileInit, Memory, memory_of};
 use super::raw::RawArg;
-use super::spec::{BufferType, Memory, memory_of, refuse_surplus, tensor_of};
+use super::spec::{number_of, refuse_surplus, tensor_of};
 
 /// A tensor map and its memory.
 #[derive(Clone, Debug, PartialEq)]
 pub struct MapSpec {
     pub target: MapTarget,
+    /// Whether the kernel takes the address of the map in global memory, instead of the map by value.
+    pub in_memory: bool,
     /// The map. Its buffer number is known only after binding to a module.
     map: TensorMapSpec,
 }
@@ -26,6 +29,14 @@ pub enum MapTarget {
 }
 
 impl MapSpec {
+    /// The memory that only this map refers to.
+    pub(super) const fn own_memory(&self) -> Option<Memory> {
+        match self.target {
+            MapTarget::Own(memory) => Some(memory),
+            MapTarget::Tensor(_) | MapTarget::Argument(_) => None,
+        }
+    }
+
     /// The map for the buffer with this number.
     pub(super) fn in_buffer(&self, buffer: usize) -> TensorMapSpec {
         TensorMapSpec { buffer, ..self.map.clone() }
@@ -76,15 +87,16 @@ pub(super) fn map_of(
     index: usize,
     all: &[RawArg],
     problem: Option<&Problem>,
+    files: &mut Vec<FileInit>,
 ) -> Result<MapSpec, LaunchError> {
-    const KEYS: [&str; 6] = ["dims", "strides", "offset", "box", "swizzle", "fill"];
+    const KEYS: [&str; 7] = ["dims", "strides", "offset", "box", "swizzle", "fill", "memory"];
     let raw = &all[index];
     let key = |name: &str| format!("[[arg]] {index} {name}");
-    let (target, element) = target_of(index, all, problem)?;
+    let (target, element) = target_of(index, all, problem, files)?;
     let keys: &[&str] = match target {
         MapTarget::Tensor(_) => &["of", "layout"],
         MapTarget::Argument(_) => &["of"],
-        MapTarget::Own(_) => &["dtype", "elements", "init"],
+        MapTarget::Own(_) => &["dtype", "elements", "shape", "init"],
     };
     refuse_surplus(index, raw, &[keys, &KEYS].concat())?;
     let missing = |key| LaunchError::Missing { index, role: raw.role.clone(), key };
@@ -112,6 +124,13 @@ pub(super) fn map_of(
     if let Some(fill) = raw.fill.as_deref().filter(|fill| *fill != "zeros") {
         return Err(LaunchError::value(key("fill"), format!("\"{fill}\""), "zeros, which every type has"));
     }
+    let in_memory = match raw.memory.as_deref() {
+        None | Some("param") => false,
+        Some("global") => true,
+        Some(other) => {
+            return Err(LaunchError::value(key("memory"), format!("\"{other}\""), "param, global"));
+        }
+    };
     let offset = raw.offset.unwrap_or(0);
     let map = TensorMapSpec {
         buffer: 0,
@@ -125,7 +144,7 @@ pub(super) fn map_of(
         l2_promotion: L2Promotion::default(),
         wraps: false,
     };
-    Ok(MapSpec { target, map })
+    Ok(MapSpec { target, in_memory, map })
 }
 
 /// Converts numbers that must not be negative.
@@ -140,13 +159,15 @@ fn target_of(
     index: usize,
     all: &[RawArg],
     problem: Option<&Problem>,
+    files: &mut Vec<FileInit>,
 ) -> Result<(MapTarget, Element), LaunchError> {
     let Some(of) = &all[index].of else {
-        let memory = memory_of(index, &all[index])?;
+        let memory = memory_of(index, &all[index], files)?;
         return Ok((MapTarget::Own(memory), element_of(memory.dtype)));
     };
     let refuse = |accepted: &str| LaunchError::value(format!("[[arg]] {index} of"), of, accepted);
-    if let Some(tensor) = of.as_str().and_then(tensor_of) {
+    let named = number_of(of, all).is_some_and(|at| all[at].role == "buffer");
+    if let Some(tensor) = of.as_str().and_then(tensor_of).filter(|_| !named) {
         let problem = problem.ok_or_else(|| refuse("tensors only with a [problem] table"))?;
         let element = match problem.dtype {
             DType::F16 => Element::F16,
@@ -155,19 +176,19 @@ fn target_of(
         };
         return Ok((MapTarget::Tensor(tensor), element));
     }
-    let number = of.as_integer().and_then(|n| usize::try_from(n).ok());
-    let buffer = number.and_then(|n| Some((n, all.get(n).filter(|arg| arg.role == "buffer")?)));
+    let buffer = number_of(of, all).and_then(|n| Some((n, all.get(n).filter(|arg| arg.role == "buffer")?)));
     let (number, buffer) = buffer.ok_or_else(|| {
-        refuse("q, k, v, out, or the number of an [[arg]] with role = \"buffer\", from 0 on")
+        refuse("q, k, v, out, or the number or name of an [[arg]] with role = \"buffer\", from 0 on")
     })?;
-    Ok((MapTarget::Argument(number), element_of(memory_of(number, buffer)?.dtype)))
+    // The files of the buffer's own argument are listed there.
+    Ok((MapTarget::Argument(number), element_of(memory_of(number, buffer, &mut Vec::new())?.dtype)))
 }
 
 /// The hardware's type of a buffer's elements. Signed 8- and 16-bit types have no names there; copies do not
 /// depend on the sign.
 const fn element_of(dtype: BufferType) -> Element {
     match dtype {
-        BufferType::U8 | BufferType::I8 => Element::U8,
+        BufferType::U8 | BufferType::I8 | BufferType::E4m3 | BufferType::E5m2 => Element::U8,
         BufferType::U16 | BufferType::I16 => Element::U16,
         BufferType::U32 => Element::U32,
         BufferType::I32 => Element::I32,

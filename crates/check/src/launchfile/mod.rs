@@ -8,18 +8,31 @@
 //! are separate types.
 
 mod bind;
+mod brief;
+mod constant;
 mod error;
+mod fill;
 mod map;
+mod memory;
 mod raw;
+mod scalar;
 mod spec;
+mod suggest;
 #[cfg(test)]
 mod tests;
 mod write;
 
 pub use bind::{Bound, Role};
+pub use brief::Brief;
 pub use error::LaunchError;
+pub(crate) use fill::fill;
 pub use map::{MapSpec, MapTarget};
-pub use spec::{ArgSpec, BufferType, Init, LaunchSpec, Memory};
+pub use memory::{BufferType, FileInit, Init, Memory, RANK, View};
+pub(crate) use raw::{RawArg, RawLaunch, RawReference};
+pub use scalar::{Scalar, ScalarType, StructSpec};
+pub(crate) use spec::{ARGUMENT, number_of, step_of};
+pub use spec::{ArgSpec, LaunchSpec, LaunchStep};
+pub use suggest::suggest;
 
 /// Every key of a launch file with its meaning and default, in the form of a launch file.
 pub const FORMAT: &str = include_str!("format.toml");

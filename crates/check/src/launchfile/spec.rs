@@ -1,14 +1,19 @@
 //! The validated launch file.
 
-use std::fmt;
 use std::str::FromStr;
+use std::sync::Arc;
 
-use problem::{Band, DType, Layout, Pass, Problem, Tensor};
-use ptx::{Arg, Dim3};
+use problem::{Band, DType, Layout, Pass, Problem, Strides, Tensor};
+use ptx::Dim3;
 
 use super::LaunchError;
+use super::constant::{Constant, constants_of};
+use super::fill::type_of;
 use super::map::{MapSpec, MapTarget, map_of};
+use super::memory::{BufferType, FileInit, Init, Memory, init_of, memory_of};
 use super::raw::{RawArg, RawFile, RawLaunch, RawProblem};
+use super::scalar::{Scalar, ScalarType, StructSpec, scalar_of, struct_of};
+use crate::reference::ReferenceSpec;
 
 /// A validated launch file, not bound to a module yet.
 #[derive(Clone, Debug, PartialEq)]
@@ -16,47 +21,57 @@ pub struct LaunchSpec {
     /// The attention problem, if the file states one. Its strides follow the arguments' layouts, and it asks
     /// for the LSE if an argument has that role.
     pub problem: Option<Problem>,
+    /// The launches, in order; at least one.
+    pub launches: Vec<LaunchStep>,
+    /// All arguments. A launch lists those that it passes.
+    pub args: Vec<ArgSpec>,
+    /// The names of the arguments that have one.
+    pub names: Vec<Option<String>>,
+    /// What judges the outputs, besides the problem's oracle.
+    pub references: Vec<ReferenceSpec>,
+    pub(super) constants: Vec<Constant>,
+    /// The files that `init` names, and their contents once they are read.
+    pub(super) files: Vec<FileInit>,
+    pub(super) data: Vec<Arc<[u8]>>,
+    /// Contents of `out` and of `lse` before the launch.
+    pub(super) out_init: Init,
+    pub(super) lse_init: Init,
+    /// The order of the rows of `lse`.
+    pub(super) lse_layout: Layout,
+}
+
+/// One launch of a kernel.
+#[derive(Clone, Debug, PartialEq)]
+pub struct LaunchStep {
     /// The kernel's name, if the file gives one.
     pub entry: Option<String>,
     /// CTAs of the grid.
     pub grid: Dim3,
-    /// CTAs per cluster.
-    pub cluster: Dim3,
+    /// CTAs per cluster; `None` leaves it to the entry's `.reqnctapercluster`.
+    pub cluster: Option<Dim3>,
     /// Threads per CTA; `None` leaves it to the entry's `.reqntid`.
     pub block: Option<Dim3>,
     /// Dynamic shared memory in bytes.
     pub dynamic_shared: u32,
     /// Whether the launch is cooperative.
     pub cooperative: bool,
-    /// One argument per parameter, in order.
-    pub args: Vec<ArgSpec>,
+    /// Numbers of the arguments, one per parameter, in order.
+    pub args: Vec<usize>,
 }
 
-/// The argument for one parameter.
+/// An argument of a kernel, or memory that others refer to.
 #[derive(Clone, Debug, PartialEq)]
 pub enum ArgSpec {
     Tensor(Tensor),
-    /// The log-sum-exp output, f32, `[batch][head][row]`.
+    /// The log-sum-exp output, f32.
     Lse,
     /// Memory outside the problem's tensors.
     Buffer(Memory),
+    /// An array in global memory with the addresses of other arguments' memory; `None` is a null pointer.
+    Pointers(Vec<Option<usize>>),
     TensorMap(MapSpec),
-    Scalar(Arg),
-}
-
-/// Memory outside the problem's tensors.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Memory {
-    pub dtype: BufferType,
-    pub elements: usize,
-    pub init: Init,
-}
-
-impl Memory {
-    /// Size in bytes; `None` on overflow.
-    pub(super) fn bytes(self) -> Option<usize> {
-        self.elements.checked_mul(self.dtype.bytes())
-    }
+    Scalar(Scalar),
+    Struct(StructSpec),
 }
 
 impl ArgSpec {
@@ -66,89 +81,10 @@ impl ArgSpec {
             ArgSpec::Tensor(tensor) => tensor.name(),
             ArgSpec::Lse => "lse",
             ArgSpec::Buffer(_) => "buffer",
+            ArgSpec::Pointers(_) => "pointers",
             ArgSpec::TensorMap(_) => "tensor_map",
-            ArgSpec::Scalar(Arg::U32(_)) => "u32",
-            ArgSpec::Scalar(Arg::I32(_)) => "i32",
-            ArgSpec::Scalar(Arg::U64(_)) => "u64",
-            ArgSpec::Scalar(Arg::I64(_)) => "i64",
-            ArgSpec::Scalar(Arg::F32(_)) => "f32",
-            ArgSpec::Scalar(Arg::TensorMap { .. }) => "tensor_map",
-            ArgSpec::Scalar(Arg::Buffer { .. } | Arg::Null) => "buffer",
-        }
-    }
-}
-
-macro_rules! closed_names {
-    ($(#[$doc:meta])* $type:ident, $what:literal: $($variant:ident = $name:literal),* $(,)?) => {
-        $(#[$doc])*
-        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-        pub enum $type { $($variant),* }
-
-        impl $type {
-            /// The names accepted in a launch file.
-            pub const ACCEPTED: &'static str = concat!($($name, " "),*);
-
-            /// The name in a launch file.
-            pub const fn name(self) -> &'static str {
-                match self { $($type::$variant => $name),* }
-            }
-        }
-
-        impl FromStr for $type {
-            type Err = ();
-
-            fn from_str(name: &str) -> Result<Self, ()> {
-                match name { $($name => Ok($type::$variant),)* _ => Err(()) }
-            }
-        }
-
-        impl fmt::Display for $type {
-            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str(self.name())
-            }
-        }
-    };
-}
-
-closed_names!(
-    /// Element type of a plain buffer.
-    BufferType, "dtype": U8 = "u8", I8 = "i8", U16 = "u16", I16 = "i16", U32 = "u32", I32 = "i32",
-    U64 = "u64", I64 = "i64", F16 = "f16", Bf16 = "bf16", F32 = "f32", F64 = "f64"
-);
-
-closed_names!(
-    /// Initial contents of a plain buffer.
-    Init, "init": Zeros = "zeros", Random = "random", Uninitialised = "uninitialised", Iota = "iota"
-);
-
-impl BufferType {
-    pub const fn bytes(self) -> usize {
-        match self {
-            BufferType::U8 | BufferType::I8 => 1,
-            BufferType::U16 | BufferType::I16 | BufferType::F16 | BufferType::Bf16 => 2,
-            BufferType::U32 | BufferType::I32 | BufferType::F32 => 4,
-            BufferType::U64 | BufferType::I64 | BufferType::F64 => 8,
-        }
-    }
-
-    /// Little-endian bytes of a number, rounded or wrapped to the type.
-    pub(crate) fn encode(self, value: f64) -> Vec<u8> {
-        let float = value as f32;
-        match self {
-            BufferType::F16 => half::f16::from_f32(float).to_le_bytes().to_vec(),
-            BufferType::Bf16 => half::bf16::from_f32(float).to_le_bytes().to_vec(),
-            BufferType::F32 => float.to_le_bytes().to_vec(),
-            BufferType::F64 => value.to_le_bytes().to_vec(),
-            _ => (value as i64).to_le_bytes()[..self.bytes()].to_vec(),
-        }
-    }
-
-    /// Maps `unit` in [0, 1) to a number of the type: floats in [−1, 1), integers in 0..128, which every type
-    /// can represent.
-    pub(crate) fn draw(self, unit: f64) -> f64 {
-        match self {
-            BufferType::F16 | BufferType::Bf16 | BufferType::F32 | BufferType::F64 => 2.0 * unit - 1.0,
-            _ => (128.0 * unit).floor(),
+            ArgSpec::Scalar(scalar) => scalar.ty.name(),
+            ArgSpec::Struct(_) => "struct",
         }
     }
 }
@@ -166,28 +102,66 @@ impl FromStr for LaunchSpec {
     fn from_str(text: &str) -> Result<LaunchSpec, LaunchError> {
         let file: RawFile =
             toml::from_str(text).map_err(|e| LaunchError::Syntax(shortened(&e.to_string())))?;
+        LaunchSpec::of(&file)
+    }
+}
+
+impl LaunchSpec {
+    /// Validates a file.
+    pub(super) fn of(file: &RawFile) -> Result<LaunchSpec, LaunchError> {
         let mut problem = file.problem.as_ref().map(problem_of).transpose()?;
-        let args = args_of(&file.arg, problem.as_mut())?;
+        let mut files = Vec::new();
+        check_names(&file.arg, file.problem.is_some())?;
+        let args = args_of(&file.arg, problem.as_mut(), &mut files)?;
         if let Some(problem) = &problem {
             problem.check()?;
             check_work(problem)?;
         }
-        let RawLaunch { entry, grid, cluster, block, dynamic_shared, cooperative } = file.launch;
-        let spec = LaunchSpec {
+        let out_init = start_of(&file.arg, "out", problem.as_ref(), &mut files)?;
+        let lse_init = start_of(&file.arg, "lse", problem.as_ref(), &mut files)?;
+        let lse_layout =
+            match file.arg.iter().find(|arg| arg.role == "lse").and_then(|arg| arg.layout.as_ref()) {
+                Some(layout) => layout.parse()?,
+                None => Layout::Bhsd,
+            };
+        let many = file.launch.len() > 1;
+        let launches = file.launch.iter().enumerate().map(|(at, raw)| {
+            let key = if many { format!("launch[{at}]") } else { "launch".to_owned() };
+            step_of(&key, raw, &file.arg)
+        });
+        let launches = launches.collect::<Result<Vec<_>, _>>()?;
+        if launches.is_empty() {
+            return Err(LaunchError::value("launch", "[]", "at least one launch"));
+        }
+        let constants = constants_of(&file.constant, &mut files)?;
+        let mut spec = LaunchSpec {
             problem,
-            entry,
-            grid: extents("launch.grid", &grid, [i64::from(i32::MAX), 65_535, 65_535])?,
-            cluster: extents("launch.cluster", &cluster.unwrap_or_else(|| vec![1]), [16, 16, 16])?,
-            block: block.map(|b| extents("launch.block", &b, [1024, 1024, 64])).transpose()?,
-            dynamic_shared: shared_bytes(dynamic_shared.unwrap_or(0))?,
-            cooperative: cooperative.unwrap_or(false),
+            launches,
             args,
+            names: file.arg.iter().map(|arg| arg.name.clone()).collect(),
+            references: Vec::new(),
+            constants,
+            files,
+            data: Vec::new(),
+            out_init,
+            lse_init,
+            lse_layout,
         };
+        let mut files = std::mem::take(&mut spec.files);
+        spec.references = ReferenceSpec::all(&file.reference, &spec, &file.arg, &mut files)?;
+        spec.files = files;
         spec.check_judged()?;
-        spec.check_extents()?;
         spec.check_memory()?;
         spec.check_maps()?;
         Ok(spec)
+    }
+
+    /// The name of an argument, for messages: the file's, else its number.
+    pub fn name_of(&self, index: usize) -> String {
+        self.names.get(index).cloned().flatten().unwrap_or_else(|| match self.args.get(index) {
+            Some(arg @ (ArgSpec::Tensor(_) | ArgSpec::Lse)) => arg.role().to_owned(),
+            _ => format!("arg{index}"),
+        })
     }
 }
 
@@ -197,25 +171,12 @@ impl LaunchSpec {
         let shows_out = |arg: &ArgSpec| match arg {
             ArgSpec::Tensor(tensor) => *tensor == Tensor::Out,
             ArgSpec::TensorMap(map) => map.target == MapTarget::Tensor(Tensor::Out),
-            ArgSpec::Lse | ArgSpec::Buffer(_) | ArgSpec::Scalar(_) => false,
+            _ => false,
         };
         match self.problem {
             Some(_) if !self.args.iter().any(shows_out) => Err(LaunchError::Unjudged),
             _ => Ok(()),
         }
-    }
-
-    fn check_extents(&self) -> Result<(), LaunchError> {
-        if let Some(block) = self.block.filter(|b| b.count() > 1024) {
-            let accepted = "1 to 1024 threads in all";
-            return Err(LaunchError::value("launch.block", block, accepted));
-        }
-        let (g, c) = (self.grid, self.cluster);
-        if c.count() > 16 || g.0 % c.0 != 0 || g.1 % c.1 != 0 || g.2 % c.2 != 0 {
-            let accepted = format!("at most 16 CTAs that divide grid = {g}");
-            return Err(LaunchError::value("launch.cluster", c, accepted));
-        }
-        Ok(())
     }
 
     fn check_memory(&self) -> Result<(), LaunchError> {
@@ -270,7 +231,8 @@ impl LaunchSpec {
                 let given = self.args.contains(&ArgSpec::Tensor(*tensor));
                 if given { Some(0) } else { self.tensor_bytes(*tensor) }
             }
-            ArgSpec::TensorMap(_) | ArgSpec::Scalar(_) => Some(0),
+            ArgSpec::Pointers(to) => to.len().checked_mul(8),
+            ArgSpec::TensorMap(_) | ArgSpec::Scalar(_) | ArgSpec::Struct(_) => Some(0),
         }
     }
 }
@@ -288,6 +250,110 @@ fn check_work(problem: &Problem) -> Result<(), LaunchError> {
     Err(LaunchError::value("[problem]", format!("{flops:.1e} operations"), accepted))
 }
 
+/// The launch of one `[launch]` table.
+pub(crate) fn step_of(key: &str, raw: &RawLaunch, all: &[RawArg]) -> Result<LaunchStep, LaunchError> {
+    let name = |part: &str| format!("{key}.{part}");
+    let grid = extents(&name("grid"), &raw.grid, [i64::from(i32::MAX), 65_535, 65_535])?;
+    let cluster = raw.cluster.as_deref().map(|c| extents(&name("cluster"), c, [16, 16, 16])).transpose()?;
+    if let Some(cluster) = cluster {
+        check_cluster(&name("cluster"), cluster, grid)?;
+    }
+    let block = raw.block.as_deref().map(|b| extents(&name("block"), b, [1024, 1024, 64])).transpose()?;
+    if let Some(block) = block.filter(|b| b.count() > 1024) {
+        return Err(LaunchError::value(name("block"), block, "1 to 1024 threads in all"));
+    }
+    let args = match &raw.args {
+        None => (0..all.len()).filter(|&index| all[index].parameter.unwrap_or(true)).collect(),
+        Some(list) => list
+            .iter()
+            .map(|value| {
+                number_of(value, all).ok_or_else(|| LaunchError::value(name("args"), value, ARGUMENT))
+            })
+            .collect::<Result<Vec<_>, _>>()?,
+    };
+    Ok(LaunchStep {
+        entry: raw.entry.clone(),
+        grid,
+        cluster,
+        block,
+        dynamic_shared: shared_bytes(name("dynamic_shared"), raw.dynamic_shared.unwrap_or(0))?,
+        cooperative: raw.cooperative.unwrap_or(false),
+        args,
+    })
+}
+
+pub(super) fn check_cluster(key: &str, cluster: Dim3, grid: Dim3) -> Result<(), LaunchError> {
+    let (g, c) = (grid, cluster);
+    if c.count() <= 16 && g.0.is_multiple_of(c.0) && g.1.is_multiple_of(c.1) && g.2.is_multiple_of(c.2) {
+        return Ok(());
+    }
+    Err(LaunchError::value(key, c, format!("at most 16 CTAs that divide grid = {g}")))
+}
+
+/// What a reference to an argument may be.
+pub(crate) const ARGUMENT: &str = "the name or the number of an [[arg]], from 0 on";
+
+/// The number of the argument that a value names: by its number, its name, or the role of a tensor.
+pub(crate) fn number_of(value: &toml::Value, all: &[RawArg]) -> Option<usize> {
+    if let Some(number) = value.as_integer() {
+        return usize::try_from(number).ok().filter(|&number| number < all.len());
+    }
+    let name = value.as_str()?;
+    let named = all.iter().position(|arg| arg.name.as_deref() == Some(name));
+    named.or_else(|| {
+        all.iter().position(|arg| arg.role == name && (tensor_of(name).is_some() || name == "lse"))
+    })
+}
+
+/// The argument that a value names, if it has memory, and whether it is a tensor map.
+fn memory_named(value: &toml::Value, all: &[RawArg]) -> Option<(usize, bool)> {
+    let index = number_of(value, all)?;
+    let role = all[index].role.as_str();
+    let has = tensor_of(role).is_some() || matches!(role, "lse" | "buffer" | "pointers" | "tensor_map");
+    has.then_some((index, role == "tensor_map"))
+}
+
+fn check_names(all: &[RawArg], has_problem: bool) -> Result<(), LaunchError> {
+    for (index, arg) in all.iter().enumerate() {
+        let Some(name) = &arg.name else { continue };
+        let key = format!("[[arg]] {index} name");
+        let is_word = name.chars().all(|c| c.is_alphanumeric() || c == '_') && !name.is_empty();
+        if !is_word || name.starts_with(|c: char| c.is_ascii_digit()) || name == "null" {
+            let accepted = "letters, digits and _, not a digit first, and not null";
+            return Err(LaunchError::value(key, format!("\"{name}\""), accepted));
+        }
+        let other = all[..index].iter().position(|other| other.name.as_ref() == Some(name));
+        if let Some(first) = other {
+            return Err(LaunchError::value(
+                key,
+                format!("\"{name}\""),
+                format!("another name; [[arg]] {first} has it"),
+            ));
+        }
+        if has_problem && (tensor_of(name).is_some() || name == "lse") && arg.role != *name {
+            return Err(LaunchError::value(
+                key,
+                format!("\"{name}\""),
+                "another name, since it is one of the problem's tensors",
+            ));
+        }
+    }
+    Ok(())
+}
+
+/// The contents of an output before the launch.
+fn start_of(
+    all: &[RawArg],
+    role: &str,
+    problem: Option<&Problem>,
+    files: &mut Vec<FileInit>,
+) -> Result<Init, LaunchError> {
+    let found = all.iter().enumerate().find(|(_, arg)| arg.role == role);
+    let (Some((index, arg)), Some(problem)) = (found, problem) else { return Ok(Init::Uninitialised) };
+    let dtype = if role == "lse" { BufferType::F32 } else { type_of(problem.dtype) };
+    init_of(&format!("[[arg]] {index} init"), arg.init.as_ref(), dtype, files)
+}
+
 fn extents(key: &str, values: &[i64], most: [i64; 3]) -> Result<Dim3, LaunchError> {
     let written = || format!("[{}]", values.iter().map(i64::to_string).collect::<Vec<_>>().join(", "));
     let accepted = || format!("one to three numbers from 1 to {}, {}, {}", most[0], most[1], most[2]);
@@ -301,12 +367,12 @@ fn extents(key: &str, values: &[i64], most: [i64; 3]) -> Result<Dim3, LaunchErro
     Ok(Dim3(axis(0), axis(1), axis(2)))
 }
 
-fn shared_bytes(value: i64) -> Result<u32, LaunchError> {
+fn shared_bytes(key: String, value: i64) -> Result<u32, LaunchError> {
     // 227 KiB is the maximum per CTA on any architecture (sm_90).
     u32::try_from(value)
         .ok()
         .filter(|&b| b <= 227 * 1024)
-        .ok_or_else(|| LaunchError::value("launch.dynamic_shared", value, "0 to 232448 bytes"))
+        .ok_or_else(|| LaunchError::value(key, value, "0 to 232448 bytes"))
 }
 
 fn problem_of(raw: &RawProblem) -> Result<Problem, LaunchError> {
@@ -331,13 +397,17 @@ fn problem_of(raw: &RawProblem) -> Result<Problem, LaunchError> {
     Ok(problem.with_layout(Layout::Bhsd))
 }
 
-fn args_of(raw: &[RawArg], mut problem: Option<&mut Problem>) -> Result<Vec<ArgSpec>, LaunchError> {
+fn args_of(
+    raw: &[RawArg],
+    mut problem: Option<&mut Problem>,
+    files: &mut Vec<FileInit>,
+) -> Result<Vec<ArgSpec>, LaunchError> {
     if let Some(problem) = &mut problem {
         lay_out(raw, problem)?;
     }
     let mut args = Vec::with_capacity(raw.len());
     for (index, one) in raw.iter().enumerate() {
-        let arg = arg_of(index, raw, problem.as_deref())?;
+        let arg = arg_of(index, raw, problem.as_deref(), files)?;
         let judged = matches!(arg, ArgSpec::Tensor(_) | ArgSpec::Lse);
         if judged && args.contains(&arg) {
             return Err(LaunchError::Repeated { index, role: one.role.clone() });
@@ -363,45 +433,103 @@ fn lay_out(raw: &[RawArg], problem: &mut Problem) -> Result<(), LaunchError> {
             }
             chosen = chosen.or(Some((index, layout)));
         }
-        let Some((_, layout)) = chosen else { continue };
+        let stated =
+            raw.iter().enumerate().find(|(_, arg)| arg.role == tensor.name() && arg.strides.is_some());
         let [_, heads, seq, dim] = problem.extents(tensor);
+        let laid = match (chosen, stated) {
+            (_, Some((index, arg))) => strides_of(index, arg)?,
+            (Some((_, layout)), None) => layout.strides(heads, seq, dim),
+            (None, None) => continue,
+        };
         let strides = match tensor {
             Tensor::Q => &mut problem.q,
             Tensor::K => &mut problem.k,
             Tensor::V => &mut problem.v,
             Tensor::Out => &mut problem.out,
         };
-        *strides = layout.strides(heads, seq, dim);
+        *strides = laid;
     }
     Ok(())
 }
 
-fn arg_of(index: usize, all: &[RawArg], problem: Option<&Problem>) -> Result<ArgSpec, LaunchError> {
+/// `strides` of a tensor: elements between batches, heads and rows.
+fn strides_of(index: usize, arg: &RawArg) -> Result<Strides, LaunchError> {
+    let given = arg.strides.as_deref().unwrap_or_default();
+    if arg.layout.is_some() {
+        let key = format!("[[arg]] {index} strides");
+        return Err(LaunchError::value(key, format!("{given:?}"), "only one of `strides` and `layout`"));
+    }
+    match *given {
+        [batch, head, row] => Ok(Strides { batch, head, row }),
+        _ => {
+            let accepted = "[batch, head, row]: elements from one to the next";
+            Err(LaunchError::value(format!("[[arg]] {index} strides"), format!("{given:?}"), accepted))
+        }
+    }
+}
+
+fn arg_of(
+    index: usize,
+    all: &[RawArg],
+    problem: Option<&Problem>,
+    files: &mut Vec<FileInit>,
+) -> Result<ArgSpec, LaunchError> {
     let raw = &all[index];
     let needs_problem = || {
         let (key, value) = (format!("[[arg]] {index} role"), format!("\"{}\"", raw.role));
         LaunchError::value(key, value, "this role only with a [problem] table")
     };
     if let Some(tensor) = tensor_of(&raw.role) {
-        refuse_surplus(index, raw, &["layout"])?;
+        let keys: &[&str] =
+            if tensor == Tensor::Out { &["layout", "strides", "init"] } else { &["layout", "strides"] };
+        refuse_surplus(index, raw, keys)?;
         return problem.map(|_| ArgSpec::Tensor(tensor)).ok_or_else(needs_problem);
+    }
+    if let Ok(ty) = raw.role.parse::<ScalarType>() {
+        return scalar_of(index, ty, raw).map(ArgSpec::Scalar);
     }
     match raw.role.as_str() {
         "lse" => {
-            refuse_surplus(index, raw, &[])?;
+            refuse_surplus(index, raw, &["layout", "init"])?;
             problem.ok_or_else(needs_problem).map(|_| ArgSpec::Lse)
         }
         "buffer" => {
-            refuse_surplus(index, raw, &["dtype", "elements", "init"])?;
-            memory_of(index, raw).map(ArgSpec::Buffer)
+            refuse_surplus(index, raw, &["dtype", "elements", "shape", "strides", "init"])?;
+            memory_of(index, raw, files).map(ArgSpec::Buffer)
         }
-        "tensor_map" => map_of(index, all, problem).map(ArgSpec::TensorMap),
-        "u32" | "i32" | "u64" | "i64" | "f32" => scalar_of(index, raw).map(ArgSpec::Scalar),
+        "pointers" => pointers_of(index, all).map(ArgSpec::Pointers),
+        "struct" => {
+            struct_of(index, raw, &|value: &toml::Value| memory_named(value, all)).map(ArgSpec::Struct)
+        }
+        "tensor_map" => map_of(index, all, problem, files).map(ArgSpec::TensorMap),
         other => {
-            let accepted = "q, k, v, out, lse, buffer, tensor_map, u32, i32, u64, i64, f32";
+            let accepted = format!(
+                "q, k, v, out, lse, buffer, pointers, tensor_map, struct, {}",
+                ScalarType::ACCEPTED.trim_end().replace(' ', ", ")
+            );
             Err(LaunchError::value(format!("[[arg]] {index} role"), format!("\"{other}\""), accepted))
         }
     }
+}
+
+/// The arguments whose addresses an array of pointers holds.
+fn pointers_of(index: usize, all: &[RawArg]) -> Result<Vec<Option<usize>>, LaunchError> {
+    let raw = &all[index];
+    refuse_surplus(index, raw, &["of"])?;
+    let of = raw.of.as_ref();
+    let of = of.ok_or_else(|| LaunchError::Missing { index, role: raw.role.clone(), key: "of" })?;
+    let refuse = || {
+        let accepted = "an array of at least one name or number of an [[arg]] that has memory, or \"null\"";
+        LaunchError::value(format!("[[arg]] {index} of"), of, accepted)
+    };
+    let list = of.as_array().filter(|list| !list.is_empty()).ok_or_else(refuse)?;
+    let target = |value: &toml::Value| match value.as_str() {
+        Some("null") => Ok(None),
+        _ => {
+            memory_named(value, all).filter(|(_, is_map)| !is_map).map(|(at, _)| Some(at)).ok_or_else(refuse)
+        }
+    };
+    list.iter().map(target).collect()
 }
 
 pub(super) fn tensor_of(name: &str) -> Option<Tensor> {
@@ -416,58 +544,12 @@ impl RawArg {
     }
 }
 
-pub(super) fn memory_of(index: usize, raw: &RawArg) -> Result<Memory, LaunchError> {
-    let missing = |key| LaunchError::Missing { index, role: raw.role.clone(), key };
-    let name = |key: &str, value: &str| (format!("[[arg]] {index} {key}"), format!("\"{value}\""));
-    let dtype = raw.dtype.as_deref().ok_or_else(|| missing("dtype"))?;
-    let dtype = dtype.parse().map_err(|()| {
-        let (key, value) = name("dtype", dtype);
-        LaunchError::value(key, value, BufferType::ACCEPTED.trim_end())
-    })?;
-    let elements = raw.elements.ok_or_else(|| missing("elements"))?;
-    let elements = usize::try_from(elements)
-        .ok()
-        .filter(|&n| n > 0)
-        .ok_or_else(|| LaunchError::value(format!("[[arg]] {index} elements"), elements, "1 or more"))?;
-    let init = raw.init.as_deref().unwrap_or("uninitialised");
-    let init = init.parse().map_err(|()| {
-        let (key, value) = name("init", init);
-        LaunchError::value(key, value, Init::ACCEPTED.trim_end())
-    })?;
-    Ok(Memory { dtype, elements, init })
-}
-
-fn scalar_of(index: usize, raw: &RawArg) -> Result<Arg, LaunchError> {
-    refuse_surplus(index, raw, &["value"])?;
-    let value = raw.value.as_ref();
-    let value = value.ok_or_else(|| LaunchError::Missing { index, role: raw.role.clone(), key: "value" })?;
-    let refuse = |accepted: &str| LaunchError::value(format!("[[arg]] {index} value"), value, accepted);
-    let integer = value.as_integer();
-    match raw.role.as_str() {
-        "u32" => {
-            integer.and_then(|v| u32::try_from(v).ok()).map(Arg::U32).ok_or_else(|| refuse("0 to 2^32 - 1"))
-        }
-        "i32" => integer
-            .and_then(|v| i32::try_from(v).ok())
-            .map(Arg::I32)
-            .ok_or_else(|| refuse("-2^31 to 2^31 - 1")),
-        "u64" => {
-            integer.and_then(|v| u64::try_from(v).ok()).map(Arg::U64).ok_or_else(|| refuse("0 to 2^63 - 1"))
-        }
-        "i64" => integer.map(Arg::I64).ok_or_else(|| refuse("-2^63 to 2^63 - 1")),
-        _ => value
-            .as_float()
-            .or(integer.map(|v| v as f64))
-            .map(|v| Arg::F32(v as f32))
-            .ok_or_else(|| refuse("a number, inf or nan")),
-    }
-}
-
 pub(super) fn refuse_surplus(index: usize, raw: &RawArg, taken: &[&str]) -> Result<(), LaunchError> {
     let given = [
         ("layout", raw.layout.is_some()),
         ("dtype", raw.dtype.is_some()),
         ("elements", raw.elements.is_some()),
+        ("shape", raw.shape.is_some()),
         ("init", raw.init.is_some()),
         ("value", raw.value.is_some()),
         ("of", raw.of.is_some()),
@@ -477,6 +559,9 @@ pub(super) fn refuse_surplus(index: usize, raw: &RawArg, taken: &[&str]) -> Resu
         ("box", raw.box_extents.is_some()),
         ("swizzle", raw.swizzle.is_some()),
         ("fill", raw.fill.is_some()),
+        ("memory", raw.memory.is_some()),
+        ("fields", raw.fields.is_some()),
+        ("bytes", raw.bytes.is_some()),
     ];
     match given.into_iter().find(|(key, given)| *given && !taken.contains(key)) {
         Some((key, _)) => Err(LaunchError::Surplus { index, role: raw.role.clone(), key }),

@@ -1,7 +1,8 @@
 use kernels::Operand;
 use problem::{Band, DType, Tensor};
 use ptx::{
-    Arg, Dim3, Function, FunctionKind, Item, LaunchBounds, Linkage, Module, Param, ParamSpace, Target,
+    Arg, Dim3, Function, FunctionKind, Item, LaunchBounds, Linkage, Module, Param, ParamSpace, StructArg,
+    Target,
 };
 use ptx::{Element, Swizzle, TensorMapSpec, Type, Verified, Version};
 
@@ -36,12 +37,18 @@ value = 2
 "#;
 
 fn module(params: &[Type], bounds: LaunchBounds) -> Verified {
+    let sizes: Vec<_> = params.iter().map(|ty| (*ty == Type::B8).then_some(TensorMapSpec::BYTES)).collect();
+    module_of(params, &sizes, bounds)
+}
+
+/// A module whose entry has these parameters; `sizes` are the elements of arrays.
+fn module_of(params: &[Type], sizes: &[Option<u32>], bounds: LaunchBounds) -> Verified {
     let param = |(i, &ty): (usize, &Type)| Param {
         space: ParamSpace::Param,
         align: ty.bytes(),
         ty,
         name: format!("p{i}").into(),
-        elements: (ty == Type::B8).then_some(TensorMapSpec::BYTES),
+        elements: sizes[i],
         pointer: None,
     };
     let param = |given| match param(given) {
@@ -71,8 +78,8 @@ fn reads_what_is_documented() {
     assert_eq!((problem.batch, problem.heads_kv, problem.seq_kv), (1, 2, 7));
     assert_eq!((problem.dtype, problem.band, problem.score.scale), (DType::Bf16, Band::CAUSAL, None));
     assert_eq!((problem.q.head, problem.q.row, problem.out.row), (16, 128, 16));
-    assert_eq!(spec.grid, Dim3(8, 2, 1));
-    let memory = Memory { dtype: BufferType::F32, elements: 10, init: Init::Iota };
+    assert_eq!(spec.launches[0].grid, Dim3(8, 2, 1));
+    let memory = Memory::new(BufferType::F32, 10, Init::Iota);
     assert_eq!(spec.args[2], ArgSpec::Buffer(memory));
     let bound = spec.bind(module(&PARAMS, LaunchBounds::default())).unwrap();
     assert_eq!(bound.kernel.args[3], Arg::F32(2.0));
@@ -173,10 +180,13 @@ fn arguments_must_fit_the_entry() {
 #[test]
 fn the_entry_is_found_or_named() {
     let mut spec: LaunchSpec = FILE.parse().unwrap();
-    spec.entry = Some("other".into());
+    spec.launches[0].entry = Some("other".into());
     let error = spec.bind(module(&PARAMS, LaunchBounds::default())).unwrap_err();
-    assert_eq!(error, LaunchError::UnknownEntry { name: "other".into(), accepted: "kernel".into() });
-    spec.entry = None;
+    assert_eq!(
+        error,
+        LaunchError::UnknownEntry { key: "launch".into(), name: "other".into(), accepted: "kernel".into() }
+    );
+    spec.launches[0].entry = None;
     let mut two = module(&PARAMS, LaunchBounds::default()).into_module();
     let mut second = two.items[0].clone();
     if let Item::Function(entry) = &mut second {
@@ -191,20 +201,39 @@ fn the_entry_is_found_or_named() {
 
 #[test]
 fn the_documented_format_is_a_launch_file() {
-    let spec: LaunchSpec = FORMAT.parse().unwrap();
+    let mut spec: LaunchSpec = FORMAT.parse().unwrap();
     let roles: Vec<_> = spec.args.iter().map(ArgSpec::role).collect();
-    assert_eq!(roles, ["out", "buffer", "u32", "tensor_map", "tensor_map"]);
-    let params = [Type::U64, Type::U64, Type::U32, Type::B8, Type::B8];
-    let kernel =
-        LaunchSpec { entry: None, ..spec }.bind(module(&params, LaunchBounds::default())).unwrap().kernel;
+    assert_eq!(roles, ["out", "buffer", "u32", "tensor_map", "tensor_map", "struct", "pointers"]);
+    let params = [Type::U64, Type::U64, Type::U32, Type::B8, Type::B8, Type::B8, Type::U64];
+    let sizes = [None, None, None, Some(128), Some(128), Some(40), None];
+    let module = module_of(&params, &sizes, LaunchBounds::default());
+    spec.launches[0].entry = None;
+    let missing = spec.bind(module.clone()).unwrap_err().to_string();
+    assert!(missing.contains("'weights' for [[constant]] name: expected a variable"), "{missing}");
+    spec.constants.clear();
+    let bound = spec.bind(module).unwrap();
+    let kernel = &bound.kernel;
     let names: Vec<_> = kernel.buffers.iter().map(|buffer| buffer.name.as_str()).collect();
-    assert_eq!(names, ["out", "arg1", "k"]);
+    assert_eq!(names, ["out", "sums", "k", "table"]);
     let [of_k, of_buffer] = &kernel.tensor_maps[..] else { panic!("{:?}", kernel.tensor_maps) };
     assert_eq!((of_k.buffer, of_k.element, of_k.swizzle), (2, Element::F16, Swizzle::Bytes128));
     assert_eq!((&of_k.extents[..], &of_k.strides[..]), (&[64, 512, 8, 1][..], &[128, 65_536, 524_288][..]));
     assert_eq!((of_buffer.buffer, of_buffer.element, of_buffer.offset), (1, Element::F32, 128));
     assert_eq!((&of_buffer.extents[..], &of_buffer.strides[..]), (&[32, 16][..], &[256][..]));
-    assert_eq!(kernel.args[3..], [Arg::TensorMap { index: 0 }, Arg::TensorMap { index: 1 }]);
+    assert_eq!(kernel.args[3..5], [Arg::TensorMap { index: 0 }, Arg::TensorMap { index: 1 }]);
+    let address = |index| Arg::Buffer { index, offset: 0 };
+    let fields = vec![
+        (0, Arg::I32(8)),
+        (4, Arg::I32(128)),
+        (8, address(1)),
+        (16, Arg::U8(1)),
+        (24, Arg::F64(1.5)),
+        (32, Arg::U8(0)),
+        (33, Arg::U8(255)),
+    ];
+    assert_eq!(kernel.args[5], Arg::Struct(StructArg { bytes: 40, fields }));
+    assert_eq!(bound.words, [vec![address(1), Arg::Null, address(0)]]);
+    assert_eq!(bound.references.len(), 1);
 }
 
 /// A launch file with Q, K and V as tensor maps, two of which refer to the same tensor, and a map of separate
@@ -255,8 +284,8 @@ fn tensor_maps_show_tensors_buffers_and_memory_of_their_own() {
     let spec: LaunchSpec = MAPS.parse().unwrap();
     let params = [Type::U64, Type::B8, Type::B8, Type::U64, Type::B8, Type::U64];
     let bound = spec.bind(module(&params, LaunchBounds::default())).unwrap();
-    let own = Role::Fill { dtype: BufferType::U8, init: Init::Iota };
-    let fill = Role::Fill { dtype: BufferType::F16, init: Init::Uninitialised };
+    let own = Role::Fill(Memory::new(BufferType::U8, 512, Init::Iota));
+    let fill = Role::Fill(Memory::new(BufferType::F16, 4096, Init::Uninitialised));
     assert_eq!(
         bound.roles,
         [fill, Role::Operand(Operand::Tensor(Tensor::K)), own, Role::Operand(Operand::Tensor(Tensor::Out))]
@@ -337,4 +366,167 @@ fn tensor_maps_that_the_hardware_refuses_are_named() {
         let error = MAPS.replacen(from, to, 1).parse::<LaunchSpec>().unwrap_err().to_string();
         assert!(error.contains(expected), "{to}: {error}");
     }
+}
+
+const PLAIN: &str = r#"
+[launch]
+grid = [4]
+block = [32]
+[[arg]]
+name = "x"
+role = "buffer"
+dtype = "f32"
+shape = [4, 8]
+init = "random"
+[[arg]]
+name = "y"
+role = "buffer"
+dtype = "f32"
+shape = [4, 8]
+"#;
+
+fn plain(more: &str) -> Result<LaunchSpec, LaunchError> {
+    format!("{PLAIN}{more}").parse()
+}
+
+#[test]
+fn every_number_type_has_its_range() {
+    for (ty, good, bad) in [
+        ("bool", "true", "2"),
+        ("u8", "255", "256"),
+        ("i8", "-128", "128"),
+        ("u16", "65535", "-1"),
+        ("i16", "-32768", "32768"),
+        ("u32", "4294967295", "4294967296"),
+        ("i32", "-2147483648", "2147483648"),
+        ("u64", "9223372036854775807", "-1"),
+        ("i64", "-9223372036854775808", "0.5"),
+        ("f16", "-inf", "\"x\""),
+        ("bf16", "1.5", "true"),
+        ("f32", "nan", "[1]"),
+        ("f64", "1e300", "\"1\""),
+    ] {
+        let file = |value: &str| plain(&format!("[[arg]]\nrole = \"{ty}\"\nvalue = {value}\n"));
+        assert_eq!(file(good).unwrap().args[2].role(), ty);
+        let error = file(bad).unwrap_err().to_string();
+        assert!(error.contains("for [[arg]] 2 value: expected"), "{ty}: {error}");
+    }
+}
+
+#[test]
+fn contents_are_checked_against_their_type() {
+    let init = |dtype: &str, init: &str| {
+        plain(&format!("[[arg]]\nrole = \"buffer\"\ndtype = \"{dtype}\"\nelements = 4\ninit = {init}\n"))
+    };
+    for (dtype, text) in [
+        ("e4m3", "\"random\""),
+        ("i8", "-128"),
+        ("f16", "-inf"),
+        ("bf16", "\"-inf\""),
+        ("f32", "1"),
+        ("i32", "{ integers = [-5, 5] }"),
+        ("f64", "{ file = \"x.npy\" }"),
+    ] {
+        assert!(init(dtype, text).is_ok(), "{dtype} {text}: {:?}", init(dtype, text));
+    }
+    for (dtype, text, said) in [
+        ("u8", "256", "invalid value '256' for [[arg]] 2 init: expected 0 to 255, which u8 holds"),
+        ("i32", "0.5", "expected a whole number"),
+        ("i32", "\"-inf\"", "expected a whole number"),
+        ("u8", "{ integers = [-1, 5] }", "expected { integers = [low, high] }"),
+        ("u8", "{ integers = [5, 1] }", "expected { integers = [low, high] }"),
+        ("f32", "{ path = \"x\" }", "expected zeros random uninitialised iota, a number"),
+        ("f8", "1", "invalid value 'f8' for [[arg]] 2 dtype: expected u8 i8"),
+    ] {
+        let error = init(dtype, text).unwrap_err().to_string();
+        assert!(error.contains(said), "{dtype} {text}: {error}");
+    }
+}
+
+#[test]
+fn refusals_of_the_newer_keys_name_their_place() {
+    for (more, said) in [
+        (
+            "[[arg]]\nname = \"x\"\nrole = \"i32\"\nvalue = 1\n",
+            "'x' for [[arg]] 2 name: expected another name",
+        ),
+        (
+            "[[arg]]\nrole = \"pointers\"\nof = [\"z\"]\n",
+            "for [[arg]] 2 of: expected an array of at least one name",
+        ),
+        ("[[arg]]\nrole = \"struct\"\n", "[[arg]] 2 has role = \"struct\" and needs `fields`"),
+        (
+            "[[arg]]\nrole = \"struct\"\nfields = [{ role = \"i32\", value = 5000000000 }]\n",
+            "'5000000000' for [[arg]] 2 fields[0] value: expected -2^31 to 2^31 - 1",
+        ),
+        (
+            "[[arg]]\nrole = \"struct\"\nbytes = 4\nfields = [{ role = \"f64\", value = 1 }]\n",
+            "'4' for [[arg]] 2 bytes: expected 8 or more",
+        ),
+        (
+            "[[arg]]\nrole = \"struct\"\nfields = [{ role = \"pointer\", of = \"z\" }]\n",
+            "'z' for [[arg]] 2 fields[0] of: expected the name or the number",
+        ),
+        (
+            "[[arg]]\nrole = \"buffer\"\ndtype = \"f32\"\nshape = [4, 4]\nstrides = [4]\n",
+            "'[4]' for [[arg]] 2 strides: expected 2 numbers",
+        ),
+        ("[[arg]]\nrole = \"buffer\"\ndtype = \"f32\"\nshape = [0]\n", "'[0]' for [[arg]] 2 shape"),
+        (
+            "[reference]\nbuiltin = \"fft\"\ninputs = [\"x\"]\n",
+            "'fft' for reference.builtin: expected softmax",
+        ),
+        (
+            "[reference]\nbuiltin = \"gemm\"\ninputs = [\"x\"]\n",
+            "'[4, 8] for an output of shape [4, 8]' for reference.inputs: expected A [.., M, K]",
+        ),
+        ("[reference]\noutput = \"z\"\nfile = \"y.npy\"\n", "'z' for reference.output: expected the name"),
+        ("[reference]\n", "for reference: expected exactly one of `builtin`"),
+        ("[reference]\nfile = \"y.npy\"\natol = -1\n", "'-1' for reference.atol: expected 0 or more"),
+        ("[reference]\nfile = \"y.npy\"\neps = 1e-5\n", "'(given)' for reference.eps: expected no `eps`"),
+        ("[reference]\npython = \"f\"\n", "'f' for reference.python: expected FILE.py:FUNCTION"),
+        ("[reference]\npython = \"f.py:f\"\ntimeout = 0\n", "'0' for reference.timeout: expected seconds"),
+        ("[[constant]]\nname = \"w\"\ndtype = \"f32\"\n", "expected one of `values` and `init`"),
+    ] {
+        let error = plain(more).unwrap_err().to_string();
+        assert!(error.contains(said), "{more}: {error}");
+    }
+    let args = PLAIN.replace("block = [32]", "block = [32]\nargs = [\"z\"]");
+    let error = args.parse::<LaunchSpec>().unwrap_err().to_string();
+    assert!(error.contains("'z' for launch.args: expected the name or the number"), "{error}");
+    let many = PLAIN.replace("[launch]", "[[launch]]\ngrid = [1]\nblock = [0]\n[[launch]]");
+    let error = many.parse::<LaunchSpec>().unwrap_err().to_string();
+    assert!(error.contains("'[0]' for launch[0].block"), "{error}");
+}
+
+/// A launch file from an untrusted source must not make anyone read files or run Python.
+#[test]
+fn files_are_read_only_on_request() {
+    let module = || module(&[Type::U64, Type::U64], LaunchBounds::default());
+    for (more, key) in [
+        ("[reference]\npython = \"f.py:f\"\n", "reference.python names a file"),
+        ("[reference]\nkernel = \"f.cu\"\n", "reference.kernel names a file"),
+        ("[reference]\nfile = \"f.npy\"\n", "reference.file names a file"),
+    ] {
+        let error = plain(more).unwrap().bind(module()).unwrap_err().to_string();
+        assert!(error.contains(key), "{error}");
+    }
+    let spec: LaunchSpec = PLAIN.replace("\"random\"", "{ file = \"x.npy\" }").parse().unwrap();
+    let error = spec.bind(module()).unwrap_err().to_string();
+    assert!(error.contains("[[arg]] 0 init names a file"), "{error}");
+}
+
+#[test]
+fn the_cluster_is_that_of_the_entry_by_default() {
+    let mut module = module(&[Type::U64, Type::U64], LaunchBounds::default()).into_module();
+    (module.target, module.version) = (Target::sm(90), Version { major: 7, minor: 8 });
+    if let Item::Function(entry) = &mut module.items[0] {
+        entry.bounds.required_cluster = Some([2, 1, 1]);
+    }
+    let module = module.verify().unwrap();
+    let bound = plain("").unwrap().bind(module.clone()).unwrap();
+    assert_eq!(bound.kernel.launch.cluster, Dim3(2, 1, 1));
+    let odd: LaunchSpec = PLAIN.replace("grid = [4]", "grid = [3]").parse().unwrap();
+    let error = odd.bind(module).unwrap_err().to_string();
+    assert!(error.contains("'[2, 1, 1]' for launch.cluster"), "{error}");
 }

@@ -37,7 +37,10 @@ impl Bound {
                 Arg::U64(value) => format!("role = \"u64\"\nvalue = {}\n", i64::try_from(*value).ok()?),
                 Arg::I64(value) => format!("role = \"i64\"\nvalue = {value}\n"),
                 Arg::F32(value) if value.is_finite() => format!("role = \"f32\"\nvalue = {value:?}\n"),
-                Arg::Buffer { .. } | Arg::Null | Arg::F32(_) => return None,
+                Arg::F64(value) if value.is_finite() => format!("role = \"f64\"\nvalue = {value:?}\n"),
+                Arg::U8(value) => format!("role = \"u8\"\nvalue = {value}\n"),
+                Arg::U16(value) => format!("role = \"u16\"\nvalue = {value}\n"),
+                Arg::Buffer { .. } | Arg::Null | Arg::F32(_) | Arg::F64(_) | Arg::Struct(_) => return None,
             };
         }
         Some(text)
@@ -52,7 +55,8 @@ impl Bound {
             | Role::Operand(Operand::Scales)
             | Role::Operand(Operand::Counter)
             | Role::Operand(Operand::Scratch | Operand::Temporary(_))
-            | Role::Fill { .. } => None,
+            | Role::Fill(_)
+            | Role::Words(_) => None,
         }
     }
 

@@ -188,11 +188,12 @@ impl<'a> Env<'a> {
         let address = based(&warp.registers, inst.source.0, inst.source.1)[lane];
         let index = match resolve(address) {
             (Space::Param, at) => context.program.params.get(at as usize..).and_then(map_index),
+            (Space::Global, at) => context.global.image(at).and_then(|i| map_index(&i)),
             _ => None,
         };
         let Some(spec) = index.and_then(|index| context.maps.get(index)) else {
             self.report(HazardKind::OutOfBounds, inst, warp.index, lane, None, || {
-                format!("the address {address:#x} is not that of a tensor map among the parameters")
+                format!("the address {address:#x} is not that of a tensor map among the parameters or in global memory")
             });
             return None;
         };

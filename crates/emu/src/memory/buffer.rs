@@ -56,6 +56,11 @@ impl Buffer {
         self.initialised.missing(0..self.bytes).is_some_and(|(_, count)| count == self.bytes)
     }
 
+    /// The first byte of a range that was neither uploaded nor stored, and the number of such bytes.
+    pub fn missing(&self, range: std::ops::Range<usize>) -> Option<(usize, usize)> {
+        self.initialised.missing(range)
+    }
+
     /// Overwrites the start of the buffer. Data beyond its end is ignored.
     pub(crate) fn write(&mut self, data: &[u8]) {
         let data = &data[..data.len().min(self.bytes)];

@@ -230,6 +230,17 @@ impl GlobalMemory<'_> {
         ((address >> SLOT_BITS) as usize).checked_sub(1)
     }
 
+    /// The 128 bytes at an address that is a multiple of 64; `None` where no region has them all.
+    pub fn image(&self, address: u64) -> Option<[u8; 128]> {
+        let (region, offset) = self.find(address)?;
+        let offset = usize::try_from(offset).ok().filter(|at| at % 64 == 0 && at + 128 <= region.bytes)?;
+        let mut image = [0; 128];
+        for (at, part) in image.chunks_exact_mut(4).enumerate() {
+            part.copy_from_slice(&region.load(offset + 4 * at, 4)[0].to_le_bytes());
+        }
+        Some(image)
+    }
+
     /// The region that an address belongs to, and the offset from the region's start, which may be out of
     /// bounds.
     #[inline(always)]

@@ -124,7 +124,7 @@ impl Case {
                 overlapping: false,
             },
             tensor_maps: Vec::new(),
-            args: pointers.chain(self.scalars.iter().copied()).collect(),
+            args: pointers.chain(self.scalars.iter().cloned()).collect(),
             buffers,
         }
     }

@@ -13,7 +13,7 @@ fn case(
     data: Vec<(&'static str, Data)>,
     scalars: &[Arg],
 ) -> Case {
-    let scalars = scalars.iter().copied().chain([Arg::Null, Arg::Null]).collect();
+    let scalars = scalars.iter().cloned().chain([Arg::Null, Arg::Null]).collect();
     Case { file, entry: "kernel", grid, block: Dim3(threads, 1, 1), shared, data, scalars }
 }
 

@@ -71,7 +71,8 @@ fn of_source(source: &Source, problem: &Problem, arch: &Arch) -> Result<Bound, F
     }
     // No kernel needs more than four CTAs per output row, and running through more takes minutes.
     let rows = problem.batch * problem.heads_q * problem.seq_q;
-    let (ctas, most) = (launch.grid.count(), FEW_CTAS.max(4 * rows as u64));
+    let ctas = launch.launches.iter().map(|step| step.grid.count()).sum::<u64>();
+    let most = FEW_CTAS.max(4 * rows as u64);
     if ctas > most {
         return Err(Fault::new("launch", format!("its grid has {ctas} CTAs; accepted: at most {most}")));
     }
@@ -96,6 +97,10 @@ fn of_source(source: &Source, problem: &Problem, arch: &Arch) -> Result<Bound, F
         Fault::new("source", format!("its code is for {target}; accepted: what sm_{} runs", arch.sm))
     })?;
     let bound = launch.bind(module).map_err(|error| Fault::new("launch", error))?;
+    if !bound.then.is_empty() {
+        let detail = format!("it has {} launches; accepted: one", 1 + bound.then.len());
+        return Err(Fault::new("launch", detail));
+    }
     // A race needs these tensors.
     if let Some(missing) =
         Tensor::ALL.into_iter().find(|&t| !bound.roles.contains(&Role::Operand(Operand::Tensor(t))))

@@ -1,0 +1,234 @@
+//! Numbers and structs that a kernel takes by value.
+
+use ptx::{Arg, StructArg, TensorMapSpec};
+
+use super::LaunchError;
+use super::memory::closed_names;
+use super::raw::RawArg;
+use super::spec::refuse_surplus;
+
+closed_names!(
+    /// Type of a number that a kernel takes by value.
+    ScalarType: Bool = "bool", U8 = "u8", I8 = "i8", U16 = "u16", I16 = "i16", U32 = "u32", I32 = "i32",
+    U64 = "u64", I64 = "i64", F16 = "f16", Bf16 = "bf16", F32 = "f32", F64 = "f64"
+);
+
+/// A number and its type.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Scalar {
+    pub ty: ScalarType,
+    pub value: Arg,
+}
+
+impl Scalar {
+    /// The value as a number, for a reference.
+    pub(super) fn number(&self) -> f64 {
+        match (&self.value, self.ty) {
+            (Arg::U8(v), ScalarType::I8) => f64::from(*v as i8),
+            (Arg::U8(v), _) => f64::from(*v),
+            (Arg::U16(v), ScalarType::I16) => f64::from(*v as i16),
+            (Arg::U16(v), ScalarType::F16) => half::f16::from_bits(*v).to_f64(),
+            (Arg::U16(v), ScalarType::Bf16) => half::bf16::from_bits(*v).to_f64(),
+            (Arg::U16(v), _) => f64::from(*v),
+            (Arg::U32(v), _) => f64::from(*v),
+            (Arg::I32(v), _) => f64::from(*v),
+            (Arg::U64(v), _) => *v as f64,
+            (Arg::I64(v), _) => *v as f64,
+            (Arg::F32(v), _) => f64::from(*v),
+            (Arg::F64(v), _) => *v,
+            (Arg::Buffer { .. } | Arg::TensorMap { .. } | Arg::Null | Arg::Struct(_), _) => f64::NAN,
+        }
+    }
+}
+
+impl ScalarType {
+    pub const fn is_float(self) -> bool {
+        matches!(self, ScalarType::F16 | ScalarType::Bf16 | ScalarType::F32 | ScalarType::F64)
+    }
+
+    /// The argument for a value as written, or the accepted values.
+    fn argument(self, value: &toml::Value) -> Result<Arg, &'static str> {
+        let integer = value.as_integer();
+        let float = value.as_float().or(integer.map(|v| v as f64)).ok_or("a number, inf or nan");
+        /// An integer of a type that may be narrower.
+        fn narrow<T: TryFrom<i64>>(value: Option<i64>, accepted: &'static str) -> Result<T, &'static str> {
+            value.and_then(|v| T::try_from(v).ok()).ok_or(accepted)
+        }
+        Ok(match self {
+            ScalarType::Bool => {
+                let bit = value.as_bool().or(integer.filter(|v| (0..=1).contains(v)).map(|v| v == 1));
+                Arg::U8(bit.ok_or("true or false")?.into())
+            }
+            ScalarType::U8 => Arg::U8(narrow(integer, "0 to 255")?),
+            ScalarType::I8 => Arg::U8(narrow::<i8>(integer, "-128 to 127")? as u8),
+            ScalarType::U16 => Arg::U16(narrow(integer, "0 to 65535")?),
+            ScalarType::I16 => Arg::U16(narrow::<i16>(integer, "-32768 to 32767")? as u16),
+            ScalarType::U32 => Arg::U32(narrow(integer, "0 to 2^32 - 1")?),
+            ScalarType::I32 => Arg::I32(narrow(integer, "-2^31 to 2^31 - 1")?),
+            ScalarType::U64 => Arg::U64(narrow(integer, "0 to 2^63 - 1")?),
+            ScalarType::I64 => Arg::I64(integer.ok_or("-2^63 to 2^63 - 1")?),
+            ScalarType::F16 => Arg::U16(half::f16::from_f64(float?).to_bits()),
+            ScalarType::Bf16 => Arg::U16(half::bf16::from_f64(float?).to_bits()),
+            ScalarType::F32 => Arg::F32(float? as f32),
+            ScalarType::F64 => Arg::F64(float?),
+        })
+    }
+}
+
+pub(super) fn scalar_of(index: usize, ty: ScalarType, raw: &RawArg) -> Result<Scalar, LaunchError> {
+    refuse_surplus(index, raw, &["value"])?;
+    let value = raw.value.as_ref();
+    let value = value.ok_or_else(|| LaunchError::Missing { index, role: raw.role.clone(), key: "value" })?;
+    let value = ty
+        .argument(value)
+        .map_err(|accepted| LaunchError::value(format!("[[arg]] {index} value"), value, accepted))?;
+    Ok(Scalar { ty, value })
+}
+
+/// A struct by value.
+#[derive(Clone, Debug, PartialEq)]
+pub struct StructSpec {
+    /// Size in bytes.
+    bytes: u32,
+    /// Offset in bytes and contents of each field.
+    fields: Vec<(u32, FieldSpec)>,
+}
+
+/// A field of a struct.
+#[derive(Clone, Debug, PartialEq)]
+enum FieldSpec {
+    Value(Arg),
+    /// The address of the memory of the argument with this number, or its tensor map.
+    Argument(usize),
+}
+
+impl StructSpec {
+    /// The argument. `of` gives the value that the argument with some number passes.
+    pub(super) fn argument(&self, of: impl Fn(usize) -> Option<Arg>) -> Arg {
+        let fields = self.fields.iter().map(|(offset, field)| {
+            let value = match field {
+                FieldSpec::Value(value) => value.clone(),
+                FieldSpec::Argument(index) => of(*index).unwrap_or(Arg::Null),
+            };
+            (*offset, value)
+        });
+        Arg::Struct(StructArg { bytes: self.bytes, fields: fields.collect() })
+    }
+
+    pub(super) const fn bytes(&self) -> u32 {
+        self.bytes
+    }
+}
+
+/// The most bytes of all parameters of a kernel (PTX ISA, "Kernel Function Parameters", from sm_70 on).
+const MOST: u32 = 32_764;
+
+/// The struct that an argument states. `number` finds the argument that `of` names.
+pub(super) fn struct_of(
+    index: usize,
+    raw: &RawArg,
+    number: &dyn Fn(&toml::Value) -> Option<(usize, bool)>,
+) -> Result<StructSpec, LaunchError> {
+    refuse_surplus(index, raw, &["fields", "bytes"])?;
+    let fields = raw.fields.as_deref().unwrap_or_default();
+    if fields.is_empty() && raw.bytes.is_none() {
+        return Err(LaunchError::Missing { index, role: raw.role.clone(), key: "fields" });
+    }
+    let (mut end, mut widest, mut placed) = (0u32, 1u32, Vec::new());
+    for (at, field) in fields.iter().enumerate() {
+        let key = |key: &str| format!("[[arg]] {index} fields[{at}] {key}");
+        let (values, align) = field_of(&key, field, number)?;
+        let offset = match field.offset {
+            None => end.next_multiple_of(align),
+            Some(given) => {
+                u32::try_from(given).ok().filter(|&given| given >= end && given < MOST).ok_or_else(|| {
+                    LaunchError::value(
+                        key("offset"),
+                        given,
+                        format!("{end}, the end of the field before, or more"),
+                    )
+                })?
+            }
+        };
+        end = offset;
+        for value in values {
+            let bytes = match &value {
+                FieldSpec::Value(value) => value.bytes(),
+                FieldSpec::Argument(_) if align == TensorMapSpec::ALIGN => TensorMapSpec::BYTES,
+                FieldSpec::Argument(_) => 8,
+            };
+            placed.push((end, value));
+            end = end.saturating_add(bytes);
+        }
+        widest = widest.max(align);
+    }
+    let least = end.next_multiple_of(widest);
+    let bytes = match raw.bytes {
+        None => least,
+        Some(given) => u32::try_from(given).ok().filter(|&given| given >= end).ok_or_else(|| {
+            LaunchError::value(
+                format!("[[arg]] {index} bytes"),
+                given,
+                format!("{end} or more, the end of the fields"),
+            )
+        })?,
+    };
+    if bytes == 0 || bytes > MOST {
+        return Err(LaunchError::value(format!("[[arg]] {index} bytes"), bytes, format!("1 to {MOST}")));
+    }
+    Ok(StructSpec { bytes, fields: placed })
+}
+
+/// The values of one field, which follow each other, and its alignment.
+fn field_of(
+    key: &dyn Fn(&str) -> String,
+    raw: &RawArg,
+    number: &dyn Fn(&toml::Value) -> Option<(usize, bool)>,
+) -> Result<(Vec<FieldSpec>, u32), LaunchError> {
+    let missing = |name: &str| {
+        LaunchError::value(key(name), "(missing)", format!("a value, since role = \"{}\" needs it", raw.role))
+    };
+    if let Ok(ty) = raw.role.parse::<ScalarType>() {
+        let value = raw.value.as_ref().ok_or_else(|| missing("value"))?;
+        let all = value.as_array().cloned().unwrap_or_else(|| vec![value.clone()]);
+        let values = all.iter().map(|value| {
+            let refuse = |accepted| LaunchError::value(key("value"), value, accepted);
+            ty.argument(value).map(FieldSpec::Value).map_err(refuse)
+        });
+        let values = values.collect::<Result<Vec<_>, _>>()?;
+        let align = match values.first() {
+            Some(FieldSpec::Value(value)) => value.bytes(),
+            _ => return Err(LaunchError::value(key("value"), value, "a number or an array of at least one")),
+        };
+        return Ok((values, align));
+    }
+    match raw.role.as_str() {
+        "bytes" => {
+            let value = raw.value.as_ref().ok_or_else(|| missing("value"))?;
+            let bytes = value.as_array().map(|all| {
+                all.iter()
+                    .map(|b| b.as_integer().and_then(|b| u8::try_from(b).ok()))
+                    .collect::<Option<Vec<u8>>>()
+            });
+            let bytes = bytes.flatten().filter(|bytes| !bytes.is_empty());
+            let bytes = bytes.ok_or_else(|| {
+                LaunchError::value(key("value"), value, "an array of at least one number from 0 to 255")
+            })?;
+            Ok((bytes.into_iter().map(|b| FieldSpec::Value(Arg::U8(b))).collect(), 1))
+        }
+        "pointer" => match &raw.of {
+            None => Ok((vec![FieldSpec::Value(Arg::Null)], 8)),
+            Some(of) => {
+                let (index, is_map) = number(of).ok_or_else(|| {
+                    LaunchError::value(key("of"), of, "the name or the number of an [[arg]] that has memory")
+                })?;
+                let align = if is_map { TensorMapSpec::ALIGN } else { 8 };
+                Ok((vec![FieldSpec::Argument(index)], align))
+            }
+        },
+        other => {
+            let accepted = format!("{}bytes pointer", ScalarType::ACCEPTED);
+            Err(LaunchError::value(key("role"), format!("\"{other}\""), accepted))
+        }
+    }
+}

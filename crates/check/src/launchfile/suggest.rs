@@ -1,0 +1,263 @@
+//! A first launch file from the signature of a kernel.
+
+use std::collections::BTreeMap;
+use std::fmt::Write;
+
+use ptx::{
+    Base, Function, Instruction, Module, Op, Operand, Param, Reg, Space, Statement, TensorMapSpec, Type,
+};
+
+use super::LaunchError;
+use super::spec::LaunchStep;
+
+/// What the code does with the memory that a parameter points to.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+struct Use {
+    /// The type of the first access.
+    ty: Option<Type>,
+    read: bool,
+    written: bool,
+    is_address: bool,
+}
+
+/// Elements of a suggested buffer: more than a small launch reads.
+const ELEMENTS: usize = 1 << 16;
+
+/// Writes a launch file for an entry of the module: `entry`, or the only one. Grid, sizes and contents are
+/// guesses, which comments mark.
+///
+/// # Errors
+/// When the module has no such entry, or several and none is named.
+pub fn suggest(module: &Module, entry: Option<&str>) -> Result<String, LaunchError> {
+    let function = LaunchStep::named(entry).pick_entry(module, "launch")?;
+    let uses = uses(function);
+    let block = match (function.bounds.required_threads, function.bounds.max_threads) {
+        (Some(threads), _) => threads,
+        (None, Some([x, y, z])) => [x, y.max(1), z.max(1)],
+        (None, None) => [128, 1, 1],
+    };
+    let cluster = function.bounds.required_cluster.map_or([1; 3], |c| c.map(|n| n.max(1)));
+    let mut text = String::from(
+        "# A first launch file. Lines with `?` are guesses: state the sizes and contents that your host code has.\n",
+    );
+    let _ = write!(
+        text,
+        "[launch]\nentry = \"{}\"\ngrid = {cluster:?}  # ? CTAs\nblock = {block:?}{}\ndynamic_shared = 0  # ? bytes\n",
+        function.name,
+        if function.bounds.required_threads.is_some() { "" } else { "  # ? threads" },
+    );
+    for param in &function.params {
+        let _ = write!(text, "\n[[arg]]  # {}\n", declaration(param));
+        text += &argument(param, uses.get(&*param.name).copied().unwrap_or_default());
+    }
+    let mut outputs = function
+        .params
+        .iter()
+        .enumerate()
+        .filter(|(_, param)| uses.get(&*param.name).is_some_and(|u| u.written && !u.read));
+    if let Some((index, _)) = outputs.next_back() {
+        let _ = write!(
+            text,
+            "\n# What the output must be; without it only hazards are looked for.\n# [reference]\n# output = {index}\n\
+             # builtin = \"softmax\"  # or kernel = \"other.cu\", file = \"expected.npy\", python = \"reference.py:function\"\n\
+             # inputs = []\n"
+        );
+    }
+    Ok(text)
+}
+
+fn declaration(param: &Param) -> String {
+    match param.elements {
+        Some(n) => format!(".align {} .{} {}[{n}]", param.align, param.ty, param.name),
+        None => format!(".{} {}", param.ty, param.name),
+    }
+}
+
+fn argument(param: &Param, used: Use) -> String {
+    let is_map = param.bytes() == TensorMapSpec::BYTES && param.align >= TensorMapSpec::ALIGN;
+    if is_map {
+        return "role = \"tensor_map\"\ndtype = \"f16\"  # ?\nelements = 65536  # ?\ninit = \"random\"\n\
+                dims = [256, 256]  # ? elements, innermost first\nbox = [64, 64]  # ? what one copy moves\n\
+                swizzle = \"none\"  # ?\n"
+            .to_owned();
+    }
+    if used.is_address || param.pointer.is_some() {
+        let dtype = used.ty.map_or("f32", element);
+        let init = match (used.read, used.written) {
+            (false, true) => "init = \"uninitialised\"  # the kernel only writes it",
+            (true, true) => "init = \"zeros\"  # ? the kernel reads and writes it",
+            _ => "init = \"random\"  # ?",
+        };
+        return format!("role = \"buffer\"\ndtype = \"{dtype}\"  # ?\nelements = {ELEMENTS}  # ?\n{init}\n");
+    }
+    match (param.elements, param.bytes()) {
+        (Some(_), bytes) => format!(
+            "role = \"struct\"\nfields = []  # ? {{ role = \"i32\", value = 1 }}, …\nbytes = {bytes}\n"
+        ),
+        (None, _) => {
+            let (role, value) = match param.ty {
+                Type::F32 => ("f32", "1.0"),
+                Type::F64 => ("f64", "1.0"),
+                ty => (integer(ty), "1"),
+            };
+            format!("role = \"{role}\"\nvalue = {value}  # ?\n")
+        }
+    }
+}
+
+/// The number type of a parameter. `.bN` says only the size.
+const fn integer(ty: Type) -> &'static str {
+    match ty {
+        Type::U8 | Type::B8 => "u8",
+        Type::S8 => "i8",
+        Type::U16 => "u16",
+        Type::S16 | Type::B16 => "i16",
+        Type::U32 => "u32",
+        Type::U64 => "u64",
+        Type::S64 | Type::B64 => "i64",
+        _ => "i32",
+    }
+}
+
+/// The element type of memory that is accessed as this type.
+const fn element(ty: Type) -> &'static str {
+    match ty {
+        Type::F64 => "f64",
+        Type::F16 | Type::F16x2 => "f16",
+        Type::Bf16 | Type::Bf16x2 => "bf16",
+        Type::F32 => "f32",
+        Type::B16 => "f16",
+        Type::B32 => "f32",
+        Type::B64 | Type::B128 => "f32",
+        other => integer(other),
+    }
+}
+
+/// How each parameter is used. Addresses are followed through arithmetic, not through memory.
+fn uses(function: &Function) -> BTreeMap<String, Use> {
+    let statements = function.body.iter().flat_map(|body| &body.statements);
+    let code: Vec<&Instruction> = statements
+        .filter_map(|statement| match statement {
+            Statement::Inst(instruction) => Some(instruction),
+            Statement::Label(_) | Statement::Pragma(_) => None,
+        })
+        .collect();
+    let origin = origins(function, &code);
+    let mut uses: BTreeMap<String, Use> = BTreeMap::new();
+    for instruction in &code {
+        let mut note = |operand: &Operand, ty: Option<Type>, read: bool, written: bool| {
+            let reg = match operand {
+                Operand::Address(address) => match &address.base {
+                    Base::Reg(reg) => *reg,
+                    Base::Symbol(_) | Base::Absolute => return,
+                },
+                Operand::Reg(reg) => *reg,
+                _ => return,
+            };
+            let Some(param) = origin.get(&reg).and_then(|&at| function.params.get(at)) else { return };
+            let used = uses.entry(param.name.to_string()).or_default();
+            used.ty = used.ty.or(ty);
+            used.read |= read;
+            used.written |= written;
+            used.is_address = true;
+        };
+        let addresses = instruction.operands.iter().filter(|operand| matches!(operand, Operand::Address(_)));
+        match instruction.op {
+            Op::Ld(m) if m.space != Space::Param => addresses.for_each(|a| note(a, Some(m.ty), true, false)),
+            Op::St(m) => addresses.for_each(|a| note(a, Some(m.ty), false, true)),
+            Op::Atom(m) | Op::Red(m) => addresses.for_each(|a| note(a, Some(m.ty), true, true)),
+            Op::Cvta { .. } => instruction.operands.iter().skip(1).for_each(|o| note(o, None, false, false)),
+            Op::WmmaStore(_) => addresses.for_each(|a| note(a, None, false, true)),
+            Op::Ld(_) => {}
+            _ => addresses.for_each(|a| note(a, None, true, false)),
+        }
+    }
+    uses
+}
+
+/// The number of the parameter from which each 64-bit register follows by arithmetic.
+fn origins(function: &Function, code: &[&Instruction]) -> BTreeMap<Reg, usize> {
+    let is_wide = |reg: Reg| {
+        let registers = function.body.as_ref().map(|body| &body.registers);
+        registers.and_then(|all| all.get(reg.0 as usize)).is_some_and(|register| register.ty.bytes() == 8)
+    };
+    let loaded = |instruction: &Instruction| match (instruction.op, instruction.operands.last()) {
+        (Op::Ld(m), Some(Operand::Address(address))) if m.space == Space::Param => match &address.base {
+            Base::Symbol(name) => function.params.iter().position(|param| param.name == *name),
+            Base::Reg(_) | Base::Absolute => None,
+        },
+        _ => None,
+    };
+    let mut origin: BTreeMap<Reg, usize> = BTreeMap::new();
+    // Parameters that are converted to an address, or declared as one. The others are offsets.
+    let mut pointers: Vec<bool> = function.params.iter().map(|param| param.pointer.is_some()).collect();
+    // Each pass follows one more step of a loop. The registers that follow from parameters only grow.
+    loop {
+        let before = origin.len();
+        for instruction in code {
+            let known = |operand: &Operand| match operand {
+                Operand::Reg(reg) => origin.get(reg).copied(),
+                _ => None,
+            };
+            let from = || instruction.operands.iter().skip(1).filter_map(known);
+            let source = match instruction.op {
+                Op::Ld(_) => loaded(instruction),
+                Op::Atom(_) => None,
+                Op::Cvta { .. } => {
+                    from().for_each(|param| pointers[param] = true);
+                    from().next()
+                }
+                _ => from().find(|&param| pointers[param]).or_else(|| from().next()),
+            };
+            if let (Some(source), Some(Operand::Reg(reg))) = (source, instruction.operands.first())
+                && is_wide(*reg)
+            {
+                origin.entry(*reg).or_insert(source);
+            }
+        }
+        if origin.len() == before {
+            return origin;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::launchfile::LaunchSpec;
+
+    const MODULE: &str = ".version 7.0
+.target sm_80
+.address_size 64
+.visible .entry k(.param .u64 x, .param .u64 y, .param .u32 n, .param .f32 s, .param .u64 stride)
+.maxntid 96, 1, 1
+{
+    .reg .b64 %rd<9>;
+    .reg .f32 %f<3>;
+    .reg .b16 %h<2>;
+    ld.param.u64 %rd1, [x];
+    ld.param.u64 %rd2, [y];
+    ld.param.u64 %rd5, [stride];
+    shl.b64 %rd6, %rd5, 2;
+    cvta.to.global.u64 %rd3, %rd1;
+    cvta.to.global.u64 %rd4, %rd2;
+    add.s64 %rd7, %rd6, %rd3;
+    ld.global.f32 %f1, [%rd7];
+    cvt.rn.f16.f32 %h1, %f1;
+    st.global.b16 [%rd4], %h1;
+    ret;
+}
+";
+
+    #[test]
+    fn a_suggestion_is_a_launch_file_for_its_kernel() {
+        let module = ptx::parse(MODULE).unwrap().verify().unwrap();
+        let text = suggest(&module, None).unwrap();
+        let spec: LaunchSpec = text.parse().unwrap_or_else(|error| panic!("{error}\n{text}"));
+        let roles: Vec<&str> = spec.args.iter().map(crate::launchfile::ArgSpec::role).collect();
+        assert_eq!(roles, ["buffer", "buffer", "u32", "f32", "u64"], "{text}");
+        assert!(text.contains("block = [96, 1, 1]") && text.contains("dtype = \"f16\""), "{text}");
+        assert!(text.contains("only writes it"), "{text}");
+        assert_eq!(spec.bind(module).unwrap().kernel.entry, "k");
+    }
+}

@@ -1,0 +1,139 @@
+//! Arrays of any element type in `.npy` files, for buffers and references.
+
+use std::path::Path;
+
+use crate::files::{FileError, extents, malformed, npy_header, read, value};
+use crate::launchfile::BufferType;
+
+/// A dense array in C order.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Numbers {
+    pub dtype: BufferType,
+    pub shape: Vec<usize>,
+    /// The elements in little-endian order.
+    pub bytes: Vec<u8>,
+}
+
+/// NumPy's names of the element types. `?` are bytes of 0 and 1.
+const TYPES: [(&str, BufferType); 12] = [
+    ("|u1", BufferType::U8),
+    ("|i1", BufferType::I8),
+    ("<u2", BufferType::U16),
+    ("<i2", BufferType::I16),
+    ("<u4", BufferType::U32),
+    ("<i4", BufferType::I32),
+    ("<u8", BufferType::U64),
+    ("<i8", BufferType::I64),
+    ("<f2", BufferType::F16),
+    ("<f4", BufferType::F32),
+    ("<f8", BufferType::F64),
+    ("|b1", BufferType::U8),
+];
+
+const ACCEPTED: &str = "|u1, |i1, <u2, <i2, <u4, <i4, <u8, <i8, <f2, <f4, <f8, |b1";
+
+impl Numbers {
+    /// An array that NumPy can hold: types that it lacks become f32.
+    pub fn of(dtype: BufferType, shape: &[usize], bytes: &[u8]) -> Numbers {
+        let known = TYPES.iter().any(|(_, known)| *known == dtype);
+        let bytes = match known {
+            true => bytes.to_vec(),
+            false => bytes
+                .chunks_exact(dtype.bytes())
+                .flat_map(|element| (dtype.decode(element) as f32).to_le_bytes())
+                .collect(),
+        };
+        Numbers { dtype: if known { dtype } else { BufferType::F32 }, shape: shape.to_vec(), bytes }
+    }
+
+    /// Reads a `.npy` file.
+    ///
+    /// # Errors
+    /// When the file cannot be read, is not a `.npy` file, or holds something else than numbers in C order.
+    pub fn load(path: &Path) -> Result<Numbers, FileError> {
+        if path.extension().is_none_or(|extension| extension != "npy") {
+            return Err(malformed(path, "arrays are read from .npy files"));
+        }
+        let bytes = read(path)?;
+        let (header, data) = npy_header(&bytes).map_err(|reason| malformed(path, reason))?;
+        let descr = value(header, "descr").unwrap_or("");
+        let found = TYPES.iter().find(|(name, _)| *name == descr);
+        let dtype = found.map(|(_, dtype)| *dtype).ok_or_else(|| FileError::DType {
+            path: path.to_path_buf(),
+            name: "(the array)".to_owned(),
+            dtype: ptx::quote::cut(descr).into_owned(),
+            accepted: ACCEPTED,
+        })?;
+        let shape = extents(header).map_err(|reason| malformed(path, reason))?;
+        if value(header, "fortran_order") == Some("True") && shape.len() > 1 {
+            return Err(malformed(
+                path,
+                "the array is in Fortran order; save it with numpy.ascontiguousarray",
+            ));
+        }
+        let size = shape.iter().product::<usize>() * dtype.bytes();
+        let data = data.get(..size).ok_or_else(|| {
+            let shape = ptx::quote::list(shape.iter().map(usize::to_string));
+            malformed(path, format!("the file ends before its array of shape ({shape}) does"))
+        })?;
+        Ok(Numbers { dtype, shape, bytes: data.to_vec() })
+    }
+
+    /// The contents of a `.npy` file.
+    pub fn to_npy(&self) -> Vec<u8> {
+        let name = TYPES.iter().find(|(_, dtype)| *dtype == self.dtype).map_or("<f4", |(name, _)| name);
+        let shape: String = self.shape.iter().map(|n| format!("{n}, ")).collect();
+        let mut header = format!("{{'descr': '{name}', 'fortran_order': False, 'shape': ({shape}), }}");
+        // The header ends with a line feed at a multiple of 64 bytes.
+        let padding = (10 + header.len() + 1).next_multiple_of(64) - (10 + header.len() + 1);
+        header += &" ".repeat(padding);
+        header.push('\n');
+        let length = u16::try_from(header.len()).unwrap_or(u16::MAX).to_le_bytes();
+        [&b"\x93NUMPY\x01\x00"[..], &length, header.as_bytes(), &self.bytes].concat()
+    }
+
+    /// The elements as f64. 64-bit integers are rounded.
+    pub fn values(&self) -> Vec<f64> {
+        self.bytes.chunks_exact(self.dtype.bytes()).map(|element| self.dtype.decode(element)).collect()
+    }
+
+    /// The elements in another type, rounded or wrapped.
+    pub fn converted(&self, dtype: BufferType) -> Vec<u8> {
+        if dtype == self.dtype {
+            return self.bytes.clone();
+        }
+        self.values().into_iter().flat_map(|value| dtype.encode(value)).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use host::store::Scratch;
+
+    #[test]
+    fn what_is_written_is_read() {
+        let scratch = Scratch::new().unwrap();
+        for (_, dtype) in TYPES {
+            let bytes: Vec<u8> =
+                [1.0, 2.0, 3.0, 4.0, 0.0, 6.0].iter().flat_map(|&x| dtype.encode(x)).collect();
+            let numbers = Numbers::of(dtype, &[2, 3], &bytes);
+            let path = scratch.path("x.npy");
+            std::fs::write(&path, numbers.to_npy()).unwrap();
+            let again = Numbers::load(&path).unwrap();
+            assert_eq!(again, numbers);
+            assert_eq!(
+                again.converted(BufferType::F64),
+                Numbers::of(BufferType::F64, &[2, 3], &again.converted(BufferType::F64)).bytes
+            );
+            assert_eq!(again.values(), [1.0, 2.0, 3.0, 4.0, 0.0, 6.0]);
+        }
+        let e4m3 = Numbers::of(BufferType::E4m3, &[1], &BufferType::E4m3.encode(1.5));
+        assert_eq!((e4m3.dtype, e4m3.values()), (BufferType::F32, vec![1.5]));
+        std::fs::write(scratch.path("x.npy"), &Numbers::of(BufferType::F64, &[3], &[0; 24]).to_npy()[..100])
+            .unwrap();
+        let error = Numbers::load(&scratch.path("x.npy")).unwrap_err().to_string();
+        assert!(error.contains("said to have") || error.contains("ends before"), "{error}");
+        assert!(Numbers::load(&scratch.path("x.txt")).unwrap_err().to_string().contains(".npy files"));
+    }
+}

@@ -1,0 +1,211 @@
+//! What judges the outputs of any kernel: a built-in operation, another kernel, a file or a Python function.
+//!
+//! A launch file states it (`[reference]`), [`ReferenceSpec`] is the validated form, and [`Reference`] is
+//! bound to the buffers of a launch. [`Reference::expect`] computes the expected elements with a tolerance each.
+
+mod builtin;
+mod judge;
+mod parse;
+mod python;
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use emu::{Buffer, Options};
+use ptx::Kernel;
+
+pub use builtin::{Builtin, Operation};
+pub use judge::{Expected, Judgement};
+pub use parse::ReferenceSpec;
+
+use crate::launchfile::{BufferType, LaunchStep, Memory};
+
+/// Why a reference gave no answer.
+#[derive(Debug, thiserror::Error)]
+pub enum ReferenceError {
+    /// The reference kernel is itself wrong or does not run.
+    #[error("the reference kernel {kernel} gives no answer: {reason}")]
+    Kernel { kernel: String, reason: String },
+    /// Python does not start, or the function failed, ran too long or returned something else.
+    #[error("the Python reference {function}: {reason}")]
+    Python { function: String, reason: String },
+}
+
+/// What computes the expected output.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Source {
+    Builtin(Builtin),
+    /// Another kernel, from a `.ptx` or `.cu` file.
+    Kernel {
+        path: String,
+        launch: Box<LaunchStep>,
+    },
+    /// The file with this number among the launch file's.
+    File {
+        path: String,
+        file: usize,
+    },
+    Python {
+        path: String,
+        function: String,
+        timeout: Duration,
+    },
+}
+
+impl Source {
+    /// The source in words, for the line of the verdict.
+    pub fn words(&self) -> String {
+        match self {
+            Source::Builtin(builtin) => format!("the built-in {}", builtin.name()),
+            Source::Kernel { path, .. } => format!("the kernel in {path}"),
+            Source::File { path, .. } => format!("the file {path}"),
+            Source::Python { path, function, .. } => format!("the Python function {path}:{function}"),
+        }
+    }
+}
+
+/// The tolerance that a launch file states; what it leaves out follows from the element types.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Tolerance {
+    pub atol: Option<f64>,
+    pub rtol: Option<f64>,
+}
+
+/// A reference that is bound to the buffers of a launch.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Reference {
+    /// The name of the judged argument.
+    pub name: String,
+    /// The number of its buffer.
+    pub output: usize,
+    /// Its element type and shape.
+    pub memory: Memory,
+    /// The buffers and numbers that the source reads, in its order.
+    pub inputs: Vec<Operand>,
+    pub source: Source,
+    pub tolerance: Tolerance,
+    /// The reference kernel, on the same buffers.
+    pub kernel: Option<Arc<Kernel>>,
+    /// The elements of the reference file, in the order of the output's shape.
+    pub elements: Option<Arc<[u8]>>,
+    /// The folder that a relative path of the source refers to.
+    pub folder: PathBuf,
+}
+
+/// An input of a reference.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Operand {
+    Buffer { index: usize, memory: Memory },
+    Number(f64),
+}
+
+impl Reference {
+    /// The expected output for the buffers' contents before the launch. `fresh` makes the buffers anew, for a
+    /// reference kernel.
+    ///
+    /// # Errors
+    /// When the reference kernel or the Python function gives no answer.
+    pub fn expect(
+        &self,
+        before: &[Vec<u8>],
+        fresh: impl Fn() -> Vec<Buffer>,
+        options: &Options,
+    ) -> Result<Expected, ReferenceError> {
+        let (dtype, view) = (self.memory.dtype, self.memory.shaped());
+        let decode = |bytes: &[u8]| -> Vec<f64> {
+            let size = dtype.bytes();
+            bytes.chunks_exact(size).map(|element| dtype.decode(element)).collect()
+        };
+        match &self.source {
+            Source::Builtin(builtin) => {
+                let inputs: Vec<_> = self.inputs.iter().filter_map(|input| input.read(before)).collect();
+                let elements = builtin.compute(&inputs, &view);
+                let integers = dtype.unit_roundoff() == 0.0 && inputs.iter().all(|x| x.roundoff == 0.0);
+                let is_double = dtype == BufferType::F64 || self.inputs.iter().any(Operand::is_double);
+                let accumulator = match (integers, is_double) {
+                    (true, _) => 0.0,
+                    (false, true) => BufferType::F64.unit_roundoff(),
+                    (false, false) => BufferType::F32.unit_roundoff(),
+                };
+                Ok(Expected::of_magnitudes(dtype, &elements, accumulator, self.tolerance))
+            }
+            Source::File { .. } => {
+                let elements = self.elements.as_deref().unwrap_or_default();
+                Ok(Expected::of_values(dtype, decode(elements), self.tolerance))
+            }
+            Source::Python { path, function, timeout } => {
+                let inputs: Vec<_> = self.inputs.iter().map(|input| input.array(before)).collect();
+                let call = python::Call { file: &self.folder.join(path), function, limit: *timeout };
+                let values = call.run(&inputs, view.shape())?;
+                Ok(Expected::of_values(dtype, values, self.tolerance))
+            }
+            Source::Kernel { path, .. } => {
+                let after = self.run_kernel(path, fresh(), options)?;
+                let all = decode(&after);
+                let values = view.places().map(|at| all.get(at).copied().unwrap_or(f64::NAN)).collect();
+                Ok(Expected::of_values(dtype, values, self.tolerance))
+            }
+        }
+    }
+
+    /// The output's bytes after the reference kernel.
+    fn run_kernel(
+        &self,
+        path: &str,
+        mut buffers: Vec<Buffer>,
+        options: &Options,
+    ) -> Result<Vec<u8>, ReferenceError> {
+        let fail = |reason: String| ReferenceError::Kernel { kernel: path.to_owned(), reason };
+        let kernel = self.kernel.as_ref().ok_or_else(|| fail("it was not read".to_owned()))?;
+        let options = Options { traced_ctas: Vec::new(), must_write: Default::default(), ..options.clone() };
+        let report = emu::run(kernel, &mut buffers.iter_mut().collect::<Vec<_>>(), &options)
+            .map_err(|error| fail(error.to_string()))?;
+        if let Some(hazard) = report.hazards.iter().find(|hazard| hazard.kind.fails()) {
+            return Err(fail(hazard.to_string()));
+        }
+        let output = &buffers[self.output];
+        if let Some((_, missing)) = output.missing(0..output.len()).filter(|_| self.memory.view.is_none()) {
+            return Err(fail(format!("it left {missing} bytes of {} unwritten", self.name)));
+        }
+        Ok(output.to_bytes())
+    }
+
+    /// Compares the output's bytes after the launch with what is expected.
+    pub fn judge(&self, expected: &Expected, after: &[u8]) -> Judgement {
+        let (dtype, view) = (self.memory.dtype, self.memory.shaped());
+        let size = dtype.bytes();
+        let found = view.places().map(|at| after.get(at * size..).map_or(f64::NAN, |b| dtype.decode(b)));
+        expected.judge(&self.name, &self.source.words(), found, view.shape())
+    }
+}
+
+impl Operand {
+    fn is_double(&self) -> bool {
+        matches!(self, Operand::Buffer { memory: Memory { dtype: BufferType::F64, .. }, .. })
+    }
+
+    /// The elements in the order of the shape; `None` for a number.
+    fn read(&self, before: &[Vec<u8>]) -> Option<builtin::Input> {
+        let Operand::Buffer { index, memory } = self else { return None };
+        let (bytes, size, view) = (&before[*index], memory.dtype.bytes(), memory.shaped());
+        let values = view.places().map(|at| memory.dtype.decode(&bytes[at * size..])).collect();
+        Some(builtin::Input { shape: view.shape().to_vec(), values, roundoff: memory.dtype.unit_roundoff() })
+    }
+
+    /// The operand as Python gets it.
+    fn array(&self, before: &[Vec<u8>]) -> python::Argument {
+        match self {
+            Operand::Number(value) => python::Argument::Number(*value),
+            Operand::Buffer { index, memory } => {
+                let (bytes, size, view) = (&before[*index], memory.dtype.bytes(), memory.shaped());
+                let dense = view.places().flat_map(|at| bytes[at * size..][..size].iter().copied());
+                python::Argument::Array {
+                    dtype: memory.dtype,
+                    shape: view.shape().to_vec(),
+                    bytes: dense.collect(),
+                }
+            }
+        }
+    }
+}

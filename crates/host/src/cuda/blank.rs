@@ -1,0 +1,388 @@
+//! Finds the declarations of a CUDA C++ file, and blanks those that are host code. Newlines stay, so that all
+//! lines keep their numbers; preprocessor directives stay, so that conditions stay balanced.
+
+use std::fmt;
+use std::ops::Range;
+use std::path::PathBuf;
+
+/// Marks of code or data that the device has.
+const DEVICE: [&str; 5] = ["__global__", "__device__", "__constant__", "__shared__", "__managed__"];
+
+/// What device code does not call: a function without a mark that has one of these is host code.
+const HOST: [&str; 16] = [
+    "<<<",
+    "std::vector",
+    "std::string",
+    "std::cout",
+    "std::cerr",
+    "fprintf",
+    "cudaMalloc",
+    "cudaMemcpy",
+    "cudaMemset",
+    "cudaFree",
+    "cudaEvent",
+    "cudaStream",
+    "cudaDeviceSynchronize",
+    "cudaGetLastError",
+    "cudaSetDevice",
+    "cudaGetDevice",
+];
+
+/// A source text and its declarations.
+#[derive(Clone, Debug)]
+pub(super) struct Text {
+    /// The text, with blanked parts.
+    bytes: Vec<u8>,
+    /// The text with comments, literals and directives blanked: code and newlines alone.
+    code: Vec<u8>,
+    declarations: Vec<Range<usize>>,
+    /// Names of `#include "…"`.
+    includes: Vec<String>,
+    blanked: Vec<Range<usize>>,
+}
+
+impl fmt::Display for Text {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&String::from_utf8_lossy(&self.bytes))
+    }
+}
+
+impl Text {
+    pub fn new(text: &str) -> Text {
+        let code = code_of(text.as_bytes());
+        let declarations = declarations(&code);
+        let includes = text.lines().filter_map(|line| {
+            let rest = line.trim_start().strip_prefix('#')?.trim_start().strip_prefix("include")?;
+            rest.trim_start().strip_prefix('"')?.split_once('"').map(|(name, _)| name.to_owned())
+        });
+        let includes = includes.collect();
+        Text { bytes: text.as_bytes().to_vec(), code, declarations, includes, blanked: Vec::new() }
+    }
+
+    /// Names of the included files in quotes.
+    pub fn includes(&self) -> impl Iterator<Item = &str> {
+        self.includes.iter().map(String::as_str)
+    }
+
+    fn code(&self, range: &Range<usize>) -> &str {
+        std::str::from_utf8(&self.code[range.clone()]).unwrap_or("")
+    }
+
+    fn has_device_code(&self, range: &Range<usize>) -> bool {
+        let code = self.code(range);
+        DEVICE.iter().any(|mark| code.contains(mark))
+    }
+
+    /// Blanks what is host code for certain: `main`, `__host__` functions, and functions that launch kernels
+    /// or call the runtime.
+    pub fn blank_host_functions(&mut self) {
+        let host = |range: &Range<usize>| {
+            let code = self.code(range);
+            let head = code.split('{').next().unwrap_or("");
+            let is_main = words(head).any(|word| word == "main") && head.contains('(');
+            let is_function = code.contains('{') && head.contains('(');
+            !self.has_device_code(range)
+                && (is_main
+                    || is_function
+                        && (head.contains("__host__") || HOST.iter().any(|name| code.contains(name))))
+        };
+        let found: Vec<Range<usize>> =
+            self.declarations.iter().filter(|range| host(range)).cloned().collect();
+        found.into_iter().for_each(|range| self.blank(range));
+    }
+
+    /// Blanks the declaration on a line (from 1) if it has no mark of device code. Returns whether it had any
+    /// text.
+    pub fn blank_line(&mut self, line: usize) -> bool {
+        let Some(span) = lines(&self.code).nth(line.saturating_sub(1)) else { return false };
+        let overlaps = |range: &&Range<usize>| range.start < span.end && span.start < range.end;
+        let found: Vec<Range<usize>> = self
+            .declarations
+            .iter()
+            .filter(overlaps)
+            .filter(|range| !self.has_device_code(range) && !self.blanked.contains(range))
+            .cloned()
+            .collect();
+        let any = !found.is_empty();
+        found.into_iter().for_each(|range| self.blank(range));
+        any
+    }
+
+    fn blank(&mut self, range: Range<usize>) {
+        let mut is_directive = false;
+        let ranges: Vec<Range<usize>> = lines(&self.bytes).collect();
+        for line in ranges {
+            let text = &self.bytes[line.clone()];
+            is_directive |= text.trim_ascii_start().starts_with(b"#");
+            let continues = text.trim_ascii_end().ends_with(b"\\");
+            if !is_directive {
+                let (start, end) = (line.start.max(range.start), line.end.min(range.end));
+                if start < end {
+                    self.bytes[start..end]
+                        .iter_mut()
+                        .filter(|byte| **byte != b'\n')
+                        .for_each(|byte| *byte = b' ');
+                }
+            }
+            is_directive &= continues;
+        }
+        self.blanked.push(range);
+    }
+
+    /// The first and the last line of each blanked declaration.
+    pub fn blanked_lines(&self) -> Vec<(usize, usize)> {
+        let line = |at: usize| 1 + self.code[..at].iter().filter(|byte| **byte == b'\n').count();
+        let mut all: Vec<_> =
+            self.blanked.iter().map(|range| (line(range.start), line(range.end.saturating_sub(1)))).collect();
+        all.sort_unstable();
+        all
+    }
+
+    /// The names of kernels that are templates.
+    pub fn template_kernels(&self) -> Vec<String> {
+        let kernels = self.declarations.iter().filter_map(|range| {
+            let code = self.code(range).trim_start();
+            if !code.starts_with("template") || !code.contains("__global__") {
+                return None;
+            }
+            let head = code.split_once("__global__")?.1;
+            let head = skip_bounds(head).split('(').next()?;
+            words(head).last().map(str::to_owned)
+        });
+        kernels.collect()
+    }
+
+    /// Instances of templates that are launched: `name<…>` before `<<<`.
+    pub fn launched_instances(&self) -> Vec<String> {
+        let whole = 0..self.code.len();
+        let code = self.code(&whole);
+        let instances = code.match_indices("<<<").filter_map(|(at, _)| {
+            let before = code[..at].trim_end();
+            if !before.ends_with('>') {
+                return None;
+            }
+            let mut depth = 0;
+            let open = before.char_indices().rev().find(|(_, c)| {
+                depth += i32::from(*c == '>') - i32::from(*c == '<');
+                depth == 0
+            })?;
+            let name = before[..open.0].trim_end();
+            let start =
+                name.rfind(|c: char| !(c.is_alphanumeric() || c == '_' || c == ':')).map_or(0, |at| at + 1);
+            Some(format!("{}{}", &name[start..], &before[open.0..]))
+        });
+        instances.collect()
+    }
+}
+
+/// The text behind `__launch_bounds__(…)` and similar, if it begins with one.
+fn skip_bounds(head: &str) -> &str {
+    match head.split_once("__launch_bounds__") {
+        Some((_, rest)) => rest.split_once(')').map_or(rest, |(_, rest)| rest),
+        None => head,
+    }
+}
+
+fn words(code: &str) -> impl Iterator<Item = &str> {
+    code.split(|c: char| !(c.is_alphanumeric() || c == '_')).filter(|word| !word.is_empty())
+}
+
+/// The byte ranges of lines, without their newlines.
+fn lines(bytes: &[u8]) -> impl Iterator<Item = Range<usize>> + '_ {
+    let mut start = 0;
+    bytes.split(|byte| *byte == b'\n').map(move |line| {
+        let range = start..start + line.len();
+        start = range.end + 1;
+        range
+    })
+}
+
+/// The places of errors in a log: `file(line): error: …`.
+pub(super) fn faults(log: &str) -> Vec<(PathBuf, usize)> {
+    let faults = log.lines().filter_map(|line| {
+        let (place, _) = line.split_once("): error").or_else(|| line.split_once("): catastrophic error"))?;
+        let (file, number) = place.rsplit_once('(')?;
+        Some((PathBuf::from(file), number.parse().ok()?))
+    });
+    faults.collect()
+}
+
+/// The text with comments, literals and directives replaced by spaces.
+fn code_of(text: &[u8]) -> Vec<u8> {
+    let mut code = text.to_vec();
+    let mut at = 0;
+    let mut line_begins = true;
+    while at < text.len() {
+        let rest = &text[at..];
+        let end = if rest.starts_with(b"//") {
+            at + line_end(rest)
+        } else if rest.starts_with(b"/*") {
+            rest.windows(2).skip(2).position(|two| two == b"*/").map_or(text.len(), |found| at + found + 4)
+        } else if rest.starts_with(b"R\"") {
+            raw_end(rest).map_or(text.len(), |found| at + found)
+        } else if matches!(rest[0], b'"' | b'\'')
+            && !(rest[0] == b'\'' && at > 0 && text[at - 1].is_ascii_hexdigit())
+        {
+            at + literal_end(rest)
+        } else if rest[0] == b'#' && line_begins {
+            at + line_end(rest)
+        } else {
+            line_begins = rest[0] == b'\n' || line_begins && rest[0].is_ascii_whitespace();
+            at += 1;
+            continue;
+        };
+        code[at..end].iter_mut().filter(|byte| **byte != b'\n').for_each(|byte| *byte = b' ');
+        at = end;
+    }
+    code
+}
+
+/// The end of a line, with the lines that `\` joins to it.
+fn line_end(text: &[u8]) -> usize {
+    let ends = |at: &usize| text[*at] == b'\n' && !text[..*at].trim_ascii_end().ends_with(b"\\");
+    (0..text.len()).find(ends).unwrap_or(text.len())
+}
+
+/// The end of a literal in quotes.
+fn literal_end(text: &[u8]) -> usize {
+    let mut escaped = false;
+    for (at, &byte) in text.iter().enumerate().skip(1) {
+        match byte {
+            _ if escaped => escaped = false,
+            b'\\' => escaped = true,
+            b'\n' => return at,
+            byte if byte == text[0] => return at + 1,
+            _ => {}
+        }
+    }
+    text.len()
+}
+
+/// The end of `R"tag(…)tag"`.
+fn raw_end(text: &[u8]) -> Option<usize> {
+    let open = text.iter().position(|&byte| byte == b'(')?;
+    let close = [b")", &text[2..open], b"\""].concat();
+    text.windows(close.len()).position(|part| part == close).map(|at| at + close.len())
+}
+
+/// The declarations at the level of files and namespaces, each from its first to its last character.
+fn declarations(code: &[u8]) -> Vec<Range<usize>> {
+    let mut all = Vec::new();
+    let mut start: Option<usize> = None;
+    let mut at = 0;
+    while at < code.len() {
+        match code[at] {
+            byte if byte.is_ascii_whitespace() => {}
+            // The end of a namespace.
+            b'}' => start = None,
+            b';' => all.extend(start.take().map(|start| start..at + 1)),
+            b'{' => {
+                let head = String::from_utf8_lossy(&code[start.unwrap_or(at)..at]).into_owned();
+                if is_namespace(&head) {
+                    start = None;
+                } else {
+                    at = closing(code, at);
+                    if !goes_on(&head) {
+                        all.extend(start.take().map(|start| start..(at + 1).min(code.len())));
+                    }
+                }
+            }
+            b'(' | b'[' => {
+                start = start.or(Some(at));
+                at = closing(code, at);
+            }
+            _ => start = start.or(Some(at)),
+        }
+        at += 1;
+    }
+    all.extend(start.map(|start| start..code.len()));
+    all
+}
+
+/// Whether braces after this head hold declarations of the same level.
+fn is_namespace(head: &str) -> bool {
+    // The literal of `extern "C"` is blanked.
+    words(head).any(|word| word == "namespace") && !head.contains('(') || head.trim() == "extern"
+}
+
+/// Whether a declaration goes on behind its closing brace, up to a semicolon.
+fn goes_on(head: &str) -> bool {
+    let is_type = words(head).any(|word| matches!(word, "struct" | "class" | "union" | "enum" | "typedef"));
+    is_type && !head.contains('(')
+        || head.contains('=') && !head.contains("operator") && !head.contains("template")
+}
+
+/// The place of the bracket that closes the one at `open`, or the end of the text.
+fn closing(code: &[u8], open: usize) -> usize {
+    let mut depth = 0usize;
+    for (at, byte) in code.iter().enumerate().skip(open) {
+        match byte {
+            b'{' | b'(' | b'[' => depth += 1,
+            b'}' | b')' | b']' => {
+                depth = depth.saturating_sub(1);
+                if depth == 0 {
+                    return at;
+                }
+            }
+            _ => {}
+        }
+    }
+    code.len()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const FILE: &str = r#"#include "mine.cuh"
+#define N 4 /* { */
+// main() {
+struct Both { float x; };
+namespace a {
+template <typename T, int M> __global__ void __launch_bounds__(64) scale(T* x) { x[0] *= M; }
+static int host(int n) { return n; }
+}
+extern "C" __global__ void plain(float* x) { if (x[0] > '{') { x[0] = 1; } }
+void run(float* x) {
+#ifdef TWICE
+    a::scale<float, 2><<<1, 64>>>(x);
+#endif
+    plain<<<1, 32>>>(x);
+}
+int main(int argc, char** argv) {
+    return host(N);
+}
+"#;
+
+    #[test]
+    fn host_functions_go_and_lines_stay() {
+        let mut text = Text::new(FILE);
+        text.blank_host_functions();
+        let blanked = text.to_string();
+        assert_eq!(blanked.lines().count(), FILE.lines().count());
+        assert!(!blanked.contains("<<<") && !blanked.contains("argc"), "{blanked}");
+        for kept in
+            ["plain(float* x)", "static int host", "#ifdef TWICE", "#endif", "struct Both", "#define N"]
+        {
+            assert!(blanked.contains(kept), "{kept}: {blanked}");
+        }
+        assert_eq!(text.blanked_lines(), [(10, 15), (16, 18)]);
+        assert!(text.blank_line(7) && !text.blank_line(7) && !text.blank_line(6), "device code stays");
+        assert!(!text.to_string().contains("static int host"));
+        assert_eq!(text.includes().collect::<Vec<_>>(), ["mine.cuh"]);
+    }
+
+    #[test]
+    fn templates_and_their_launches_are_found() {
+        let text = Text::new(FILE);
+        assert_eq!(text.template_kernels(), ["scale"]);
+        assert_eq!(text.launched_instances(), ["a::scale<float, 2>"]);
+    }
+
+    #[test]
+    fn errors_name_their_places() {
+        let log = "a.cu(7): error: x\n  y\nsrc/b.cuh(12): catastrophic error: z\na.cu(3): warning #1: w\n";
+        let wanted = [(PathBuf::from("a.cu"), 7), (PathBuf::from("src/b.cuh"), 12)];
+        assert_eq!(faults(log), wanted);
+    }
+}

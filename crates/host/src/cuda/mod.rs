@@ -1,0 +1,197 @@
+//! Compiles `.cu` files as people have them: with host code, host headers, templates and several files.
+//!
+//! NVRTC compiles device code only. Three things make ordinary files compile:
+//!
+//! - Host headers (`<stdio.h>`, `<vector>`, …) are replaced by stubs (`stubs`): types and macros that device
+//!   code uses, and nothing else.
+//! - Host functions (`main`, functions with `<<<…>>>`, functions marked `__host__` alone) are blanked before
+//!   the first attempt. Lines keep their numbers.
+//! - Other functions without a mark may be host or device code (NVRTC is told to take them as device code).
+//!   Those in which NVRTC finds an error are host code, and are blanked before the next attempt.
+
+mod blank;
+mod stubs;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::{Path, PathBuf};
+
+use crate::tools::{NvrtcError, Request, headers, missing_header, nvrtc};
+use blank::Text;
+
+/// A source file.
+#[derive(Clone, Debug)]
+pub struct Source {
+    pub file: PathBuf,
+    pub text: String,
+}
+
+/// How sources are compiled.
+#[derive(Clone, Debug, Default)]
+pub struct Options {
+    /// Architecture, such as `compute_80`.
+    pub arch: String,
+    /// Folders of included files, after that of the source.
+    pub include: Vec<PathBuf>,
+    /// Macros: `NAME` or `NAME=VALUE`.
+    pub define: Vec<String>,
+    /// Template instances, such as `scale<float, 64>`.
+    pub instantiate: Vec<String>,
+}
+
+/// Compiled sources.
+#[derive(Clone, Debug)]
+pub struct Compiled {
+    pub ptx: String,
+    /// Each template instance as written, and its name in the PTX.
+    pub names: BTreeMap<String, String>,
+}
+
+/// Attempts before giving up. Each one leaves out one more declaration of a file.
+const ATTEMPTS: usize = 32;
+
+/// Compiles the device code of one or more files.
+///
+/// # Errors
+/// When NVRTC is not found, or device code is wrong. The messages name the files.
+pub fn compile_files(sources: &[Source], options: &Options) -> Result<Compiled, NvrtcError> {
+    let library = nvrtc().ok_or(NvrtcError::NotFound)?;
+    let cuda = headers(&library);
+    // nvcc includes the runtime's headers, and with them <math.h>, in every file.
+    let mut flags = vec![format!("--gpu-architecture={}", options.arch)];
+    flags.extend(["--std=c++17", "-default-device", "-lineinfo", "--pre-include=math.h"].map(str::to_owned));
+    flags.extend(options.define.iter().map(|define| format!("--define-macro={define}")));
+    let folders = sources.iter().map(|source| folder_of(&source.file));
+    let folders: Vec<PathBuf> = folders.chain(options.include.iter().cloned()).collect();
+    let path = |folder: &PathBuf| format!("--include-path={}", folder.display());
+    flags.extend(folders.iter().chain(&cuda).map(path));
+    let mut texts: BTreeMap<PathBuf, Text> = BTreeMap::new();
+    for source in sources {
+        let mut text = Text::new(&source.text);
+        text.blank_host_functions();
+        texts.insert(source.file.clone(), text);
+    }
+    let mut stubs: BTreeMap<String, String> = stubs::known(cuda.is_empty());
+    let mut empty = BTreeSet::new();
+    let mut log = String::new();
+    for _ in 0..ATTEMPTS {
+        let (name, source, own) = unit(sources, &texts);
+        let headers = stubs.iter().map(|(name, text)| (name.clone(), text.clone())).chain(own).collect();
+        let request = Request {
+            source,
+            name,
+            options: flags.clone(),
+            headers,
+            expressions: options.instantiate.clone(),
+        };
+        log = match request.compile(&library) {
+            Ok(compiled) => return Ok(compiled),
+            Err(NvrtcError::Source(log)) => log,
+            Err(error) => return Err(error),
+        };
+        if let Some(header) = missing_header(&log) {
+            let header = header.to_owned();
+            if is_of_cuda(&header) && cuda.is_empty() {
+                return Err(NvrtcError::NoHeaders { header });
+            }
+            // A header in quotes is the project's own, and the device code needs it.
+            let is_own = is_quoted(&header, &texts) && !stubs::is_host(&header);
+            if is_own || is_of_cuda(&header) || !empty.insert(header.clone()) {
+                break;
+            }
+            stubs.insert(header, String::new());
+        } else if !blank_faults(&log, &folders, &mut texts) {
+            break;
+        }
+    }
+    Err(NvrtcError::Source(with_notes(log, &texts, &empty)))
+}
+
+fn folder_of(file: &Path) -> PathBuf {
+    let folder = file.parent().filter(|folder| !folder.as_os_str().is_empty());
+    folder.unwrap_or(Path::new(".")).to_path_buf()
+}
+
+/// The translation unit: name, text, and the headers that are files of the project with host code blanked.
+fn unit(sources: &[Source], texts: &BTreeMap<PathBuf, Text>) -> (String, String, BTreeMap<String, String>) {
+    let text = |file: &Path| texts.get(file).map(Text::to_string).unwrap_or_default();
+    let mut own = BTreeMap::new();
+    for (file, text) in texts.iter().filter(|(file, _)| sources.iter().all(|source| source.file != **file)) {
+        // NVRTC finds a header that it is given by the words of the `#include`.
+        let named = texts.values().flat_map(Text::includes).filter(|name| file.ends_with(name));
+        own.extend(named.map(|name| (name.to_owned(), text.to_string())));
+    }
+    match sources {
+        [only] => (only.file.display().to_string(), text(&only.file), own),
+        all => {
+            let mut source = String::new();
+            for one in all {
+                let name = one.file.display().to_string();
+                source += &format!("#include \"{name}\"\n");
+                own.insert(name, text(&one.file));
+            }
+            ("files.cu".to_owned(), source, own)
+        }
+    }
+}
+
+/// Blanks in each file the first declaration without a device mark in which NVRTC found an error; later errors
+/// may follow from that one. Returns whether there was any.
+fn blank_faults(log: &str, folders: &[PathBuf], texts: &mut BTreeMap<PathBuf, Text>) -> bool {
+    let mut done = BTreeSet::new();
+    for (file, line) in blank::faults(log) {
+        if done.contains(&file) {
+            continue;
+        }
+        if !texts.contains_key(&file) {
+            // A header of the project. Those of CUDA and of other installations are left as they are.
+            let is_own = folders.iter().any(|folder| file.starts_with(folder) || file.is_relative());
+            let Some(text) = std::fs::read_to_string(&file).ok().filter(|_| is_own) else { continue };
+            texts.insert(file.clone(), Text::new(&text));
+        }
+        if texts.get_mut(&file).is_some_and(|text| text.blank_line(line)) {
+            done.insert(file);
+        }
+    }
+    !done.is_empty()
+}
+
+fn is_quoted(header: &str, texts: &BTreeMap<PathBuf, Text>) -> bool {
+    texts.values().any(|text| text.includes().any(|name| name == header))
+}
+
+/// Whether the header is one of CUDA's for device code, which no stub replaces.
+fn is_of_cuda(header: &str) -> bool {
+    let device =
+        ["cuda_", "cooperative_groups", "cuda/", "cub/", "thrust/", "nv/", "cccl/", "cutlass/", "cute/"];
+    header == "mma.h" || device.iter().any(|prefix| header.starts_with(prefix))
+}
+
+/// The compiler's messages, and what was left out before it gave them.
+fn with_notes(mut log: String, texts: &BTreeMap<PathBuf, Text>, empty: &BTreeSet<String>) -> String {
+    for (file, text) in texts {
+        let lines = text.blanked_lines();
+        if !lines.is_empty() {
+            let lines = lines.iter().map(|(a, b)| if a == b { a.to_string() } else { format!("{a}–{b}") });
+            let lines = lines.collect::<Vec<_>>().join(", ");
+            log += &format!("\nnote: taken as host code and left out: {} lines {lines}", file.display());
+        }
+    }
+    if !empty.is_empty() {
+        let names = empty.iter().map(String::as_str).collect::<Vec<_>>().join(", ");
+        log += &format!("\nnote: not found and taken as empty: {names}; -I names folders of headers");
+    }
+    log
+}
+
+/// The kernels of sources that are templates, and the instances that host code launches.
+pub fn templates(sources: &[Source]) -> (Vec<String>, Vec<String>) {
+    let texts: Vec<Text> = sources.iter().map(|source| Text::new(&source.text)).collect();
+    let mut all = (Vec::new(), Vec::new());
+    for text in &texts {
+        all.0.extend(text.template_kernels());
+        all.1.extend(text.launched_instances());
+    }
+    all.1.sort();
+    all.1.dedup();
+    all
+}
