@@ -213,8 +213,8 @@ pub struct Check {
     /// File for the result as JUnit XML, which CI servers list as a test; - for standard output
     #[arg(long, value_name = "FILE.xml")]
     pub junit: Option<PathBuf>,
-    /// GPU that the diagnosis and the count of registers are for: H200, H100, A100, L4 or "RTX 4090" (default:
-    /// L4, or H200 where the target needs it)
+    /// GPU that the diagnosis and the count of registers are for: H200, H100, A100, L4 or "RTX 4090"
+    /// (default: L4, or H200 where the target needs it)
     #[arg(long, value_name = "NAME")]
     pub gpu: Option<String>,
     /// Show what printf prints in the first run

@@ -1,6 +1,5 @@
-//! Times attention with lengths and programs on one core:
-//! `cargo run --release -p flashcore-cpu --example features`. Each line has the median of seven calls in ms, and
-//! its ratio to the call without the feature.
+//! Times attention with lengths and programs on one core: `cargo run --release -p flashcore-cpu --example
+//! features`. Each line has the median of seven calls in ms, and its ratio to the call without the feature.
 
 use std::time::Instant;
 

@@ -72,9 +72,9 @@ impl Partials {
         }
     }
 
-    /// Four columns of a row of O from `column` on, merged over `splits` splits, and the row's LSE. `first` is
-    /// the row's index in split 0; the index grows by `step` from split to split. `sink` is the row's attention
-    /// sink times log2 e.
+    /// Four columns of a row of O from `column` on, merged over `splits` splits, and the row's LSE. `first`
+    /// is the row's index in split 0; the index grows by `step` from split to split. `sink` is the row's
+    /// attention sink times log2 e.
     pub fn merge(
         &self,
         k: &mut Builder,

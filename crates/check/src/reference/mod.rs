@@ -1,7 +1,8 @@
 //! What judges the outputs of any kernel: a built-in operation, another kernel, a file or a Python function.
 //!
 //! A launch file states it (`[reference]`), [`ReferenceSpec`] is the validated form, and [`Reference`] is
-//! bound to the buffers of a launch. [`Reference::expect`] computes the expected elements with a tolerance each.
+//! bound to the buffers of a launch. [`Reference::expect`] computes the expected elements with a tolerance
+//! each.
 
 mod builtin;
 mod judge;

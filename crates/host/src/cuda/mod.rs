@@ -134,8 +134,8 @@ fn unit(sources: &[Source], texts: &BTreeMap<PathBuf, Text>) -> (String, String,
     }
 }
 
-/// Blanks in each file the first declaration without a device mark in which NVRTC found an error; later errors
-/// may follow from that one. Returns whether there was any.
+/// Blanks in each file the first declaration without a device mark in which NVRTC found an error; later
+/// errors may follow from that one. Returns whether there was any.
 fn blank_faults(log: &str, folders: &[PathBuf], texts: &mut BTreeMap<PathBuf, Text>) -> bool {
     let mut done = BTreeSet::new();
     for (file, line) in blank::faults(log) {

@@ -1,9 +1,9 @@
 //! Parses PTX text into a [`Module`].
 //!
-//! The parser accepts the output of NVRTC, nvcc and Triton. It drops debugging directives, which [`LineTable`]
-//! reads, flattens nested scopes (and renames what clashes), and copies each `.branchtargets` list into the
-//! instructions that name the list. It checks syntax, known instructions and modifiers, and declared names. The
-//! verifier checks whether an instruction fits its operands, its target and its place.
+//! The parser accepts the output of NVRTC, nvcc and Triton. It drops debugging directives, which
+//! [`LineTable`] reads, flattens nested scopes (and renames what clashes), and copies each `.branchtargets`
+//! list into the instructions that name the list. It checks syntax, known instructions and modifiers, and
+//! declared names. The verifier checks whether an instruction fits its operands, its target and its place.
 //!
 //! The input is not trusted. Nesting, the number of registers and the size of initialisers are bounded. No
 //! input makes the parser panic or take more than linear time.

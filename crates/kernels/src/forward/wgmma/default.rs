@@ -89,8 +89,8 @@ impl WgmmaPlan {
         plan
     }
 
-    /// The nearest plan that the problem's pass, its lengths, its type and its output's strides allow. With an
-    /// LSE, lanes compute the sums: products would sum rounded probabilities.
+    /// The nearest plan that the problem's pass, its lengths, its type and its output's strides allow. With
+    /// an LSE, lanes compute the sums: products would sum rounded probabilities.
     pub(crate) fn fitted(mut self, problem: &Problem) -> WgmmaPlan {
         if problem.dtype != DType::Bf16 || problem.pass.lse() {
             self.sums = Sums::Lanes;
