@@ -12,7 +12,7 @@ use flashcore_check::launchfile::{Bound, Role};
 use flashcore_check::{forecast, study};
 use kernels::forward::mma::{Grid, MmaPlan, QueryHome};
 use kernels::select::{self, TunedTable};
-use kernels::{Arch, Plan};
+use kernels::{Arch, KernelError, Plan};
 use predict::machine::A100;
 use problem::{Band, Corner, DType, Layout, Problem};
 use ptx::{BinaryOp, Imm, Instruction, Item, Kernel, Op, Operand, Statement, Type, UnaryOp};
@@ -60,8 +60,12 @@ fn plans() -> [MmaPlan; 4] {
     ]
 }
 
+fn emitted(plan: &MmaPlan, problem: &Problem) -> Result<Bound, KernelError> {
+    bind(&Plan::Mma(plan.clone()), &problem.clone().with_lse(true), &Arch::SM_80)
+}
+
 fn split(plan: &MmaPlan, problem: &Problem) -> Bound {
-    bind(&Plan::Mma(plan.clone()), &problem.clone().with_lse(true), &Arch::SM_80).unwrap()
+    emitted(plan, problem).unwrap()
 }
 
 fn passes(check: &CheckReport, of: &dyn std::fmt::Debug) {

@@ -191,7 +191,8 @@ mod tests {
                     let start = origin as i64 + problem.out.offset(span.batch, h, span.start + r);
                     dense.extend((0..64).filter_map(|d| out.get(start as usize + d)).map(f64::from));
                 }
-                let lse: Vec<f64> = lse.into_iter().map(f64::from).collect();
+                let rows = crate::gate::judge::dense_rows(&problem, &sequences);
+                let lse: Vec<f64> = rows.into_iter().map(|row| f64::from(lse[row])).collect();
                 let references = References::of(&problem, &inputs).unwrap();
                 let reasons = references.judge(&dense, Some(&lse)).reasons();
                 assert_eq!(reasons, [""; 0], "{dtype} {name}");
