@@ -204,7 +204,7 @@ pub struct Check {
     #[arg(long)]
     pub coverage: bool,
     /// With --json: also every hazard and every counter by line of the PTX
-    #[arg(long, requires = "json")]
+    #[arg(long)]
     pub lines: bool,
     /// File for the findings as SARIF 2.1.0, which code hosts show beside the source lines; - for standard
     /// output

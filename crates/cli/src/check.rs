@@ -30,6 +30,13 @@ pub fn check(args: &Check) -> Result<Status, CliError> {
     if args.stated.suggest {
         return suggest(args, origin);
     }
+    if args.lines && !args.json {
+        return Err(CliError::Argument {
+            argument: "--lines",
+            value: "without --json".to_owned(),
+            accepted: "--json beside it, since the lines are part of the JSON".to_owned(),
+        });
+    }
     let reports = Reports::planned(args)?;
     let started = Instant::now();
     let (bound, text) = match &args.launch {

@@ -153,7 +153,10 @@ impl Origin<'_> {
         if !compiled.ptx.contains(".entry") {
             let (templates, launched) = templates(&sources);
             if let Some(first) = templates.first() {
-                let example = launched.first().cloned().unwrap_or_else(|| format!("{first}<float>"));
+                // A launch inside another template names that template's parameters, not types.
+                let concrete = |name: &&String| !name.contains("<T");
+                let example = launched.iter().find(concrete);
+                let example = example.cloned().unwrap_or_else(|| format!("{first}<float>"));
                 return Err(CliError::Templates {
                     path: self.file.to_path_buf(),
                     templates: ptx::quote::list(&templates),

@@ -11,6 +11,9 @@ use std::time::Duration;
 use folder::{Folder, text};
 
 const HEAD: &str = ".version 8.0\n.target sm_80\n.address_size 64\n";
+/// A loop that the limit of steps does not end within the time limit of the test.
+const ENDLESS: &str = ".visible .entry k()\n{\n.reg .f32 %f<2>;\nmov.f32 %f1, 0f3F800000;\nL:\nex2.approx.f32 %f1, %f1;\n\
+                       sin.approx.f32 %f1, %f1;\nex2.approx.f32 %f1, %f1;\nsin.approx.f32 %f1, %f1;\nbra L;\n}\n";
 const NO_ARGUMENTS: &str = "[launch]\ngrid = [1]\nblock = [32]\n";
 /// Moves the cursor up three lines, clears them and claims a verdict; then does so with a C1 control
 /// character and a direction override.
@@ -308,7 +311,7 @@ fn progress_leaves_logs_alone() {
     assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
     assert!(!text(&output.stderr).contains(['\r', '\x1b']), "{:?}", text(&output.stderr));
     // A check that takes long says after a second where it is.
-    let endless = folder.write("endless.ptx", &format!("{HEAD}.visible .entry k()\n{{\nL: bra L;\n}}\n"));
+    let endless = folder.write("endless.ptx", &format!("{HEAD}{ENDLESS}"));
     let launch = folder.write("none.toml", NO_ARGUMENTS);
     let check = ["check", &endless, "--launch", &launch, "--timeout", "3"];
     let output = folder.run(&check);

@@ -231,7 +231,7 @@ impl CheckReport {
         self.quantisation = self.quantisation.or(other.quantisation);
         self.runs += other.runs;
         self.steps += other.steps;
-        if !other.recorded.is_empty() {
+        if other.recorded.iter().any(|recorded| !recorded.traces.is_empty()) {
             self.counters = other.counters;
             self.coverage = other.coverage;
             self.recorded = other.recorded;
