@@ -2,7 +2,7 @@
 //!
 //! - [`gate`]: runs a kernel in the emulator and judges its outputs by the f64 oracle.
 //! - [`launchfile`]: how a kernel without host code is launched; a kernel with its buffers and its problem.
-//! - [`reference`]: what else judges outputs: built-in operations, kernels, files, Python functions.
+//! - [`mod@reference`]: what else judges outputs: built-in operations, kernels, files, Python functions.
 //! - [`study`]: check, resources, predicted times and root causes of one kernel.
 //! - [`diagnose`]: the root causes.
 //! - [`causes`]: the hazards of a check, each cause once, with a cure.

@@ -88,8 +88,8 @@ pub enum Builtin {
     /// the given cos and sin of shape [positions, dim/2]. Pairs are (i, i + dim/2), or (2i, 2i + 1) if
     /// interleaved.
     Rope { base: f64, interleaved: bool },
-    /// −log softmax(logits)[label], of logits [rows, classes] and labels [rows]; the mean of the rows if the
-    /// output has one element.
+    /// `−log softmax(logits)[label]`, of logits `[rows, classes]` and labels `[rows]`; the mean of the rows
+    /// if the output has one element.
     CrossEntropy,
     /// softmax(scale · Q·Kᵀ)·V of [batch, heads, rows, dim] tensors. A causal mask is aligned to the bottom
     /// right.

@@ -68,7 +68,7 @@ pub enum Precision {
 impl Program {
     /// The value at a point. `values` is memory that calls share.
     ///
-    /// Tables that are missing or too short read as 0: [`Programs::check`] has refused the former and a
+    /// Tables that are missing or too short read as 0: `Problem::check` has refused the former and a
     /// caller the latter.
     pub fn evaluate(
         &self,
