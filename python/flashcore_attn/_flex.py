@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from . import _features, _trace
+from . import _features, _trace, _trace_cache
 from ._errors import ArgumentError, invalid
 from ._functional import _broadcast, _flag, _leads_agree, _of_scale, backend_of, foreign
 from ._trace import table
@@ -91,7 +91,7 @@ def _program(parts: _features.Parts, backend: Any, tracing: Any, function: Any, 
     if not callable(function):
         what = "score_mod" if kind == _trace.FLOAT else "block_mask"
         raise invalid(f"the type of {what}", type(function).__name__, "a function")
-    text, arrays = _trace.trace(function, arguments, kind, tracing)
+    text, arrays = _trace_cache.trace(function, arguments, kind, tracing)
     first = len(parts.tables)
     for array in arrays:
         parts.table(backend.as_table("a captured tensor", _trace.unviewed(array)))

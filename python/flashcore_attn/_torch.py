@@ -280,6 +280,15 @@ def _describe(
     )
 
 
+def _both(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
+    """O and the LSE, which is empty where it is not wanted: an operator returns tensors only."""
+    # Only the memory counts here. A subclass could report another shape.
+    with torch._C.DisableTorchFunctionSubclass():
+        q, k, v = (x if type(x) is Tensor else Tensor.as_subclass(x, Tensor) for x in (q, k, v))
+    out, lse = _now(q, k, v, *rest)
+    return out, q.new_empty((0,), dtype=torch.float32) if lse is None else lse
+
+
 @library.custom_op(
     "flashcore_attn::attention",
     mutates_args=(),
@@ -299,11 +308,7 @@ def _operator(
     softcap: float,
     want_lse: bool,
 ) -> tuple[Tensor, Tensor]:
-    # Only the memory counts here. A subclass could report another shape.
-    with torch._C.DisableTorchFunctionSubclass():
-        q, k, v = (x if type(x) is Tensor else Tensor.as_subclass(x, Tensor) for x in (q, k, v))
-    out, lse = _now(q, k, v, heads, (top_left, before, after, scale, softcap), want_lse)
-    return out, q.new_empty((0,), dtype=torch.float32) if lse is None else lse
+    return _both(q, k, v, heads, (top_left, before, after, scale, softcap), want_lse)
 
 
 @_operator.register_fake
@@ -346,11 +351,7 @@ def _operator_with(
     want_lse: bool,
     *features: Any,
 ) -> tuple[Tensor, Tensor]:
-    stated = _stated(features)
-    with torch._C.DisableTorchFunctionSubclass():
-        q, k, v = (x if type(x) is Tensor else Tensor.as_subclass(x, Tensor) for x in (q, k, v))
-    out, lse = _now(q, k, v, heads, (top_left, before, after, scale, softcap), want_lse, stated)
-    return out, q.new_empty((0,), dtype=torch.float32) if lse is None else lse
+    return _both(q, k, v, heads, (top_left, before, after, scale, softcap), want_lse, _stated(features))
 
 
 def _stated(features: tuple[Any, ...]) -> Features:

@@ -13,18 +13,15 @@ import numbers
 import operator
 import os
 import sys
-import types
-import weakref
 from collections.abc import Iterator
 from typing import Any
 
 from ._errors import UnsupportedError
 
-__all__ = ["Trace", "Tracer", "trace"]
+__all__ = ["FUNCTIONS", "Trace", "Tracer", "look_up", "refused"]
 
 FLOAT, INT, BOOL = "float", "int", "bool"
 
-_LN2, _LOG2E = math.log(2.0), 1.0 / math.log(2.0)
 _SMALLEST, _LARGEST = -(2**31), 2**31 - 1
 _HERE = os.path.dirname(__file__)
 
@@ -53,7 +50,7 @@ class Tracer:
     def __getattr__(self, name: str) -> Any:
         if name in _ATTRIBUTES:
             return _ATTRIBUTES[name](self)
-        if name in _FUNCTIONS and not name.startswith("_"):
+        if name in FUNCTIONS and not name.startswith("_"):
             return functools.partial(_call_method, name, self)
         if name.startswith("__"):  # what Python and libraries look for
             raise AttributeError(name)
@@ -79,7 +76,7 @@ class Tracer:
 
 def _operator(name: str, swapped: bool = False) -> Any:
     def apply(self: Tracer, other: Any) -> Any:
-        if not isinstance(other, (Tracer, _Partial, numbers.Real)) and not _is_array(other):
+        if not isinstance(other, (Tracer, _Partial, numbers.Real)) and not is_array(other):
             return NotImplemented
         return _call(name, (other, self) if swapped else (self, other), {})
 
@@ -144,13 +141,13 @@ class Trace:
 
     def _index(self, index: Any, extent: int) -> str:
         if type(index) is int:
-            return _literal(index + extent if index < 0 else index)
+            return literal(index + extent if index < 0 else index)
         index = self.value(index)
         if index.kind != INT:
             raise refused(f"a look-up with a {index.kind} as index", "use integers")
         if index.not_negative:
             return index.text
-        return self.emit(f"select({index.text} < 0, {index.text} + {_literal(extent)}, {index.text})", INT).text
+        return self.emit(f"select({index.text} < 0, {index.text} + {literal(extent)}, {index.text})", INT).text
 
     def value(self, value: Any) -> Tracer:
         """A value as a tracer: a constant, or an array of one element, which the program reads at each call."""
@@ -164,11 +161,11 @@ class Trace:
             return Tracer(self, "true" if value else "false", BOOL)
         if isinstance(value, numbers.Real):  # NumPy's among them
             number = int(value) if isinstance(value, numbers.Integral) else float(value)
-            return Tracer(self, _literal(number), INT if isinstance(number, int) else FLOAT, number >= 0)
-        if _is_array(value):
+            return Tracer(self, literal(number), INT if isinstance(number, int) else FLOAT, number >= 0)
+        if is_array(value):
             if math.prod(value.shape) != 1:
                 raise refused(f"an array of shape {tuple(value.shape)} as a number", "index it")
-            return self.load(_View(value), (0,)) if value.ndim != 1 else self.load(value, (0,))
+            return self.load(View(value), (0,)) if value.ndim != 1 else self.load(value, (0,))
         raise refused(f"a {type(value).__name__} as a number")
 
     def as_kind(self, value: Tracer, kind: str) -> Tracer:
@@ -187,7 +184,7 @@ class Trace:
         return " ".join((*self.statements, value.text))
 
 
-class _View:
+class View:
     """A single element of an array of any number of dimensions, as an array of one dimension."""
 
     def __init__(self, array: Any) -> None:
@@ -224,7 +221,7 @@ def look_up(trace: Trace, array: Any, index: tuple[Any, ...]) -> Any:
 
 def _unwrapped(index: Any) -> Any:
     """An array of one integer stays a table; what is as good as an int becomes one."""
-    if isinstance(index, (Tracer, slice, type(Ellipsis), type(None))) or _is_array(index):
+    if isinstance(index, (Tracer, slice, type(Ellipsis), type(None))) or is_array(index):
         return index
     return operator.index(index)
 
@@ -239,10 +236,10 @@ def table(array: Any) -> Any:
     Returns:
         What can be indexed with one position for each dimension: ``slopes = table(array)``, then ``slopes[h]``.
     """
-    return _Table(array)
+    return Table(array)
 
 
-class _Table:
+class Table:
     def __init__(self, array: Any) -> None:
         self.array = array
 
@@ -254,7 +251,7 @@ class _Table:
         return look_up(tracer.trace, self.array, index)
 
 
-def _is_array(value: Any) -> bool:
+def is_array(value: Any) -> bool:
     return hasattr(value, "shape") and hasattr(value, "dtype") and not isinstance(value, Tracer)
 
 
@@ -284,7 +281,7 @@ def recorded(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tu
 
 def unviewed(array: Any) -> Any:
     """The array that a program reads."""
-    return array.array.reshape((1,)) if isinstance(array, _View) else array
+    return array.array.reshape((1,)) if isinstance(array, View) else array
 
 
 def _call_method(name: str, own: Tracer, *args: Any, **kwargs: Any) -> Any:
@@ -296,7 +293,7 @@ def _call(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     trace = next(_tracers((*args, *kwargs.values()))).trace
     if name.startswith(".") and name[1:] in _ATTRIBUTES:
         return _ATTRIBUTES[name[1:]](args[0])
-    function = _FUNCTIONS.get(name)
+    function = FUNCTIONS.get(name)
     if function is None:
         raise refused(f"the function {name}", _ACCEPTED)
     kwargs = {key: value for key, value in kwargs.items() if key not in _IGNORED}
@@ -309,270 +306,8 @@ _ACCEPTED = (
 )
 _IGNORED = frozenset({"device", "copy", "non_blocking", "memory_format", "requires_grad", "layout", "pin_memory"})
 
-
-def _pair(trace: Trace, a: Any, b: Any) -> tuple[Tracer, Tracer]:
-    """Two numbers in one kind; truth values become integers."""
-    a, b = trace.value(a), trace.value(b)
-    kind = FLOAT if FLOAT in (a.kind, b.kind) else INT
-    return _number(trace, a, kind), _number(trace, b, kind)
-
-
-def _number(trace: Trace, value: Tracer, kind: str) -> Tracer:
-    if value.kind == BOOL and kind == FLOAT:
-        value = trace.as_kind(value, INT)
-    return trace.as_kind(value, kind)
-
-
-def _arithmetic(sign: str, keeps: bool = False) -> Any:
-    def apply(trace: Trace, a: Any, b: Any, alpha: Any = 1) -> Tracer:
-        a, b = _pair(trace, a, b if alpha == 1 else _FUNCTIONS["mul"](trace, b, alpha))
-        return trace.emit(f"{a.text} {sign} {b.text}", a.kind, keeps and a.not_negative and b.not_negative)
-
-    return apply
-
-
-def _divide(trace: Trace, a: Any, b: Any, rounding_mode: str | None = None) -> Tracer:
-    if rounding_mode == "floor":
-        return _floor_divide(trace, a, b)
-    a, b = _float(trace, a), _float(trace, b)
-    quotient = trace.emit(f"{a.text} / {b.text}", FLOAT)
-    return quotient if rounding_mode is None else _truncated(trace, quotient)
-
-
-def _floor_divide(trace: Trace, a: Any, b: Any) -> Tracer:
-    a, b = _pair(trace, a, b)
-    if a.kind == INT:
-        return trace.emit(f"{a.text} / {b.text}", INT, a.not_negative and b.not_negative)
-    return _floor(trace, trace.emit(f"{a.text} / {b.text}", FLOAT))
-
-
-def _remainder(trace: Trace, a: Any, b: Any) -> Tracer:
-    a, b = _pair(trace, a, b)
-    if a.kind == INT:
-        return trace.emit(f"{a.text} % {b.text}", INT, b.not_negative)
-    return trace.emit(f"{a.text} - {_floor_divide(trace, a, b).text} * {b.text}", FLOAT)
-
-
-def _truncated(trace: Trace, a: Any) -> Tracer:
-    """Rounded towards zero. Floats beyond 2^31 are integers."""
-    a = trace.value(a)
-    if a.kind != FLOAT:
-        return a
-    return trace.emit(f"select(abs({a.text}) < 2147483648.0, float(int({a.text})), {a.text})", FLOAT)
-
-
-def _floor(trace: Trace, a: Any) -> Tracer:
-    a = trace.value(a)
-    if a.kind != FLOAT:
-        return a
-    whole = _truncated(trace, a)
-    return trace.emit(f"select({whole.text} > {a.text}, {whole.text} - 1.0, {whole.text})", FLOAT)
-
-
-def _ceil(trace: Trace, a: Any) -> Tracer:
-    a = trace.value(a)
-    if a.kind != FLOAT:
-        return a
-    whole = _truncated(trace, a)
-    return trace.emit(f"select({whole.text} < {a.text}, {whole.text} + 1.0, {whole.text})", FLOAT)
-
-
-def _float(trace: Trace, a: Any) -> Tracer:
-    return _number(trace, trace.value(a), FLOAT)
-
-
-def _function(text: str) -> Any:
-    """A function of one float."""
-
-    def apply(trace: Trace, a: Any) -> Tracer:
-        return trace.emit(text.format(_float(trace, a).text), FLOAT)
-
-    return apply
-
-
-def _absolute(trace: Trace, a: Any) -> Tracer:
-    a = trace.value(a)
-    return trace.emit(f"abs({a.text})", a.kind, True)
-
-
-def _negative(trace: Trace, a: Any) -> Tracer:
-    a = _number(trace, trace.value(a), trace.value(a).kind if trace.value(a).kind != BOOL else INT)
-    return trace.emit(f"-({a.text})", a.kind)
-
-
-def _power(trace: Trace, a: Any, b: Any) -> Tracer:
-    if type(b) is int and 0 <= b <= 8:
-        result = trace.value(1)
-        for _ in range(b):
-            result = _FUNCTIONS["mul"](trace, result, a)
-        return result
-    if type(a) in (int, float) and a > 0:
-        return trace.emit(f"exp2({_float(trace, b).text} * {_literal(math.log2(a))})", FLOAT)
-    if type(b) is float and b == 0.5:
-        return trace.emit(f"sqrt({_float(trace, a).text})", FLOAT)
-    raise refused("this power", "accepted are exponents of 0 to 8 and 0.5, and positive constants as the base")
-
-
-def _compare(sign: str) -> Any:
-    def apply(trace: Trace, a: Any, b: Any) -> Tracer:
-        a, b = trace.value(a), trace.value(b)
-        if not a.kind == b.kind == BOOL or sign not in ("==", "!="):
-            a, b = _pair(trace, a, b)
-        return trace.emit(f"{a.text} {sign} {b.text}", BOOL)
-
-    return apply
-
-
-def _bits(sign: str) -> Any:
-    def apply(trace: Trace, a: Any, b: Any) -> Tracer:
-        a, b = trace.value(a), trace.value(b)
-        if FLOAT in (a.kind, b.kind):
-            raise refused(f"{sign} of floating-point numbers", "use truth values or integers")
-        if a.kind != b.kind:
-            a, b = _pair(trace, a, b)
-        neutral = {"&": "true", "|": "false"}.get(sign)
-        if neutral in (a.text, b.text):
-            return b if a.text == neutral else a
-        return trace.emit(f"{a.text} {sign} {b.text}", a.kind, a.not_negative and b.not_negative)
-
-    return apply
-
-
-def _logical(sign: str) -> Any:
-    def apply(trace: Trace, a: Any, b: Any) -> Tracer:
-        return _bits(sign)(trace, trace.as_kind(trace.value(a), BOOL), trace.as_kind(trace.value(b), BOOL))
-
-    return apply
-
-
-def _shift(sign: str) -> Any:
-    def apply(trace: Trace, a: Any, b: Any) -> Tracer:
-        a, b = _pair(trace, a, b)
-        if a.kind != INT:
-            raise refused(f"{sign} of floating-point numbers", "use integers")
-        return trace.emit(f"{a.text} {sign} {b.text}", INT, sign == ">>" and a.not_negative)
-
-    return apply
-
-
-def _invert(trace: Trace, a: Any) -> Tracer:
-    a = trace.value(a)
-    if a.kind == FLOAT:
-        raise refused("~ of a floating-point number", "use truth values or integers")
-    return trace.emit(f"!{a.text}", a.kind)
-
-
-def _not(trace: Trace, a: Any) -> Tracer:
-    return trace.emit(f"!{trace.as_kind(trace.value(a), BOOL).text}", BOOL)
-
-
-def _where(trace: Trace, condition: Any, yes: Any, no: Any) -> Tracer:
-    condition, yes, no = trace.as_kind(trace.value(condition), BOOL), trace.value(yes), trace.value(no)
-    if yes.kind != no.kind:
-        yes, no = _pair(trace, yes, no)
-    both = yes.not_negative and no.not_negative
-    return trace.emit(f"select({condition.text}, {yes.text}, {no.text})", yes.kind, both)
-
-
-def _extreme(name: str) -> Any:
-    def apply(trace: Trace, a: Any, b: Any) -> Tracer:
-        a, b = _pair(trace, a, b)
-        known = (a.not_negative or b.not_negative) if name == "max" else (a.not_negative and b.not_negative)
-        return trace.emit(f"{name}({a.text}, {b.text})", a.kind, known)
-
-    return apply
-
-
-def _clamp(trace: Trace, a: Any, min: Any = None, max: Any = None) -> Tracer:
-    result = trace.value(a)
-    if min is not None:
-        result = _FUNCTIONS["maximum"](trace, result, min)
-    return result if max is None else _FUNCTIONS["minimum"](trace, result, max)
-
-
-def _sign(trace: Trace, a: Any) -> Tracer:
-    a = trace.value(a)
-    one, zero = ("1.0", "0.0") if a.kind == FLOAT else ("1", "0")
-    return trace.emit(f"select({a.text} > {zero}, {one}, select({a.text} < {zero}, -{one}, {zero}))", a.kind)
-
-
-def _cast(kind: str) -> Any:
-    def apply(trace: Trace, a: Any) -> Tracer:
-        return _number(trace, trace.value(a), kind)
-
-    return apply
-
-
-def _to(trace: Trace, a: Any, *wanted: Any, dtype: Any = None) -> Tracer:
-    a = trace.value(a)
-    for each in (dtype, *wanted):
-        kind = each.kind if isinstance(each, Tracer) else trace.backend.kind_of_dtype(each)
-        if kind is not None:
-            return _number(trace, a, kind)
-    return a
-
-
-def _filled(value: Any) -> Any:
-    """``zeros_like`` and others of one element."""
-
-    def apply(trace: Trace, a: Any, *shape: Any, dtype: Any = None, size: Any = None) -> Tracer:
-        return _new(trace, trace.value(a), value, dtype)
-
-    return apply
-
-
-def _full(trace: Trace, a: Any, *arguments: Any, fill_value: Any = None, dtype: Any = None, size: Any = None) -> Tracer:
-    return _new(trace, trace.value(a), arguments[-1] if fill_value is None else fill_value, dtype)
-
-
-def _new(trace: Trace, like: Tracer, value: Any, dtype: Any) -> Tracer:
-    kind = trace.backend.kind_of_dtype(dtype)
-    return _number(trace, trace.value(value), kind or like.kind)
-
-
-def _same(trace: Trace, a: Any, *ignored: Any) -> Tracer:
-    return trace.value(a)
-
-
-_FUNCTIONS: dict[str, Any] = {
-    "add": _arithmetic("+", True), "sub": _arithmetic("-"), "mul": _arithmetic("*", True),
-    "rsub": lambda trace, a, b: _arithmetic("-")(trace, b, a),
-    "rtruediv": lambda trace, a, b: _divide(trace, b, a), "rdiv": lambda trace, a, b: _divide(trace, b, a),
-    "rfloordiv": lambda trace, a, b: _floor_divide(trace, b, a),
-    "rmod": lambda trace, a, b: _remainder(trace, b, a), "rpow": lambda trace, a, b: _power(trace, b, a),
-    "radd": _arithmetic("+", True), "rmul": _arithmetic("*", True),
-    "div": _divide, "floor_divide": _floor_divide, "remainder": _remainder, "pow": _power,
-    "eq": _compare("=="), "ne": _compare("!="), "lt": _compare("<"), "le": _compare("<="), "gt": _compare(">"),
-    "ge": _compare(">="),
-    "bitwise_and": _bits("&"), "bitwise_or": _bits("|"), "bitwise_xor": _bits("^"), "bitwise_not": _invert,
-    "logical_and": _logical("&"), "logical_or": _logical("|"), "logical_xor": _logical("^"), "logical_not": _not,
-    "lshift": _shift("<<"), "rshift": _shift(">>"),
-    "neg": _negative, "abs": _absolute, "sign": _sign, "square": lambda trace, a: _power(trace, a, 2),
-    "floor": _floor, "ceil": _ceil, "trunc": _truncated,
-    "exp": _function(f"exp2({{}} * {_LOG2E!r})"), "exp2": _function("exp2({})"),
-    "log": _function(f"log2({{}}) * {_LN2!r}"), "log2": _function("log2({})"),
-    "tanh": _function("tanh({})"), "sqrt": _function("sqrt({})"), "rsqrt": _function("1.0 / sqrt({})"),
-    "reciprocal": _function("1.0 / {}"), "sigmoid": _function(f"1.0 / (1.0 + exp2({{}} * {-_LOG2E!r}))"),
-    "where": _where, "min": _extreme("min"), "max": _extreme("max"), "clamp": _clamp,
-    "relu": lambda trace, a: _extreme("max")(trace, a, 0),
-    "to": _to, "float": _cast(FLOAT), "int": _cast(INT), "bool": lambda trace, a: trace.as_kind(trace.value(a), BOOL),
-    "zeros_like": _filled(0), "ones_like": _filled(1), "new_zeros": _filled(0), "new_ones": _filled(1),
-    "full_like": _full, "new_full": _full, "new_tensor": lambda trace, a, value, dtype=None: trace.value(value),
-    "clone": _same, "view": _same, "expand": _same, "reshape": _same,
-    "getitem": lambda trace, array, index: look_up(trace, array, index if isinstance(index, tuple) else (index,)),
-    "size": lambda trace, a: (), "dim": lambda trace, a: 0, "is_floating_point": lambda trace, a: a.kind == FLOAT,
-}  # fmt: skip
-for _word, _own in {
-    "subtract": "sub", "multiply": "mul", "divide": "div", "true_divide": "div", "truediv": "div",
-    "floordiv": "floor_divide", "mod": "remainder", "power": "pow", "not_equal": "ne", "equal": "eq", "less": "lt",
-    "less_equal": "le", "greater": "gt", "greater_equal": "ge", "and": "bitwise_and", "or": "bitwise_or",
-    "xor": "bitwise_xor", "rand": "bitwise_and", "ror": "bitwise_or", "rxor": "bitwise_xor", "invert": "bitwise_not",
-    "bitwise_left_shift": "lshift", "bitwise_right_shift": "rshift", "left_shift": "lshift", "right_shift": "rshift",
-    "negative": "neg", "absolute": "abs", "minimum": "min", "maximum": "max", "clip": "clamp", "type": "to",
-    "astype": "to", "type_as": "to", "half": "float", "bfloat16": "float", "double": "float", "long": "int",
-    "detach": "clone", "contiguous": "clone", "cpu": "clone", "cuda": "clone", "squeeze": "clone", "positive": "clone",
-}.items():  # fmt: skip
-    _FUNCTIONS[_word] = _FUNCTIONS[_own]
+#: PyTorch's and NumPy's functions, by name. ``_trace_functions`` fills it.
+FUNCTIONS: dict[str, Any] = {}
 
 _ATTRIBUTES: dict[str, Any] = {
     "dtype": lambda tracer: tracer.trace.backend.dtype_of_kind(tracer.kind),
@@ -583,7 +318,7 @@ _ATTRIBUTES: dict[str, Any] = {
 }
 
 
-def _literal(value: float | int) -> str:
+def literal(value: float | int) -> str:
     """A constant in the language of programs."""
     if isinstance(value, int):
         if not _SMALLEST <= value <= _LARGEST:
@@ -610,108 +345,3 @@ def _line() -> str:
     while frame.f_back is not None and any(part in frame.f_code.co_filename for part in ours):
         frame = frame.f_back
     return f"{frame.f_code.co_filename}:{frame.f_lineno}"
-
-
-class _Traced:
-    """A program of a function, with the arrays that it reads."""
-
-    def __init__(self, text: str, arrays: list[Any]) -> None:
-        self.text = text
-        self.arrays = [_Reference(array) for array in arrays]
-
-    def resolved(self) -> list[Any] | None:
-        """The arrays; None if one no longer exists."""
-        arrays = [reference() for reference in self.arrays]
-        return None if any(array is None for array in arrays) else arrays
-
-
-class _Reference:
-    """A weak reference to an array, or to the array of a view."""
-
-    def __init__(self, array: Any) -> None:
-        self.is_view = isinstance(array, _View)
-        self.of = weakref.ref(array.array if self.is_view else array)
-
-    def __call__(self) -> Any:
-        array = self.of()
-        return _View(array) if self.is_view and array is not None else array
-
-
-#: Programs by what their functions consist of. The oldest is dropped.
-_known: dict[Any, _Traced] = {}
-_MOST = 256
-
-
-def trace(function: Any, arguments: str, kind: str, backend: Any) -> tuple[str, list[Any]]:
-    """The program of a function of the arguments that are named, and the arrays that it reads.
-
-    A function is traced again when its code, or a value that it has captured, has changed.
-    """
-    captured: set[int] = set()
-    made_of = _contents(function, captured)
-    key = None if made_of is None else (made_of, arguments, backend.name)
-    if key is not None:
-        known = _known.get(key)
-        arrays = None if known is None else known.resolved()
-        if known is not None and arrays is not None:
-            return known.text, arrays
-    recorder = Trace(backend)
-    with backend.recording(recorder):
-        result = function(*(recorder.position(name) for name in arguments))
-        text = recorder.finish(result, kind)
-    owned = [array.array if isinstance(array, _View) else array for array in recorder.arrays]
-    if key is not None and not recorder.once and all(id(array) in captured for array in owned):
-        while len(_known) >= _MOST:
-            _known.pop(next(iter(_known)), None)
-        _known[key] = _Traced(text, recorder.arrays)
-    return text, recorder.arrays
-
-
-def _contents(value: Any, captured: set[int], depth: int = 0) -> Any:
-    """What a value consists of, as a key; None if that cannot be told. Notes the ids of arrays."""
-    if value is None or isinstance(value, (bool, numbers.Real, str, bytes)):
-        return type(value), repr(value)
-    if depth > 8:
-        return None
-    if isinstance(value, types.ModuleType):
-        stable = value.__name__.partition(".")[0] in ("torch", "numpy", "math", "operator")
-        return ("module", value.__name__) if stable else None
-    if isinstance(value, types.FunctionType):
-        return _contents_of_function(value, captured, depth)
-    if isinstance(value, functools.partial):
-        parts = (value.func, value.args, tuple(sorted(value.keywords.items())))
-        return _contents(parts, captured, depth + 1)
-    if isinstance(value, (tuple, list)):
-        parts = tuple(_contents(part, captured, depth + 1) for part in value)
-        return None if None in parts else (type(value), parts)
-    if isinstance(value, _Table):
-        return _contents(value.array, captured, depth)
-    if _is_array(value):
-        captured.add(id(value))
-        return "array", id(value), tuple(value.shape), str(value.dtype), str(getattr(value, "device", ""))
-    if isinstance(value, (types.BuiltinFunctionType, type)) or type(value).__name__ in ("dtype", "device"):
-        return "named", repr(value)
-    return None
-
-
-def _contents_of_function(function: Any, captured: set[int], depth: int) -> Any:
-    code = function.__code__
-    cells = tuple(cell.cell_contents for cell in function.__closure__ or () if _is_filled(cell))
-    names = _names(code)
-    read = tuple((name, function.__globals__[name]) for name in names if name in function.__globals__)
-    parts = (cells, function.__defaults__, tuple(sorted((function.__kwdefaults__ or {}).items())), read)
-    contents = _contents(parts, captured, depth + 1)
-    return None if contents is None else (code, contents)
-
-
-def _is_filled(cell: Any) -> bool:
-    try:
-        return cell.cell_contents is not cell
-    except ValueError:
-        return False
-
-
-def _names(code: Any) -> tuple[str, ...]:
-    """The names that a function's code, and that of the functions inside it, may look up."""
-    inner = (constant for constant in code.co_consts if isinstance(constant, types.CodeType))
-    return (*code.co_names, *(name for each in inner for name in _names(each)))

@@ -9,7 +9,7 @@ import pytest
 from conftest import TOLERANCE, Tensors, every_kind
 
 import flashcore_attn
-from flashcore_attn import _trace
+from flashcore_attn import _trace_cache
 
 DTYPES = ["float32", "float16", "bfloat16"]
 
@@ -401,11 +401,11 @@ def test_a_function_is_traced_once():
 
     first = make(2.0)
     flashcore_attn.flex_attention(x, x, x, first)
-    known = len(_trace._known)
+    known = len(_trace_cache._known)
     flashcore_attn.flex_attention(x, x, x, make(2.0))
-    assert len(_trace._known) == known, "what a function consists of counts, not the object"
+    assert len(_trace_cache._known) == known, "what a function consists of counts, not the object"
     flashcore_attn.flex_attention(x, x, x, make(3.0))
-    assert len(_trace._known) == known + 1
+    assert len(_trace_cache._known) == known + 1
     flashcore_attn.flex_attention(x, x, x, counting)
     flashcore_attn.flex_attention(x, x, x, counting)
     assert len(calls) == 2, "a list may change between calls"

@@ -16,7 +16,7 @@ use crate::sources::{SourceLine, Sources};
 pub struct Cause {
     /// `race`, `uninitialised_read`, ….
     pub kind: HazardKind,
-    /// What happens, with readable names.
+    /// The event in words, with demangled names.
     pub message: String,
     /// How to cure it.
     pub cure: &'static str,

@@ -72,7 +72,7 @@ pub struct Basis {
     pub steps: Vec<Prediction>,
     /// The program whose CTAs were recorded. It may cover one head instead of the whole problem.
     pub bound: Bound,
-    /// What was recorded of each kernel.
+    /// The records of the kernels, in launch order.
     pub recorded: Vec<Recorded>,
 }
 

@@ -10,6 +10,7 @@
 //!
 //! [`run`] runs a kernel and returns a report with all findings. [`Emulator`] does so as a [`ptx::Machine`].
 
+mod contract;
 mod counters;
 mod decode;
 mod error;

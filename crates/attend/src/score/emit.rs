@@ -39,7 +39,7 @@ impl Value {
     }
 }
 
-/// What is known of an integer division when the kernel is emitted.
+/// Facts about an integer division that are known when the kernel is emitted.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Division {
     /// The dividend is never negative.

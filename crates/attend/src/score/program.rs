@@ -1,7 +1,8 @@
 //! Score and mask programs on tiles of scores.
 //!
-//! What depends on the query, the head or the batch entry alone is computed once for each of the lane's rows,
-//! before the KV blocks; what depends on the key alone once for each of the lane's columns of a block.
+//! A value that depends on the query, the head or the batch entry alone is computed once for each of the
+//! lane's rows, before the KV blocks. A value that depends on the key alone is computed once for each of the
+//! lane's columns of a block.
 //! Parameters of programs, strides and extents of tables are launch parameters.
 //!
 //! A row beyond the queries, or a column beyond the keys, reads tables at the last position. Its scores are
@@ -29,7 +30,7 @@ pub struct TableParams {
     pub lasts: Vec<R32>,
 }
 
-/// What programs read, as launch parameters; `None` for what they do not read.
+/// Launch parameters that programs read; `None` for parameters and tables that no program reads.
 #[derive(Clone, Debug)]
 pub struct ProgramParams {
     /// The factor that turns the product of a query and a key, or its capped form, into the logit.

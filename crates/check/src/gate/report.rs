@@ -71,7 +71,7 @@ impl From<&Hazard> for HazardRow {
     }
 }
 
-/// What a run recorded of one kernel for the time model.
+/// Counters and traces of one kernel in one run, for the time model.
 #[derive(Clone, Debug)]
 pub struct Recorded {
     pub counters: Counters,
@@ -113,7 +113,7 @@ pub struct CheckReport {
     pub coverage: Option<Coverage>,
     /// The counters of the first run, over all kernels.
     pub counters: Counters,
-    /// What the first run recorded of each kernel, in launch order.
+    /// The records of the first run, one for each kernel in launch order.
     pub recorded: Vec<Recorded>,
     /// Warp instructions issued over all runs.
     pub steps: u64,

@@ -24,7 +24,7 @@ pub(super) fn check(
         let Some(most) = wait_for_room(kernel, bound.is_cooperative(at)) else { continue };
         let buffers = buffers.get_or_insert_with(|| feed.buffers(bound));
         let mut handles: Vec<&mut Buffer> = buffers.iter_mut().collect();
-        // What the kernels before this one leave is its input.
+        // The kernels before this one write its inputs.
         for before in bound.steps().take(at) {
             emu::run(before, &mut handles, options)?;
         }

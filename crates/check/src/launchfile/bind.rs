@@ -53,7 +53,7 @@ pub struct Bound {
     pub data: Vec<Arc<[u8]>>,
     /// The order of the rows of the LSE.
     pub lse_layout: Layout,
-    /// What judges outputs besides the problem's oracle.
+    /// References by which outputs are judged, besides the problem's oracle.
     pub references: Vec<Reference>,
 }
 
@@ -432,7 +432,7 @@ impl Contract {
         self.roles.len() - 1
     }
 
-    /// What each argument passes to a kernel.
+    /// The kernel's arguments, one for each argument of the launch file.
     fn values(&mut self, spec: &LaunchSpec, homes: &[Option<usize>]) -> Vec<Arg> {
         let address = |home: Option<usize>| home.map_or(Arg::Null, |index| Arg::Buffer { index, offset: 0 });
         let mut values = Vec::with_capacity(spec.args.len());

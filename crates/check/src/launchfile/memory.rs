@@ -148,7 +148,8 @@ pub(super) use closed_names;
 closed_names!(
     /// Element type of a plain buffer. `E4m3` and `E5m2` are the fp8 formats of the OCP standard.
     BufferType: U8 = "u8", I8 = "i8", U16 = "u16", I16 = "i16", U32 = "u32", I32 = "i32",
-    U64 = "u64", I64 = "i64", E4m3 = "e4m3", E5m2 = "e5m2", F16 = "f16", Bf16 = "bf16", F32 = "f32", F64 = "f64"
+    U64 = "u64", I64 = "i64", E4m3 = "e4m3", E5m2 = "e5m2", F16 = "f16", Bf16 = "bf16", F32 = "f32",
+    F64 = "f64"
 );
 
 /// Initial contents of a buffer.

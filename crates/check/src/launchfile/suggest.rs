@@ -59,7 +59,8 @@ pub fn suggest(module: &Module, entry: Option<&str>) -> Result<String, LaunchErr
         let _ = write!(
             text,
             "\n# What the output must be; without it only hazards are looked for.\n# [reference]\n# output = {index}\n\
-             # builtin = \"softmax\"  # or kernel = \"other.cu\", file = \"expected.npy\", python = \"reference.py:function\"\n\
+             # builtin = \"softmax\"\n# or kernel = \"other.cu\", file = \"expected.npy\", \
+             python = \"reference.py:function\"\n\
              # inputs = []\n"
         );
     }

@@ -1,0 +1,164 @@
+//! Arguments of the commands about a kernel file, `check` and `explain`.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::Args;
+
+use super::{TIMEOUT, count, percent, problem_help, seconds, target};
+
+/// The format of the launch file, for `--help`.
+pub(super) fn launch_file() -> String {
+    format!("The launch file, TOML; every key, with what it means:\n\n{}", check::launchfile::FORMAT)
+}
+
+#[derive(Debug, Args)]
+pub struct Check {
+    /// Kernel file: PTX (.ptx) or CUDA C++ (.cu); - reads PTX from standard input
+    pub file: PathBuf,
+    /// Launch file: grid, block, and the meaning of each parameter; - reads it from standard input
+    #[arg(long, value_name = "FILE.toml", conflicts_with_all = ["grid", "suggest"])]
+    pub launch: Option<PathBuf>,
+    #[command(flatten)]
+    pub stated: Stated,
+    #[command(flatten)]
+    pub compiling: Compiling,
+    #[arg(from_global)]
+    pub json: bool,
+    /// Use fewer inputs and schedules
+    #[arg(long)]
+    pub quick: bool,
+    /// Time limit for all emulator runs together; beyond it the verdict is incomplete
+    #[arg(long, value_name = "SECONDS", default_value = TIMEOUT, value_parser = seconds)]
+    pub timeout: Duration,
+    /// Percentage of the kernel's instructions that must be executed; below it the verdict is incomplete
+    #[arg(long, value_name = "PERCENT", value_parser = percent)]
+    pub require_coverage: Option<f64>,
+    /// Place shared variables at their declared alignment and no larger one, so that an access which needs
+    /// more fails the check
+    #[arg(long)]
+    pub strict_alignment: bool,
+    /// Whether shuffles, votes and other warp collectives order memory: check (PTX says they do not; a race
+    /// that only they prevent fails the check) or assume
+    #[arg(long, value_name = "HOW", default_value = "check", value_parser = ["check", "assume"])]
+    pub warp_order: String,
+    /// List every source line of which a part never ran
+    #[arg(long)]
+    pub coverage: bool,
+    /// With --json: also every hazard and every counter by line of the PTX
+    #[arg(long)]
+    pub lines: bool,
+    /// File for the findings as SARIF 2.1.0, which code hosts show beside the source lines; - for standard
+    /// output
+    #[arg(long, value_name = "FILE.sarif")]
+    pub sarif: Option<PathBuf>,
+    /// File for the result as JUnit XML, which CI servers list as a test; - for standard output
+    #[arg(long, value_name = "FILE.xml")]
+    pub junit: Option<PathBuf>,
+    /// GPU that the diagnosis and the count of registers are for: H200, H100, A100, L4 or "RTX 4090"
+    /// (default: L4, or H200 where the target needs it)
+    #[arg(long, value_name = "NAME")]
+    pub gpu: Option<String>,
+    /// Show what printf prints in the first run
+    #[arg(long)]
+    pub printf: bool,
+    /// File for the PTX to which line numbers refer; for CUDA C++ this is the PTX that NVRTC makes
+    #[arg(long, value_name = "FILE.ptx")]
+    pub keep_ptx: Option<PathBuf>,
+    /// GPU architecture, such as 89 or 90a: CUDA C++ is compiled for it (default: 80), and PTX is emulated on
+    /// it (default: the target of the PTX; the architecture must be able to run that target)
+    #[arg(long, value_name = "NN[a]", value_parser = target)]
+    pub sm: Option<ptx::Target>,
+}
+
+/// A launch without a launch file.
+#[derive(Debug, Args)]
+#[command(next_help_heading = "Launch without a launch file")]
+pub struct Stated {
+    /// CTAs of the grid: X, X,Y or X,Y,Z
+    #[arg(long, value_name = "X[,Y[,Z]]", value_delimiter = ',')]
+    pub grid: Vec<i64>,
+    /// Threads of a CTA: X, X,Y or X,Y,Z; default: the entry's .reqntid
+    #[arg(long, value_name = "X[,Y[,Z]]", value_delimiter = ',', requires = "grid")]
+    pub block: Option<Vec<i64>>,
+    /// CTAs of a cluster; default: the entry's .reqnctapercluster, or one
+    #[arg(long, value_name = "X[,Y[,Z]]", value_delimiter = ',', requires = "grid")]
+    pub cluster: Option<Vec<i64>>,
+    /// Dynamic shared memory in bytes
+    #[arg(long, value_name = "BYTES", requires = "grid")]
+    pub dynamic_shared: Option<i64>,
+    /// An argument, one for each parameter, in order: NAME:TYPE=VALUE for a number, NAME:TYPE:SHAPE[=INIT]
+    /// for a buffer, such as n:i32=1000 or x:f32:64x32=random; INIT as in a launch file, LOW..HIGH or
+    /// @FILE.npy
+    #[arg(long, value_name = "ARG", requires = "grid")]
+    pub arg: Vec<String>,
+    /// The kernel's entry; default: the only one
+    #[arg(long, value_name = "NAME", conflicts_with = "launch")]
+    pub entry: Option<String>,
+    /// Write a first launch file for the kernel's signature to standard output, and check nothing
+    #[arg(long, conflicts_with = "grid")]
+    pub suggest: bool,
+}
+
+/// How CUDA C++ is compiled.
+#[derive(Debug, Args)]
+#[command(next_help_heading = "CUDA C++")]
+pub struct Compiling {
+    /// Folder that is searched for included files, after that of the source; repeatable
+    #[arg(short = 'I', long = "include", value_name = "FOLDER")]
+    pub include: Vec<PathBuf>,
+    /// Macro to define; repeatable
+    #[arg(short = 'D', long = "define", value_name = "NAME[=VALUE]")]
+    pub define: Vec<String>,
+    /// Template instance to compile, such as 'scale<float, 64>'; repeatable
+    #[arg(long, value_name = "NAME<…>")]
+    pub instantiate: Vec<String>,
+    /// Another source file of the kernel, compiled together with FILE; repeatable
+    #[arg(long = "with", value_name = "FILE.cu")]
+    pub others: Vec<PathBuf>,
+}
+
+#[derive(Debug, Args)]
+pub struct Explain {
+    /// Kernel file: PTX or CUDA C++, or - for PTX from standard input; default: the kernel of the reference
+    /// problem (1,8,512,64,f16) on the GPU
+    #[arg(requires = "launch")]
+    pub file: Option<PathBuf>,
+    /// Launch file
+    #[arg(long, value_name = "FILE.toml", requires = "file")]
+    pub launch: Option<PathBuf>,
+    #[command(flatten)]
+    pub compiling: Compiling,
+    /// Machine whose time is predicted: H200, H100, A100, L4 or "RTX 4090"
+    #[arg(long, default_value = "L4")]
+    pub gpu: String,
+    /// Machine whose time is predicted: a description that `lab microbench` wrote
+    #[arg(long, value_name = "FILE.json", conflicts_with_all = ["gpu", "problem"])]
+    pub machine: Option<PathBuf>,
+    #[arg(from_global)]
+    pub json: bool,
+    /// Time limit for all emulator runs together; beyond it the verdict is incomplete
+    #[arg(long, value_name = "SECONDS", default_value = TIMEOUT, value_parser = seconds, conflicts_with = "problem")]
+    pub timeout: Duration,
+    /// Kernel to compare with, PTX or CUDA C++, under the same launch file
+    #[arg(long, value_name = "FILE", requires = "file")]
+    pub against: Option<PathBuf>,
+    /// File for the PTX to which line numbers refer; for CUDA C++ this is the PTX that NVRTC makes
+    #[arg(long, value_name = "FILE.ptx", conflicts_with = "problem")]
+    pub keep_ptx: Option<PathBuf>,
+    /// Number of lines to list, the most expensive first
+    #[arg(long, default_value_t = 15, value_parser = count::<usize>)]
+    pub lines: usize,
+    /// GPU architecture, such as 89 or 90a: CUDA C++ is compiled for it (default: 80), and PTX is emulated on
+    /// it (default: the target of the PTX; the architecture must be able to run that target)
+    #[arg(long, value_name = "NN[a]", value_parser = target)]
+    pub sm: Option<ptx::Target>,
+    #[arg(long, conflicts_with_all = ["file", "gpu", "lines", "sm"], help = problem_help("Say instead which plan computes a problem, and why"))]
+    pub problem: Option<String>,
+    /// Device of --problem: cuda (this machine's GPU, the default), H200, H100, A100, L4 or "RTX 4090"
+    #[arg(long, value_name = "NAME", requires = "problem")]
+    pub device: Option<String>,
+    /// Check this plan for --problem instead of choosing one; JSON, as this command or `topk` prints it
+    #[arg(long, value_name = "JSON", requires = "problem")]
+    pub plan: Option<String>,
+}

@@ -1,0 +1,275 @@
+"""PyTorch's and NumPy's functions on tracers: each appends operations to the program."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from ._trace import BOOL, FLOAT, FUNCTIONS, INT, Trace, Tracer, literal, look_up, refused
+
+_LN2, _LOG2E = math.log(2.0), 1.0 / math.log(2.0)
+
+
+def _pair(trace: Trace, a: Any, b: Any) -> tuple[Tracer, Tracer]:
+    """Two numbers in one kind; truth values become integers."""
+    a, b = trace.value(a), trace.value(b)
+    kind = FLOAT if FLOAT in (a.kind, b.kind) else INT
+    return _number(trace, a, kind), _number(trace, b, kind)
+
+
+def _number(trace: Trace, value: Tracer, kind: str) -> Tracer:
+    if value.kind == BOOL and kind == FLOAT:
+        value = trace.as_kind(value, INT)
+    return trace.as_kind(value, kind)
+
+
+def _arithmetic(sign: str, keeps: bool = False) -> Any:
+    def apply(trace: Trace, a: Any, b: Any, alpha: Any = 1) -> Tracer:
+        a, b = _pair(trace, a, b if alpha == 1 else FUNCTIONS["mul"](trace, b, alpha))
+        return trace.emit(f"{a.text} {sign} {b.text}", a.kind, keeps and a.not_negative and b.not_negative)
+
+    return apply
+
+
+def _divide(trace: Trace, a: Any, b: Any, rounding_mode: str | None = None) -> Tracer:
+    if rounding_mode == "floor":
+        return _floor_divide(trace, a, b)
+    a, b = _float(trace, a), _float(trace, b)
+    quotient = trace.emit(f"{a.text} / {b.text}", FLOAT)
+    return quotient if rounding_mode is None else _truncated(trace, quotient)
+
+
+def _floor_divide(trace: Trace, a: Any, b: Any) -> Tracer:
+    a, b = _pair(trace, a, b)
+    if a.kind == INT:
+        return trace.emit(f"{a.text} / {b.text}", INT, a.not_negative and b.not_negative)
+    return _floor(trace, trace.emit(f"{a.text} / {b.text}", FLOAT))
+
+
+def _remainder(trace: Trace, a: Any, b: Any) -> Tracer:
+    a, b = _pair(trace, a, b)
+    if a.kind == INT:
+        return trace.emit(f"{a.text} % {b.text}", INT, b.not_negative)
+    return trace.emit(f"{a.text} - {_floor_divide(trace, a, b).text} * {b.text}", FLOAT)
+
+
+def _truncated(trace: Trace, a: Any) -> Tracer:
+    """Rounded towards zero. Floats beyond 2^31 are integers."""
+    a = trace.value(a)
+    if a.kind != FLOAT:
+        return a
+    return trace.emit(f"select(abs({a.text}) < 2147483648.0, float(int({a.text})), {a.text})", FLOAT)
+
+
+def _floor(trace: Trace, a: Any) -> Tracer:
+    a = trace.value(a)
+    if a.kind != FLOAT:
+        return a
+    whole = _truncated(trace, a)
+    return trace.emit(f"select({whole.text} > {a.text}, {whole.text} - 1.0, {whole.text})", FLOAT)
+
+
+def _ceil(trace: Trace, a: Any) -> Tracer:
+    a = trace.value(a)
+    if a.kind != FLOAT:
+        return a
+    whole = _truncated(trace, a)
+    return trace.emit(f"select({whole.text} < {a.text}, {whole.text} + 1.0, {whole.text})", FLOAT)
+
+
+def _float(trace: Trace, a: Any) -> Tracer:
+    return _number(trace, trace.value(a), FLOAT)
+
+
+def _function(text: str) -> Any:
+    """A function of one float."""
+
+    def apply(trace: Trace, a: Any) -> Tracer:
+        return trace.emit(text.format(_float(trace, a).text), FLOAT)
+
+    return apply
+
+
+def _absolute(trace: Trace, a: Any) -> Tracer:
+    a = trace.value(a)
+    return trace.emit(f"abs({a.text})", a.kind, True)
+
+
+def _negative(trace: Trace, a: Any) -> Tracer:
+    a = _number(trace, trace.value(a), trace.value(a).kind if trace.value(a).kind != BOOL else INT)
+    return trace.emit(f"-({a.text})", a.kind)
+
+
+def _power(trace: Trace, a: Any, b: Any) -> Tracer:
+    if type(b) is int and 0 <= b <= 8:
+        result = trace.value(1)
+        for _ in range(b):
+            result = FUNCTIONS["mul"](trace, result, a)
+        return result
+    if type(a) in (int, float) and a > 0:
+        return trace.emit(f"exp2({_float(trace, b).text} * {literal(math.log2(a))})", FLOAT)
+    if type(b) is float and b == 0.5:
+        return trace.emit(f"sqrt({_float(trace, a).text})", FLOAT)
+    raise refused("this power", "accepted are exponents of 0 to 8 and 0.5, and positive constants as the base")
+
+
+def _compare(sign: str) -> Any:
+    def apply(trace: Trace, a: Any, b: Any) -> Tracer:
+        a, b = trace.value(a), trace.value(b)
+        if not a.kind == b.kind == BOOL or sign not in ("==", "!="):
+            a, b = _pair(trace, a, b)
+        return trace.emit(f"{a.text} {sign} {b.text}", BOOL)
+
+    return apply
+
+
+def _bits(sign: str) -> Any:
+    def apply(trace: Trace, a: Any, b: Any) -> Tracer:
+        a, b = trace.value(a), trace.value(b)
+        if FLOAT in (a.kind, b.kind):
+            raise refused(f"{sign} of floating-point numbers", "use truth values or integers")
+        if a.kind != b.kind:
+            a, b = _pair(trace, a, b)
+        neutral = {"&": "true", "|": "false"}.get(sign)
+        if neutral in (a.text, b.text):
+            return b if a.text == neutral else a
+        return trace.emit(f"{a.text} {sign} {b.text}", a.kind, a.not_negative and b.not_negative)
+
+    return apply
+
+
+def _logical(sign: str) -> Any:
+    def apply(trace: Trace, a: Any, b: Any) -> Tracer:
+        return _bits(sign)(trace, trace.as_kind(trace.value(a), BOOL), trace.as_kind(trace.value(b), BOOL))
+
+    return apply
+
+
+def _shift(sign: str) -> Any:
+    def apply(trace: Trace, a: Any, b: Any) -> Tracer:
+        a, b = _pair(trace, a, b)
+        if a.kind != INT:
+            raise refused(f"{sign} of floating-point numbers", "use integers")
+        return trace.emit(f"{a.text} {sign} {b.text}", INT, sign == ">>" and a.not_negative)
+
+    return apply
+
+
+def _invert(trace: Trace, a: Any) -> Tracer:
+    a = trace.value(a)
+    if a.kind == FLOAT:
+        raise refused("~ of a floating-point number", "use truth values or integers")
+    return trace.emit(f"!{a.text}", a.kind)
+
+
+def _not(trace: Trace, a: Any) -> Tracer:
+    return trace.emit(f"!{trace.as_kind(trace.value(a), BOOL).text}", BOOL)
+
+
+def _where(trace: Trace, condition: Any, yes: Any, no: Any) -> Tracer:
+    condition, yes, no = trace.as_kind(trace.value(condition), BOOL), trace.value(yes), trace.value(no)
+    if yes.kind != no.kind:
+        yes, no = _pair(trace, yes, no)
+    both = yes.not_negative and no.not_negative
+    return trace.emit(f"select({condition.text}, {yes.text}, {no.text})", yes.kind, both)
+
+
+def _extreme(name: str) -> Any:
+    def apply(trace: Trace, a: Any, b: Any) -> Tracer:
+        a, b = _pair(trace, a, b)
+        known = (a.not_negative or b.not_negative) if name == "max" else (a.not_negative and b.not_negative)
+        return trace.emit(f"{name}({a.text}, {b.text})", a.kind, known)
+
+    return apply
+
+
+def _clamp(trace: Trace, a: Any, min: Any = None, max: Any = None) -> Tracer:
+    result = trace.value(a)
+    if min is not None:
+        result = FUNCTIONS["maximum"](trace, result, min)
+    return result if max is None else FUNCTIONS["minimum"](trace, result, max)
+
+
+def _sign(trace: Trace, a: Any) -> Tracer:
+    a = trace.value(a)
+    one, zero = ("1.0", "0.0") if a.kind == FLOAT else ("1", "0")
+    return trace.emit(f"select({a.text} > {zero}, {one}, select({a.text} < {zero}, -{one}, {zero}))", a.kind)
+
+
+def _cast(kind: str) -> Any:
+    def apply(trace: Trace, a: Any) -> Tracer:
+        return _number(trace, trace.value(a), kind)
+
+    return apply
+
+
+def _to(trace: Trace, a: Any, *wanted: Any, dtype: Any = None) -> Tracer:
+    a = trace.value(a)
+    for each in (dtype, *wanted):
+        kind = each.kind if isinstance(each, Tracer) else trace.backend.kind_of_dtype(each)
+        if kind is not None:
+            return _number(trace, a, kind)
+    return a
+
+
+def _filled(value: Any) -> Any:
+    """``zeros_like`` and others of one element."""
+
+    def apply(trace: Trace, a: Any, *shape: Any, dtype: Any = None, size: Any = None) -> Tracer:
+        return _new(trace, trace.value(a), value, dtype)
+
+    return apply
+
+
+def _full(trace: Trace, a: Any, *arguments: Any, fill_value: Any = None, dtype: Any = None, size: Any = None) -> Tracer:
+    return _new(trace, trace.value(a), arguments[-1] if fill_value is None else fill_value, dtype)
+
+
+def _new(trace: Trace, like: Tracer, value: Any, dtype: Any) -> Tracer:
+    kind = trace.backend.kind_of_dtype(dtype)
+    return _number(trace, trace.value(value), kind or like.kind)
+
+
+def _same(trace: Trace, a: Any, *ignored: Any) -> Tracer:
+    return trace.value(a)
+
+
+FUNCTIONS.update({
+    "add": _arithmetic("+", True), "sub": _arithmetic("-"), "mul": _arithmetic("*", True),
+    "rsub": lambda trace, a, b: _arithmetic("-")(trace, b, a),
+    "rtruediv": lambda trace, a, b: _divide(trace, b, a), "rdiv": lambda trace, a, b: _divide(trace, b, a),
+    "rfloordiv": lambda trace, a, b: _floor_divide(trace, b, a),
+    "rmod": lambda trace, a, b: _remainder(trace, b, a), "rpow": lambda trace, a, b: _power(trace, b, a),
+    "radd": _arithmetic("+", True), "rmul": _arithmetic("*", True),
+    "div": _divide, "floor_divide": _floor_divide, "remainder": _remainder, "pow": _power,
+    "eq": _compare("=="), "ne": _compare("!="), "lt": _compare("<"), "le": _compare("<="), "gt": _compare(">"),
+    "ge": _compare(">="),
+    "bitwise_and": _bits("&"), "bitwise_or": _bits("|"), "bitwise_xor": _bits("^"), "bitwise_not": _invert,
+    "logical_and": _logical("&"), "logical_or": _logical("|"), "logical_xor": _logical("^"), "logical_not": _not,
+    "lshift": _shift("<<"), "rshift": _shift(">>"),
+    "neg": _negative, "abs": _absolute, "sign": _sign, "square": lambda trace, a: _power(trace, a, 2),
+    "floor": _floor, "ceil": _ceil, "trunc": _truncated,
+    "exp": _function(f"exp2({{}} * {_LOG2E!r})"), "exp2": _function("exp2({})"),
+    "log": _function(f"log2({{}}) * {_LN2!r}"), "log2": _function("log2({})"),
+    "tanh": _function("tanh({})"), "sqrt": _function("sqrt({})"), "rsqrt": _function("1.0 / sqrt({})"),
+    "reciprocal": _function("1.0 / {}"), "sigmoid": _function(f"1.0 / (1.0 + exp2({{}} * {-_LOG2E!r}))"),
+    "where": _where, "min": _extreme("min"), "max": _extreme("max"), "clamp": _clamp,
+    "relu": lambda trace, a: _extreme("max")(trace, a, 0),
+    "to": _to, "float": _cast(FLOAT), "int": _cast(INT), "bool": lambda trace, a: trace.as_kind(trace.value(a), BOOL),
+    "zeros_like": _filled(0), "ones_like": _filled(1), "new_zeros": _filled(0), "new_ones": _filled(1),
+    "full_like": _full, "new_full": _full, "new_tensor": lambda trace, a, value, dtype=None: trace.value(value),
+    "clone": _same, "view": _same, "expand": _same, "reshape": _same,
+    "getitem": lambda trace, array, index: look_up(trace, array, index if isinstance(index, tuple) else (index,)),
+    "size": lambda trace, a: (), "dim": lambda trace, a: 0, "is_floating_point": lambda trace, a: a.kind == FLOAT,
+})  # fmt: skip
+for _word, _own in {
+    "subtract": "sub", "multiply": "mul", "divide": "div", "true_divide": "div", "truediv": "div",
+    "floordiv": "floor_divide", "mod": "remainder", "power": "pow", "not_equal": "ne", "equal": "eq", "less": "lt",
+    "less_equal": "le", "greater": "gt", "greater_equal": "ge", "and": "bitwise_and", "or": "bitwise_or",
+    "xor": "bitwise_xor", "rand": "bitwise_and", "ror": "bitwise_or", "rxor": "bitwise_xor", "invert": "bitwise_not",
+    "bitwise_left_shift": "lshift", "bitwise_right_shift": "rshift", "left_shift": "lshift", "right_shift": "rshift",
+    "negative": "neg", "absolute": "abs", "minimum": "min", "maximum": "max", "clip": "clamp", "type": "to",
+    "astype": "to", "type_as": "to", "half": "float", "bfloat16": "float", "double": "float", "long": "int",
+    "detach": "clone", "contiguous": "clone", "cpu": "clone", "cuda": "clone", "squeeze": "clone", "positive": "clone",
+}.items():  # fmt: skip
+    FUNCTIONS[_word] = FUNCTIONS[_own]
