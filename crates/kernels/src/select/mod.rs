@@ -193,7 +193,7 @@ const fn name(kind: Kind) -> &'static str {
 
 #[cfg(test)]
 mod tests {
-    use attend::Rescale;
+    use attend::{Rescale, Tanh};
     use problem::{Band, DType, Layout};
     use serde_json::json;
 
@@ -313,6 +313,19 @@ mod tests {
 
     /// Rows of prefill do not stand for decode, and rows of ungrouped heads do not decide how the heads of a
     /// group are packed.
+    /// No row of the table was measured with a softcap, so its plan says nothing about the softcap's
+    /// instructions.
+    #[test]
+    fn a_row_without_a_softcap_leaves_its_instructions_to_the_default() {
+        let tuned = Problem::new(1, 8, 512, 64, DType::Bf16);
+        let table = table(vec![row(tuned.clone())]);
+        let capped = tuned.with_softcap(50.0);
+        let choice = choose(&capped, &H200, &table).unwrap();
+        assert!(matches!(choice.source, Source::Tuned { .. }));
+        let Plan::Mma(plan) = choice.plan else { panic!("{:?}", choice.plan) };
+        assert_eq!(plan.tanh, Tanh::Approx);
+    }
+
     #[test]
     fn tiles_are_filled_with_heads_of_a_group() {
         let grouped = |batch, seq_q, seq_kv| {

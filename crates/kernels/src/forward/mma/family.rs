@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use super::MmaPlan;
 use super::plan::default_splits;
 use crate::family::FamilyPlan;
-use crate::forward::contract::{rescale_within, tanh_gene};
+use crate::forward::contract::{default_tanh, rescale_within, tanh_gene};
 use crate::genes::Turn::{Down, To, Up};
 use crate::genes::{BLOCK_N, Gene, PRODUCTS, RESIDENT_CTAS, STAGES};
 use crate::{Arch, Features, PlanError, Program};
@@ -89,6 +89,7 @@ impl FamilyPlan for MmaPlan {
     }
 
     fn adapted(mut self, problem: &Problem, arch: &Arch, own_shape: bool) -> MmaPlan {
+        self.tanh = default_tanh(problem);
         if self.splits > 1 && !own_shape {
             self.splits = default_splits(problem, self.block_m, arch);
         }

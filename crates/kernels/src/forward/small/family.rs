@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 
 use super::SmallPlan;
 use crate::family::{FamilyPlan, row_tiles};
-use crate::forward::contract::tanh_gene;
+use crate::forward::contract::{default_tanh, tanh_gene};
 use crate::genes::Turn::{Down, Up};
 use crate::genes::{BLOCK_N, CLUSTER, Gene, PACKING, RESIDENT_CTAS, STAGES, TURNS};
 use crate::{Arch, Features, PlanError, Program};
@@ -75,7 +75,8 @@ impl FamilyPlan for SmallPlan {
         self.emit(problem)
     }
 
-    fn adapted(self, problem: &Problem, _: &Arch, own_shape: bool) -> SmallPlan {
+    fn adapted(mut self, problem: &Problem, _: &Arch, own_shape: bool) -> SmallPlan {
+        self.tanh = default_tanh(problem);
         if own_shape { self.fitted(problem) } else { self.filled(problem).fitted(problem) }
     }
 }

@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 
 use super::WgmmaPlan;
 use crate::family::{FamilyPlan, row_tiles};
-use crate::forward::contract::tanh_gene;
+use crate::forward::contract::{default_tanh, tanh_gene};
 use crate::genes::Turn::{Down, To, Up};
 use crate::genes::{BLOCK_N, CLUSTER, Gene, PACKING, PRODUCTS, RESIDENT_CTAS, STAGES, TURNS};
 use crate::{Arch, Features, PlanError, Program};
@@ -87,7 +87,8 @@ impl FamilyPlan for WgmmaPlan {
         self.emit(problem, arch)
     }
 
-    fn adapted(self, problem: &Problem, _: &Arch, own_shape: bool) -> WgmmaPlan {
+    fn adapted(mut self, problem: &Problem, _: &Arch, own_shape: bool) -> WgmmaPlan {
+        self.tanh = default_tanh(problem);
         if own_shape { self.fitted(problem) } else { self.filled(problem).fitted(problem) }
     }
 }
