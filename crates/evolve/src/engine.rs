@@ -18,7 +18,9 @@ use super::space::Space;
 use super::task::{Finding, Outcome, Stage, Target, Task};
 use super::workers::is_of_device;
 use super::{advice, finals, rank};
-use ledger::{CandidateId, Decision, Environment, Ledger, LedgerError, Rejection, Run, RunEvent, RunId};
+use ledger::{
+    CandidateId, Decision, Environment, Ledger, LedgerError, Reason, Rejection, Run, RunEvent, RunId,
+};
 
 /// Why an evolution cannot continue.
 #[derive(Debug, thiserror::Error)]
@@ -29,13 +31,7 @@ pub enum EvolveError {
     #[error(
         "the baseline for {problem} cannot be evaluated ({reason}: {detail}); name another with --seed-plan, or another problem"
     )]
-    Baseline {
-        problem: String,
-        /// The reason in one word.
-        reason: String,
-        /// The reason in words.
-        detail: String,
-    },
+    Baseline { problem: String, reason: Reason, detail: String },
     /// The run's configuration in the ledger does not parse.
     #[error(
         "run {run} of the ledger cannot go on: its configuration is not one of this FlashCore's ({error})"
@@ -51,8 +47,8 @@ pub enum EvolveError {
         count: usize,
         /// The kind of evaluation that failed.
         place: &'static str,
-        /// The reason of the last failure in one word.
-        reason: String,
+        /// The reason of the last failure.
+        reason: Reason,
         /// The last failure in words.
         detail: String,
     },
@@ -557,7 +553,8 @@ impl Evolution {
             Promotion::Granted(id) => ("promoted", id, None),
             Promotion::Refused(id, why) => ("refused", id, Some(why)),
         };
-        let mut why = finals::evidence(self, case, self.searches[case].population.members.get(&id)?);
+        let member = self.searches[case].population.members.get(&id)?;
+        let mut why = json!(finals::evidence(self, case, member));
         if let Some(refusal) = refusal {
             why["why"] = json!(refusal);
         }

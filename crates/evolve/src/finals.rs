@@ -3,16 +3,17 @@
 //! starts only if the remaining time suffices.
 
 use kernels::select::Shape;
-use serde_json::{Value, json};
+use serde::Serialize;
 
 use super::cascade;
 use super::engine::{Evolution, EvolveError, words};
 use super::population::{Member, Place, Population, key};
 use super::rank;
+use super::report::HeldOutEnd;
 use super::space::Domain;
 use super::task::{Stage, Task};
 use bench::SpeedVerdict;
-use ledger::{Against, Arm, CandidateId, Rejection};
+use ledger::{Against, Arm, CandidateId, Reason, Rejection, TimeKind};
 
 /// Maximum fraction of the time budget that is reserved for the end.
 const MOST: f64 = 0.5;
@@ -144,7 +145,7 @@ pub enum HeldOut {
     /// The outputs were wrong.
     Wrong,
     /// The race failed for this reason, so the result is unknown.
-    Failed(String),
+    Failed(Reason),
     Raced(Against),
 }
 
@@ -157,8 +158,8 @@ pub(super) fn fate(evolution: &Evolution, member: &Member, shape: &Shape) -> Hel
     let is_foreign = matches!(member.candidate, super::Candidate::Kernel(_));
     match member.held_out.get(&key(shape)) {
         Some(Ok(against)) => HeldOut::Raced(*against),
-        Some(Err(reason)) if matches!(reason.as_str(), "wrong" | "fault") => HeldOut::Wrong,
-        Some(Err(reason)) => HeldOut::Failed(reason.clone()),
+        Some(Err(reason)) if matches!(reason, Reason::Wrong | Reason::Fault) => HeldOut::Wrong,
+        Some(Err(reason)) => HeldOut::Failed(*reason),
         None if *shape == member.problem => HeldOut::Open,
         None if is_foreign || domain.check(&member.candidate).is_err() => HeldOut::NotComputed,
         None => HeldOut::Open,
@@ -367,26 +368,30 @@ pub(super) fn shipped(population: &Population) -> Option<&Member> {
 const SHIPPED: &str = "shipped";
 
 /// The figures behind a promotion or its refusal.
-pub(super) fn evidence(evolution: &Evolution, case: usize, member: &Member) -> Value {
-    let held = evolution.config.cases[case].held_out.iter();
-    let held: Vec<Value> = held.map(|(shape, _)| told(shape, fate(evolution, member, shape))).collect();
-    let shipped = shipped(&evolution.searches[case].population).and_then(|shipped| shipped.race);
-    json!({
-        "race": rank::race(member), "first_race": member.race, "us": member.time.map(|time| time.us), "kind": member.kind,
-        "held_out": held, "shipped": shipped.filter(|race| race.incumbent == member.id),
-    })
+#[derive(Clone, Debug, Serialize)]
+pub struct Evidence {
+    /// The race that counts: the second one, if there is one.
+    pub race: Option<Against>,
+    pub first_race: Option<Against>,
+    pub us: Option<f64>,
+    pub kind: Option<TimeKind>,
+    pub held_out: Vec<HeldOutEnd>,
+    /// The race of the shipped plan against this candidate.
+    pub shipped: Option<Against>,
 }
 
-/// The result on a held-out problem as JSON.
-pub(super) fn told(shape: &Shape, fate: HeldOut) -> Value {
-    let (end, against, reason) = match fate {
-        HeldOut::Open => ("not_tried", None, None),
-        HeldOut::NotComputed => ("not_computed", None, None),
-        HeldOut::Wrong => ("wrong", None, None),
-        HeldOut::Failed(reason) => ("failed", None, Some(reason)),
-        HeldOut::Raced(against) => ("raced", Some(against), None),
-    };
-    json!({ "problem": shape, "end": end, "race": against, "reason": reason })
+/// The figures behind a promotion or its refusal.
+pub(super) fn evidence(evolution: &Evolution, case: usize, member: &Member) -> Evidence {
+    let held = evolution.config.cases[case].held_out.iter();
+    let shipped = shipped(&evolution.searches[case].population).and_then(|shipped| shipped.race);
+    Evidence {
+        race: rank::race(member),
+        first_race: member.race,
+        us: member.time.map(|time| time.us),
+        kind: member.kind,
+        held_out: held.map(|(shape, _)| HeldOutEnd::new(*shape, fate(evolution, member, shape))).collect(),
+        shipped: shipped.filter(|race| race.incumbent == member.id),
+    }
 }
 
 /// Rejections of candidates that are still open: not among the fastest, or cut short by the budget.

@@ -10,7 +10,7 @@ use super::operators::Draft;
 use super::population::Member;
 use super::proposer::Proposal;
 use super::task::{Finding, Outcome, Stage};
-use ledger::{Arm, CandidateId, Forecast, NewCandidate, Rejection};
+use ledger::{Arm, CandidateId, Forecast, NewCandidate, Reason, Rejection};
 use ledger::{Candidate, Language, Source};
 
 /// What a proposer reports beside its candidate.
@@ -57,7 +57,7 @@ impl Evolution {
             Ok(Proposal { candidate, hypothesis, predicted_us }) => {
                 said.forecast = predicted_us.map(|us| (hypothesis.unwrap_or_default(), us));
                 if let Err(detail) = search.space.domain.check(&candidate) {
-                    said.failure = Some(Rejection { stage: Stage::Propose, reason: "plan".into(), detail });
+                    said.failure = Some(Rejection { stage: Stage::Propose, reason: Reason::Plan, detail });
                 }
                 candidate
             }

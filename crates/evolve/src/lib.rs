@@ -38,9 +38,10 @@ mod task;
 mod tests;
 pub mod workers;
 
+pub use bandit::Account;
 pub use config::{Case, Config, Configuration, Limits};
 pub use engine::{Ask, Evolution, EvolveError, Question, words};
 pub use evaluate::{Evaluator, Look};
 pub use ledger::{Candidate, Language, Source};
-pub use report::{Gain, Progress, Promoted, gain};
+pub use report::{CaseReport, Cases, End, Gain, HeldOutEnd, Progress, Promoted, Report, Shown, gain};
 pub use task::{Finding, Outcome, Stage, Target, Task};

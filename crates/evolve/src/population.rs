@@ -15,7 +15,7 @@ use super::space::family;
 use super::task::{Finding, Outcome, Stage};
 use bench::SpeedVerdict;
 use ledger::Candidate;
-use ledger::{Against, Arm, CandidateId, NewCandidate, Rejection, Screening, TimeKind};
+use ledger::{Against, Arm, CandidateId, NewCandidate, Reason, Rejection, Screening, TimeKind};
 
 /// The state of a candidate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -70,7 +70,7 @@ pub struct Member {
     pub race_us: Option<f64>,
     /// The results of a winner's further races by problem, its second race included, or the reason why a race
     /// failed.
-    pub held_out: BTreeMap<String, Result<Against, String>>,
+    pub held_out: BTreeMap<String, Result<Against, Reason>>,
     /// Why the candidate was rejected.
     pub rejection: Option<Rejection>,
     /// An earlier candidate with the same kernel.
@@ -269,7 +269,7 @@ impl Population {
         }
         match &outcome.finding {
             Finding::Rejected(rejection) if outcome.stage == Stage::HeldOut => {
-                self.note_held_out(id, &outcome.problem, Err(rejection.reason.clone()));
+                self.note_held_out(id, &outcome.problem, Err(rejection.reason));
                 if let Some(member) = self.members.get_mut(&id) {
                     // The rejection is kept, but the time still counts: it does not depend on another
                     // problem.
@@ -352,7 +352,7 @@ impl Population {
         }
     }
 
-    fn note_held_out(&mut self, id: CandidateId, problem: &Shape, race: Result<Against, String>) {
+    fn note_held_out(&mut self, id: CandidateId, problem: &Shape, race: Result<Against, Reason>) {
         if let Some(member) = self.members.get_mut(&id) {
             member.held_out.insert(key(problem), race);
         }

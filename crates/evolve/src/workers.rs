@@ -20,7 +20,7 @@ use serde::{Deserialize, Serialize};
 use super::children::Group;
 use super::evaluate::{Evaluator, Fault, Look};
 use super::task::{Finding, Outcome, Stage, Task};
-use ledger::{Environment, Rejection};
+use ledger::{Environment, Reason, Rejection};
 
 /// A line of a worker that is not an outcome.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
@@ -192,14 +192,14 @@ impl Worker {
 
     /// The outcome from a running worker.
     fn ask(&mut self, task: &Task) -> Result<Outcome, Fault> {
-        let line = serde_json::to_string(task).map_err(|error| Fault::new("crashed", error))?;
+        let line = serde_json::to_string(task).map_err(|error| Fault::new(Reason::Crashed, error))?;
         // A worker that ended while idle is replaced without a rejection.
         for attempt in 0..2 {
             let mut running = match self.running.take() {
                 Some(running) => running,
                 None => self.start().map_err(|error| {
                     let program = self.program.file.display();
-                    Fault::new("crashed", format!("the worker {program} cannot be started: {error}"))
+                    Fault::new(Reason::Crashed, format!("the worker {program} cannot be started: {error}"))
                 })?,
             };
             if attempt == 0 && !matches!(running.group.ended(), Ok(None)) {
@@ -214,13 +214,13 @@ impl Worker {
             }
             return answer;
         }
-        Err(Fault::new("crashed", "the worker ends as soon as it is started"))
+        Err(Fault::new(Reason::Crashed, "the worker ends as soon as it is started"))
     }
 }
 
 /// Whether this outcome means that the evaluator has lost its device or crashed.
 pub fn is_lost(outcome: &Outcome) -> bool {
-    matches!(&outcome.finding, Finding::Rejected(Rejection { reason, .. }) if reason == "hangs" || reason == "crashed")
+    matches!(&outcome.finding, Finding::Rejected(found) if matches!(found.reason, Reason::Hangs | Reason::Crashed))
 }
 
 impl Running {
@@ -239,18 +239,18 @@ impl Running {
                     let outcome: Outcome = serde_json::from_str(&line).map_err(|error| {
                         let begin: String = line.chars().take(80).collect();
                         Fault::new(
-                            "crashed",
+                            Reason::Crashed,
                             format!("the worker said {begin:?}, which is no outcome: {error}"),
                         )
                     })?;
                     if (outcome.candidate, outcome.stage) != (task.candidate, task.stage) {
-                        return Err(Fault::new("crashed", "the worker answered another task"));
+                        return Err(Fault::new(Reason::Crashed, "the worker answered another task"));
                     }
                     return Ok(outcome);
                 }
                 Err(RecvTimeoutError::Timeout) if since.elapsed() >= given => {
                     return Err(Fault::new(
-                        "hangs",
+                        Reason::Hangs,
                         format!("nothing came of it within {:.1} s", given.as_secs_f64()),
                     ));
                 }
@@ -259,7 +259,7 @@ impl Running {
                     if held > program.memory {
                         let (held, most) = (held >> 20, program.memory >> 20);
                         return Err(Fault::new(
-                            "memory",
+                            Reason::Memory,
                             format!("its worker held {held} MB of memory; accepted: at most {most} MB"),
                         ));
                     }
@@ -281,7 +281,7 @@ impl Running {
         }
         let complaint = self.complaint.lock().unwrap_or_else(PoisonError::into_inner);
         let words: Vec<&str> = complaint.iter().map(String::as_str).collect();
-        Fault::new("crashed", format!("its worker ended ({status}): {}", words.join(" | ")))
+        Fault::new(Reason::Crashed, format!("its worker ended ({status}): {}", words.join(" | ")))
     }
 }
 

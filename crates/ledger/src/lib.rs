@@ -25,6 +25,7 @@ mod outcome;
 mod pages;
 mod rank;
 mod read;
+mod reason;
 pub mod schema;
 mod score;
 mod totals;
@@ -49,6 +50,7 @@ pub use outcome::{Finding, Outcome, Stage};
 pub use pages::Line;
 pub use rank::{Ancestor, Ranked, Win};
 pub use read::{Decided, Dossier, Known, Resumed, RunLine};
+pub use reason::Reason;
 pub use score::{ByHand, Recalibration, SCORED, Score};
 pub use totals::{Corner, Cost, CostItem, Death, Earnings, Entered, Niche, Pair, Tally};
 

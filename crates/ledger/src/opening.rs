@@ -1,5 +1,6 @@
 //! Tests of file recognition, permissions and a full disk.
 
+use crate::Reason;
 use serde_json::Value;
 
 use super::tests::*;
@@ -118,11 +119,10 @@ fn verdicts(ledger: &Ledger) -> (RunId, [CandidateId; 6]) {
     let failed = add(ledger, run, "e", Arm::Random, &[]);
     ledger.tell(&outcome(failed, Stage::Screen, screened("p6", 6.0))).unwrap();
     ledger.tell(&outcome(failed, Stage::Check, judged(Verdict::Failed))).unwrap();
-    let no =
-        |stage, reason: &str| Rejection { stage, reason: reason.into(), detail: format!("it was {reason}") };
-    ledger.rejected(failed, &no(Stage::Check, "failed")).unwrap();
+    let no = |stage, reason: Reason| Rejection { stage, reason, detail: format!("it was {reason}") };
+    ledger.rejected(failed, &no(Stage::Check, Reason::Failed)).unwrap();
     for candidate in [control, crossing, wrong] {
-        ledger.rejected(candidate, &no(Stage::Race, "wrong")).unwrap();
+        ledger.rejected(candidate, &no(Stage::Race, Reason::Wrong)).unwrap();
     }
     (run, [seed, child, wrong, crossing, control, failed])
 }

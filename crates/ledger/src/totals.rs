@@ -5,7 +5,7 @@ use kernels::select::Shape;
 use serde::Serialize;
 
 use super::read::{parse, rows, unword};
-use super::{Arm, CandidateId, Ledger, LedgerError, RunId, Trial};
+use super::{Arm, CandidateId, Ledger, LedgerError, Reason, RunId, Trial};
 use crate::Stage;
 
 /// Counts of an arm on a problem.
@@ -27,8 +27,7 @@ pub struct Tally {
 pub struct Death {
     pub arm: Arm,
     pub stage: Stage,
-    /// The reason in one word.
-    pub reason: String,
+    pub reason: Reason,
     pub candidates: i64,
     /// The latest of these candidates.
     pub latest: CandidateId,
@@ -174,7 +173,7 @@ impl Ledger {
             Ok(Death {
                 arm: unword(row, 0)?,
                 stage: unword(row, 1)?,
-                reason: row.get(2)?,
+                reason: unword(row, 2)?,
                 candidates: row.get(3)?,
                 latest: CandidateId(row.get(4)?),
                 detail: row.get(5)?,

@@ -399,7 +399,7 @@ impl Ledger {
         self.candidate_run(candidate)?;
         self.insert(
             "INSERT INTO rejection (at, outcome, candidate, stage, reason, detail) VALUES (?, ?, ?, ?, ?, ?)",
-            params![now(), told, candidate.0, word(&r.stage), r.reason, r.detail],
+            params![now(), told, candidate.0, word(&r.stage), r.reason.name(), r.detail],
         )?;
         Ok(())
     }

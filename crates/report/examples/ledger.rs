@@ -18,7 +18,7 @@ use kernels::forward::mma::MmaPlan;
 use kernels::select::Shape;
 use kernels::{Arch, Plan};
 use ledger::*;
-use ledger::{Candidate, Finding, Outcome, Stage};
+use ledger::{Candidate, Finding, Outcome, Reason, Stage};
 use problem::{DType, Problem};
 use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
@@ -185,17 +185,19 @@ impl Search<'_> {
             finding,
         };
         let die = |stage, reason: &str| {
-            Finding::Rejected(Rejection { stage, reason: reason.into(), detail: "as the stage found".into() })
+            Finding::Rejected(Rejection { stage, reason, detail: "as the stage found".into() })
         };
         let fate = self.rng.random_range(0..100);
         if fate < 40 {
-            let reason = ["plan", "identical", "spills", "emit"][self.rng.random_range(0..4)];
+            let reason =
+                [Reason::Plan, Reason::Identical, Reason::Spills, Reason::Emit][self.rng.random_range(0..4)];
             ledger.tell(&told(Stage::Screen, die(Stage::Screen, reason)))?;
             return Ok(());
         }
         ledger.tell(&told(Stage::Screen, self.screened(us)))?;
         if fate < 85 {
-            let (stage, reason) = [(Stage::Check, "failed"), (Stage::Screen, "predicted_slow")][fate % 2];
+            let (stage, reason) =
+                [(Stage::Check, Reason::Failed), (Stage::Screen, Reason::PredictedSlow)][fate % 2];
             ledger.tell(&told(stage, die(stage, reason)))?;
             return Ok(());
         }

@@ -3,6 +3,7 @@
 
 #![cfg(target_os = "linux")]
 
+use ledger::Reason;
 use std::net::TcpListener;
 use std::path::Path;
 use std::process::{Command, Output};
@@ -194,6 +195,6 @@ fn a_run_asks_its_proposer_in_the_sandbox_or_does_not_begin() {
     assert!(!proposed.is_empty(), "the proposer was never asked");
     for known in proposed {
         let rejections = ledger.candidate(known.id).unwrap().rejections;
-        assert!(rejections.iter().all(|found| found.reason != "proposer"), "{rejections:?}");
+        assert!(rejections.iter().all(|found| found.reason != Reason::Proposer), "{rejections:?}");
     }
 }

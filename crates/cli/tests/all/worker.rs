@@ -10,7 +10,7 @@ use evolve::workers::{Program, Worker};
 use evolve::{Candidate, Finding, Language, Outcome, Source, Stage, Target, Task};
 use kernels::select::Shape;
 use kernels::{Arch, Family};
-use ledger::{CandidateId, Environment};
+use ledger::{CandidateId, Environment, Reason};
 use problem::{DType, Problem};
 
 fn tiny() -> Problem {
@@ -53,7 +53,7 @@ fn kernel(body: &str) -> Candidate {
     Candidate::Kernel(Source { language: Language::Ptx, text, launch })
 }
 
-fn rejected(worker: &mut Worker, stage: Stage, subject: Candidate) -> (String, String) {
+fn rejected(worker: &mut Worker, stage: Stage, subject: Candidate) -> (Reason, String) {
     match worker.evaluate(&task(stage, subject)).finding {
         Finding::Rejected(found) => (found.reason, found.detail),
         other => panic!("{other:?}"),
@@ -79,7 +79,9 @@ fn kernels_that_misbehave_are_contained() {
     let hang = || kernel("FOREVER:\n    bra FOREVER;");
     let outside = || kernel("    st.global.u32 [%rd1+16777216], 7;");
     let nothing = || kernel("");
-    for (subject, reason) in [(hang(), "hangs"), (outside(), "crashed"), (nothing(), "wrong")] {
+    for (subject, reason) in
+        [(hang(), Reason::Hangs), (outside(), Reason::Crashed), (nothing(), Reason::Wrong)]
+    {
         let (found, detail) = rejected(&mut worker, Stage::Microbench, subject);
         assert_eq!(found, reason, "{detail}");
     }
@@ -95,7 +97,7 @@ fn kernels_that_misbehave_are_contained() {
     assert_eq!(worker.started(), 3);
     assert!(matches!(worker.evaluate(&task(Stage::Microbench, plan())).finding, Finding::Timed { .. }));
     let (reason, _) = rejected(&mut worker, Stage::Screen, kernel("    garbage;"));
-    assert_eq!(reason, "source");
+    assert_eq!(reason, Reason::Source);
 }
 
 #[test]
@@ -104,7 +106,7 @@ fn a_worker_without_its_device_says_so() {
         return;
     }
     let (reason, detail) = rejected(&mut worker(&[]), Stage::Microbench, plan());
-    assert!(reason == "crashed" && detail.contains("CUDA driver"), "{reason}: {detail}");
+    assert!(reason == Reason::Crashed && detail.contains("CUDA driver"), "{reason}: {detail}");
 }
 
 #[test]

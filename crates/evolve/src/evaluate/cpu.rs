@@ -15,7 +15,7 @@ use serde_json::json;
 
 use super::cpu_proof::Cases;
 use super::{Evaluator, Look, word_of};
-use crate::faults::INCUMBENT;
+use crate::faults::Reason::Incumbent;
 use crate::space::Domain;
 use crate::{Candidate, Finding, Stage, Task};
 use bench::provenance::Provenance;
@@ -51,8 +51,8 @@ pub struct CpuEvaluator {
     known: Vec<(Shape, Known)>,
 }
 
-fn reject(stage: Stage, reason: &str, detail: impl ToString) -> Rejection {
-    Rejection { stage, reason: reason.to_owned(), detail: detail.to_string() }
+fn reject(stage: Stage, reason: Reason, detail: impl ToString) -> Rejection {
+    Rejection { stage, reason, detail: detail.to_string() }
 }
 
 impl CpuEvaluator {
@@ -78,7 +78,7 @@ impl CpuEvaluator {
     fn check(&mut self, plan: &CpuPlan, shape: &Shape) -> Result<CheckFact, Rejection> {
         let _shared = MACHINE.read().unwrap_or_else(PoisonError::into_inner);
         let began = Instant::now();
-        let failed = |error: &dyn ToString| reject(Stage::Check, "crashed", error.to_string());
+        let failed = |error: &dyn ToString| reject(Stage::Check, Reason::Crashed, error.to_string());
         let known = self.known(shape);
         let cases = match &known.cases {
             Some(cases) => cases.clone(),
@@ -103,8 +103,8 @@ impl CpuEvaluator {
         let incumbent = incumbent(task)?;
         let known = self.known(&task.problem);
         let timer = known.timer.get_or_insert_with(|| CpuTimer::new(&task.problem.problem()));
-        let failed = |error| reject(Stage::Microbench, "crashed", error);
-        let theirs_failed = |error| reject(Stage::Microbench, INCUMBENT, error);
+        let failed = |error| reject(Stage::Microbench, Reason::Crashed, error);
+        let theirs_failed = |error| reject(Stage::Microbench, Reason::Incumbent, error);
         let _alone = MACHINE.write().unwrap_or_else(PoisonError::into_inner);
         let began = Instant::now();
         let (mut ours, mut logs) = (Vec::new(), Vec::new());
@@ -137,11 +137,11 @@ impl CpuEvaluator {
         let (id, incumbent) = incumbent(task)?.ok_or_else(|| {
             reject(
                 task.stage,
-                "crashed",
+                Reason::Crashed,
                 "task.incumbent = none; accepted for a race: the plan to race against",
             )
         })?;
-        let failed = |error: &dyn ToString| reject(task.stage, "crashed", error.to_string());
+        let failed = |error: &dyn ToString| reject(task.stage, Reason::Crashed, error.to_string());
         let known = self.known(&task.problem);
         if known.deck.is_none() {
             let _shared = MACHINE.read().unwrap_or_else(PoisonError::into_inner);
@@ -157,7 +157,7 @@ impl CpuEvaluator {
         }
         let Some(comparison) = theirs.comparison else {
             let why = theirs.fault.as_ref().map_or("no comparison".to_owned(), ToString::to_string);
-            return Err(reject(task.stage, INCUMBENT, format!("the incumbent is out: {why}")));
+            return Err(reject(task.stage, Reason::Incumbent, format!("the incumbent is out: {why}")));
         };
         let against = Against {
             incumbent: id,
@@ -175,9 +175,11 @@ fn incumbent(task: &Task) -> Result<Option<(CandidateId, CpuPlan)>, Rejection> {
     match &task.incumbent {
         None => Ok(None),
         Some((id, Candidate::Cpu(plan))) => Ok(Some((*id, *plan))),
-        Some(_) => {
-            Err(reject(task.stage, "crashed", "the incumbent is a kernel for a GPU; accepted: a CPU's plan"))
-        }
+        Some(_) => Err(reject(
+            task.stage,
+            Reason::Crashed,
+            "the incumbent is a kernel for a GPU; accepted: a CPU's plan",
+        )),
     }
 }
 
@@ -224,12 +226,16 @@ fn cycles_per_us() -> f64 {
 impl Evaluator for CpuEvaluator {
     fn look(&mut self, task: &Task) -> Result<Look, Rejection> {
         let problem = task.problem.problem();
-        Domain::Cpu(problem.clone()).check(&task.subject).map_err(|why| reject(task.stage, "plan", why))?;
+        Domain::Cpu(problem.clone())
+            .check(&task.subject)
+            .map_err(|why| reject(task.stage, Reason::Plan, why))?;
         let Candidate::Cpu(plan) = &task.subject else {
-            return Err(reject(task.stage, "plan", "a kernel for a GPU; accepted: a CPU's plan"));
+            return Err(reject(task.stage, Reason::Plan, "a kernel for a GPU; accepted: a CPU's plan"));
         };
         match task.stage {
-            Stage::Propose => Err(reject(Stage::Propose, "proposer", "the native kernels have plans only")),
+            Stage::Propose => {
+                Err(reject(Stage::Propose, Reason::Proposer, "the native kernels have plans only"))
+            }
             Stage::Screen => Ok(Look::without_device(screen(plan, &problem))),
             Stage::Check => {
                 self.check(plan, &task.problem).map(|fact| Look::without_device(Finding::Judged(fact)))
@@ -323,7 +329,10 @@ mod tests {
         };
         let bad = CpuPlan { splits: 1000, ..plan };
         let (reason, detail) = why(&task(Stage::Screen, &problem, bad, None));
-        assert!(reason == "plan" && detail.contains("invalid value '1000' for plan.splits"), "{detail}");
+        assert!(
+            reason == Reason::Plan && detail.contains("invalid value '1000' for plan.splits"),
+            "{detail}"
+        );
         let integers = CpuPlan { isa: Isa::Avx512Vnni, lanes: Lanes::Dims, ..plan };
         assert_eq!(
             why(&task(Stage::Screen, &problem, CpuPlan { vectors: 1, tile_rows: 1, ..integers }, None)).0,

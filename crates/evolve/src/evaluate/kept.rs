@@ -43,15 +43,16 @@ mod tests {
     use super::*;
     use crate::evaluate::Look;
     use crate::{Candidate, Language, Source, Stage};
-    use ledger::{CandidateId, Environment, Rejection};
+    use ledger::{CandidateId, Environment, Reason, Rejection};
 
-    /// Rejects each candidate with its text as the reason.
-    struct Reason;
+    /// Rejects each candidate for the reason that its text names.
+    struct Refusing;
 
-    impl Evaluator for Reason {
+    impl Evaluator for Refusing {
         fn look(&mut self, task: &Task) -> Result<Look, Rejection> {
             let Candidate::Kernel(source) = &task.subject else { panic!("a kernel") };
-            Err(Rejection { stage: task.stage, reason: source.text.clone(), detail: String::new() })
+            let reason = Reason::named(&source.text).unwrap();
+            Err(Rejection { stage: task.stage, reason, detail: String::new() })
         }
 
         fn environment(&self) -> Environment {
@@ -75,7 +76,7 @@ mod tests {
             };
             let make = |_: &Target| -> Result<Box<dyn Evaluator>, Infallible> {
                 made += 1;
-                Ok(Box::new(Reason))
+                Ok(Box::new(Refusing))
             };
             let Ok(_) = evaluators.evaluate(&task, make);
             made

@@ -68,7 +68,7 @@ pub(super) fn deaths(view: &RunView, links: Links) -> Markup {
                 @let first = i == 0 || shown[i - 1].stage != death.stage;
                 g.row {
                     @if first { text.tick x="12" y=(y + 16.0) { (stage_name(death.stage)) } }
-                    @let reason = html! { text.name x="92" y=(y + 16.0) { (clip(&death.reason.replace('_', " "), 18)) } };
+                    @let reason = html! { text.name x="92" y=(y + 16.0) { (clip(&death.reason.name().replace('_', " "), 18)) } };
                     @let (id, detail) = &death.example;
                     (links.candidate(*id, reason))
                     @let long = death.count as f64 / most as f64 * (right - left);
@@ -76,7 +76,7 @@ pub(super) fn deaths(view: &RunView, links: Links) -> Markup {
                     text.value x=(WIDTH - 12.0) y=(y + 4.0 + ROW / 2.0) text-anchor="end" {
                         (grouped(death.count)) " · " (percent(death.count as f64 / all as f64))
                     }
-                    title { (death.reason) ": #" (id.0) ", " (detail) }
+                    title { (death.reason.name()) ": #" (id.0) ", " (detail) }
                 }
             }
         }

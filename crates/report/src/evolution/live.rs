@@ -12,8 +12,8 @@ use super::{Links, Section, arm_name, frame, scatter, shape, stage_name, title, 
 use bench::suites::words;
 use ledger::Candidate;
 use ledger::{
-    ByHand, CandidateId, CheckFact, Dossier, Forecast, Judge, Line, MeasurementFact, Pair, Ranked, RunId,
-    Screening, TimeKind, Trial,
+    ByHand, CandidateId, CheckFact, Dossier, Forecast, Judge, Line, MeasurementFact, Pair, Ranked, Reason,
+    RunId, Screening, TimeKind, Trial,
 };
 
 /// Number of children listed on a candidate's page.
@@ -119,7 +119,7 @@ pub fn candidates(run: RunId, lines: &[Line], before: Option<i64>) -> String {
                 tr {
                     td { (number(line.id)) @if line.promoted { " ★" } }
                     td { (arm_name(line.arm)) } td { (line.operator) } td { (line.stage.map_or("–", stage_name)) }
-                    td { (line.rejected.as_deref().unwrap_or("–").replace('_', " ")) }
+                    td { (line.rejected.map_or("–", Reason::name).replace('_', " ")) }
                     td.n { (us(line.predicted_us)) } td.n { (us(line.us)) }
                 }
             } }
@@ -155,7 +155,7 @@ pub fn candidate(view: &Dossier, device: &str) -> String {
         }
         @for rejection in &view.rejections {
             div.hazard {
-                b { "Rejected at " (stage_name(rejection.stage)) ": " (rejection.reason.replace('_', " ")) } br; (rejection.detail)
+                b { "Rejected at " (stage_name(rejection.stage)) ": " (rejection.reason.name().replace('_', " ")) } br; (rejection.detail)
             }
         }
         section #plan { h2 { "Plan" } (plan(&new.candidate)) }

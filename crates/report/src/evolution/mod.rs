@@ -412,7 +412,7 @@ mod tests {
     use super::*;
     use bench::SpeedVerdict;
     use host::store::Scratch;
-    use ledger::{Candidate, Finding, Language, Outcome, Source};
+    use ledger::{Candidate, Finding, Language, Outcome, Reason, Source};
     use ledger::{Environment, Ledger, MeasurementFact, NewCandidate, Rejection, Run, RunId};
 
     const HOSTILE: &str = "<script>alert('x')</script>";
@@ -479,7 +479,7 @@ mod tests {
             let operator = ["baseline", "control", "mutate:stages", "mutate:stages", "random"][i];
             let candidate = add_to(&ledger, run, 128, operator, arm);
             let rejection =
-                Rejection { stage: Stage::Screen, reason: "spills".into(), detail: format!("of {operator}") };
+                Rejection { stage: Stage::Screen, reason: Reason::Spills, detail: format!("of {operator}") };
             let outcome = Outcome {
                 candidate,
                 stage: Stage::Screen,
@@ -575,7 +575,7 @@ mod tests {
         let (_folder, ledger) = ledger();
         let run = begin(&ledger, HOSTILE);
         let id = add(&ledger, run, 128, HOSTILE);
-        let rejection = Rejection { stage: Stage::Screen, reason: HOSTILE.into(), detail: HOSTILE.into() };
+        let rejection = Rejection { stage: Stage::Screen, reason: Reason::Plan, detail: HOSTILE.into() };
         ledger.rejected(id, &rejection).unwrap();
         let view = RunView::of(&ledger, run).unwrap();
         let rows: Vec<RunRow> =

@@ -8,7 +8,7 @@ use serde_json::json;
 use bench::provenance::iso8601;
 use ledger::{
     Ancestor, Arm, CandidateId, Corner, Cost, Decided, Earnings, Entered, Ledger, LedgerError, Niche, Pair,
-    Ranked, Run, RunEvent, RunId, RunLine, Tally, TimeKind, Trial,
+    Ranked, Reason, Run, RunEvent, RunId, RunLine, Tally, TimeKind, Trial,
 };
 use ledger::{Candidate, Stage};
 
@@ -47,7 +47,7 @@ pub struct RunView {
     pub funnel: Vec<Passage>,
     pub problems: Vec<ProblemView>,
     /// Reasons of rejection, the most frequent first.
-    pub deaths: Vec<Reason>,
+    pub deaths: Vec<Rejected>,
     /// Results of the operators, the largest gain first.
     pub operators: Vec<Earnings>,
     /// The model's newest forecasts with an outcome.
@@ -95,12 +95,11 @@ pub struct Passage {
     pub died: i64,
 }
 
-/// A reason of rejection.
+/// Candidates that were rejected at one stage for one reason.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Reason {
+pub struct Rejected {
     pub stage: Stage,
-    /// The reason in one word.
-    pub reason: String,
+    pub reason: Reason,
     pub count: i64,
     /// The latest such candidate, with the details of its rejection.
     pub example: (CandidateId, String),
@@ -239,8 +238,8 @@ fn is_candidate(arm: Arm) -> bool {
     matches!(arm, Arm::Evolution | Arm::Random)
 }
 
-fn reasons(ledger: &Ledger, run: RunId) -> Result<Vec<Reason>, LedgerError> {
-    let mut reasons: Vec<Reason> = Vec::new();
+fn reasons(ledger: &Ledger, run: RunId) -> Result<Vec<Rejected>, LedgerError> {
+    let mut reasons: Vec<Rejected> = Vec::new();
     for death in ledger.deaths(run)?.into_iter().filter(|death| is_candidate(death.arm)) {
         let example = (death.latest, death.detail);
         match reasons.iter_mut().find(|r| r.stage == death.stage && r.reason == death.reason) {
@@ -250,7 +249,7 @@ fn reasons(ledger: &Ledger, run: RunId) -> Result<Vec<Reason>, LedgerError> {
                     reason.example = example;
                 }
             }
-            None => reasons.push(Reason {
+            None => reasons.push(Rejected {
                 stage: death.stage,
                 reason: death.reason,
                 count: death.candidates,

@@ -17,7 +17,7 @@ use bench::gpu::{Contestant, ContestantError, GpuStage};
 use bench::provenance::Provenance;
 use bench::{Deck, Mode, Peaks, Race, RaceError, Rules, race, suites};
 use check::launchfile::Bound;
-use ledger::{Environment, TimeKind};
+use ledger::{Environment, Reason, TimeKind};
 
 /// The resources of a compiled kernel.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -104,11 +104,11 @@ impl GpuCard {
     /// # Errors
     /// When there is no such device, or no kernel supports its architecture.
     pub fn open(ordinal: i32) -> Result<GpuCard, Fault> {
-        let gpu = Gpu::open(ordinal).map_err(|error| Fault::new("device", error))?;
+        let gpu = Gpu::open(ordinal).map_err(|error| Fault::new(Reason::Device, error))?;
         let (context, info) = (gpu.context().clone(), gpu.info().clone());
         let arch = Arch::of(info.sm()).ok_or_else(|| {
             let accepted = Arch::ALL.map(|arch| format!("sm_{}", arch.sm)).join(", ");
-            Fault::new("device", format!("{} is sm_{}; accepted: {accepted}", info.name, info.sm()))
+            Fault::new(Reason::Device, format!("{} is sm_{}; accepted: {accepted}", info.name, info.sm()))
         })?;
         let made = |error: DriverError| told(error);
         Ok(GpuCard {
@@ -187,19 +187,19 @@ impl GpuCard {
 /// Translates a driver's error into a candidate's fault.
 pub(super) fn told(error: DriverError) -> Fault {
     let reason = match &error {
-        error if error.is_hang() => "hangs",
-        DriverError::Poisoned { .. } => "crashed",
-        DriverError::Compile { .. } => "compile",
-        DriverError::Admission { .. } => "resources",
-        DriverError::Contract { .. } | DriverError::TensorMap(_) | DriverError::Call { .. } => "launch",
-        DriverError::OutOfMemory { .. } | DriverError::Copy { .. } => "memory",
+        error if error.is_hang() => Reason::Hangs,
+        DriverError::Poisoned { .. } => Reason::Crashed,
+        DriverError::Compile { .. } => Reason::Compile,
+        DriverError::Admission { .. } => Reason::Resources,
+        DriverError::Contract { .. } | DriverError::TensorMap(_) | DriverError::Call { .. } => Reason::Launch,
+        DriverError::OutOfMemory { .. } | DriverError::Copy { .. } => Reason::Memory,
         DriverError::NoDriver
         | DriverError::DriverTooOld { .. }
         | DriverError::MissingSymbol { .. }
         | DriverError::NoDevice { .. }
         | DriverError::NoPermission { .. }
         | DriverError::Forked
-        | DriverError::OtherDevice { .. } => "device",
+        | DriverError::OtherDevice { .. } => Reason::Device,
     };
     Fault::new(reason, error)
 }
@@ -260,7 +260,7 @@ impl Card for GpuCard {
             Contestant::kernel(&self.stream, bound, slices, calls, Some(name), None).map_err(|error| {
                 match error {
                     ContestantError::Driver(error) => told(error),
-                    other => Fault::new("launch", other),
+                    other => Fault::new(Reason::Launch, other),
                 }
             })
         };
@@ -270,7 +270,7 @@ impl Card for GpuCard {
         let mut stage = Watched { stage: GpuStage::new(&context, &contestants).map_err(told)?, turn };
         race(&mut stage, deck, &entrants, &rules).map_err(|error| match error {
             RaceError::Stage(error) => told(error),
-            RaceError::Nobody => Fault::new("crashed", error),
+            RaceError::Nobody => Fault::new(Reason::Crashed, error),
         })
     }
 }

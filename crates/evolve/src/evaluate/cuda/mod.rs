@@ -25,7 +25,7 @@ use serde_json::json;
 use super::kernel::{self, Bench};
 use super::subject::{Fault, bound};
 use super::{Evaluator, Look, word_of};
-use crate::faults::INCUMBENT;
+use crate::faults::Reason::Incumbent;
 use crate::{Finding, Stage, Task};
 use bench::{Deck, Race, interval};
 pub use card::{Built, Card, GpuCard};
@@ -158,12 +158,12 @@ impl<C: Card> Cuda<C> {
     fn race(&mut self, task: &Task, trial: Trial, held: &mut Held) -> Result<Finding, Fault> {
         let problem = task.problem.problem();
         let Some((incumbent, rival)) = &task.incumbent else {
-            return Err(Fault::new("crashed", "the task names no incumbent to race against"));
+            return Err(Fault::new(Reason::Crashed, "the task names no incumbent to race against"));
         };
         let arch = self.card.arch();
         let ours = bound(&task.subject, &problem, &arch)?;
         let rival = bound(rival, &problem, &arch)
-            .map_err(|fault| Fault::new(INCUMBENT, format!("the incumbent cannot race: {fault}")))?;
+            .map_err(|fault| Fault::new(Reason::Incumbent, format!("the incumbent cannot race: {fault}")))?;
         (self.allow)(HOST_WORK);
         self.build(&ours)?;
         let deck = self.deck(&problem)?;
@@ -183,7 +183,7 @@ impl<C: Card> Cuda<C> {
         if self.decks.len() == DECKS {
             self.decks.remove(0);
         }
-        let deck = Deck::draw(problem, 1).map_err(|error| Fault::new("problem", error))?;
+        let deck = Deck::draw(problem, 1).map_err(|error| Fault::new(Reason::Problem, error))?;
         self.decks.push((problem.clone(), deck));
         Ok(self.decks.len() - 1)
     }
@@ -210,13 +210,13 @@ fn outcome(
     problem: Shape,
 ) -> Result<Finding, Fault> {
     let [ours, rival] = &race.measurements[..] else {
-        return Err(Fault::new("crashed", "the race had other contestants than two"));
+        return Err(Fault::new(Reason::Crashed, "the race had other contestants than two"));
     };
     if let Some(fault) = &ours.fault {
         return Err(Fault::new(word_of(fault), fault));
     }
     if let Some(fault) = &rival.fault {
-        return Err(Fault::new(INCUMBENT, format!("the incumbent is out: {fault}")));
+        return Err(Fault::new(Reason::Incumbent, format!("the incumbent is out: {fault}")));
     }
     let against = rival.comparison.map(|found| Against {
         incumbent,
