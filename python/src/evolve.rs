@@ -16,7 +16,7 @@ use evolve::workers::is_of_device;
 use evolve::{Ask, Configuration, Evaluator, Finding, Limits, Outcome, Target, Task};
 use kernels::select::Shape;
 use kernels::{Arch, Family};
-use ledger::{Environment, Ledger, LedgerError, Rejection, Reason};
+use ledger::{Environment, Ledger, LedgerError, Reason, Rejection};
 use predict::Gpu;
 use pyo3::prelude::*;
 use serde::{Deserialize, Serialize};

@@ -11,7 +11,7 @@ use kernels::Operand;
 use problem::{Problem, Tensor};
 use serde_json::Value;
 
-use super::race::{Deck, Race, RaceError, Rules, race as run};
+use super::race::{Race, RaceError, RaceInputs, Rules, race as run};
 use super::row::Identity;
 use super::sensors::{Reading, Sensors};
 use super::stage::{Entrant, Slot, Stage, Timing, Work};
@@ -221,13 +221,13 @@ fn capture(
 /// When the driver fails. Times taken before then do not count.
 pub fn race(
     context: &Arc<Context>,
-    deck: &Deck,
+    drawn: &RaceInputs,
     contestants: &[Contestant<'_>],
     rules: &Rules,
 ) -> Result<Race, RaceError<DriverError>> {
     let mut stage = GpuStage::new(context, contestants).map_err(RaceError::Stage)?;
     let entrants: Vec<Entrant> = contestants.iter().map(|c| c.entrant.clone()).collect();
-    run(&mut stage, deck, &entrants, rules)
+    run(&mut stage, drawn, &entrants, rules)
 }
 
 /// Bytes written to flush L2: several times the size of any L2, and enough work to keep the device busy while

@@ -61,7 +61,7 @@ pub fn not_picked(rank: usize) -> Rejection {
 pub fn not_reached(place: Place) -> Rejection {
     let (stage, detail) = match place {
         Place::Ready(stage) => (stage, "the budget ended before it was its turn"),
-        Place::Held | Place::Timed | Place::Dead => {
+        Place::Held | Place::Timed | Place::Rejected => {
             (Stage::Screen, "the budget ended before all of its draw were screened")
         }
     };

@@ -51,7 +51,7 @@ impl Evolution {
             match self.draft(case) {
                 Made::Draft(draft) => {
                     if let Some(id) = self.add(case, draft, Said::default())? {
-                        return Ok(self.task(case, id, Stage::Screen).map(|task| self.fly(task)));
+                        return Ok(self.task(case, id, Stage::Screen).map(|task| self.hand_out(task)));
                     }
                 }
                 Made::Question => {

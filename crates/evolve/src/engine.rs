@@ -117,8 +117,8 @@ pub struct Evolution {
     pub(super) limits: Limits,
     pub(super) searches: Vec<Search>,
     pub(super) insights: Insights,
-    flying: HashSet<(CandidateId, Stage, Shape)>,
-    told: HashSet<(CandidateId, Stage, Shape)>,
+    under_way: HashSet<(CandidateId, Stage, Shape)>,
+    reported: HashSet<(CandidateId, Stage, Shape)>,
     /// Seconds of evaluators, and the part of these with the device.
     pub(super) spent: [f64; 2],
     /// Seconds since the start or resumption of the run.
@@ -217,8 +217,8 @@ impl Evolution {
             limits,
             searches,
             insights,
-            flying: HashSet::new(),
-            told: HashSet::new(),
+            under_way: HashSet::new(),
+            reported: HashSet::new(),
             spent: [0.0; 2],
             elapsed: 0.0,
             finished: false,
@@ -248,8 +248,8 @@ impl Evolution {
     }
 
     /// Number of open tasks.
-    pub fn flying(&self) -> usize {
-        self.flying.len()
+    pub fn under_way(&self) -> usize {
+        self.under_way.len()
     }
 
     /// The next step, `elapsed` seconds after the start or resumption of the run.
@@ -272,7 +272,7 @@ impl Evolution {
         while let Some(task) = self.ready() {
             match self.known_earlier(&task)? {
                 Some(outcome) => self.take_in(&outcome)?,
-                None => return Ok(self.fly(task)),
+                None => return Ok(self.hand_out(task)),
             }
         }
         if self.has_room() && !self.is_over() {
@@ -285,11 +285,11 @@ impl Evolution {
         // After the time is up, open questions are dropped. On a machine where races need all cores, the
         // engine waits for them, because a program at work would disturb the races.
         let waits = self.in_time() || self.limits == Limits::ALONE && !self.is_over();
-        if !self.flying.is_empty() || self.questions() > 0 && waits {
+        if !self.under_way.is_empty() || self.questions() > 0 && waits {
             return Ok(Ask::Wait);
         }
         if let Some(task) = finals::next(self)? {
-            return Ok(self.fly(task));
+            return Ok(self.hand_out(task));
         }
         // No further evaluation could show whether the candidate was at fault.
         if let Some(error) = self.is_unclear() {
@@ -317,8 +317,8 @@ impl Evolution {
     /// [resumed](Evolution::resume).
     pub fn tell(&mut self, outcome: &Outcome) -> Result<(), EvolveError> {
         let task = (outcome.candidate, outcome.stage, outcome.problem);
-        let was_asked = self.flying.remove(&task);
-        if self.told.contains(&task) || is_fault(outcome) && !was_asked {
+        let was_asked = self.under_way.remove(&task);
+        if self.reported.contains(&task) || is_fault(outcome) && !was_asked {
             return Ok(());
         }
         let word = self.faults.saw(outcome);
@@ -326,7 +326,7 @@ impl Evolution {
         match word {
             Word::TryAgain => return Ok(()),
             Word::HeldBack => {
-                self.told.insert(task);
+                self.reported.insert(task);
                 return Ok(());
             }
             Word::Answer => {}
@@ -343,11 +343,11 @@ impl Evolution {
             Some(search) => search.population.normalised(outcome),
             None => outcome.clone(),
         };
-        let died = self.learn(&outcome);
+        let rejected = self.learn(&outcome);
         let waited = self.holding.waited(false);
         self.ledger.together(|ledger| {
             waited.map_or(Ok(()), |seconds| ledger.spent(self.run, seconds, WAITED))?;
-            write(ledger, &outcome, &died)
+            write(ledger, &outcome, &rejected)
         })
     }
 
@@ -387,8 +387,8 @@ impl Evolution {
         Ok(())
     }
 
-    pub(super) fn was_told(&self, candidate: CandidateId, stage: Stage, problem: &Shape) -> bool {
-        self.told.contains(&(candidate, stage, *problem))
+    pub(super) fn was_reported(&self, candidate: CandidateId, stage: Stage, problem: &Shape) -> bool {
+        self.reported.contains(&(candidate, stage, *problem))
     }
 
     pub(super) fn task(&self, case: usize, id: CandidateId, stage: Stage) -> Option<Task> {
@@ -408,11 +408,11 @@ impl Evolution {
         })
     }
 
-    pub(super) fn fly(&mut self, task: Task) -> Ask {
+    pub(super) fn hand_out(&mut self, task: Task) -> Ask {
         if self.holds(task.stage) {
             self.holding.begin(self.elapsed);
         }
-        self.flying.insert((task.candidate, task.stage, task.problem));
+        self.under_way.insert((task.candidate, task.stage, task.problem));
         Ask::Task(Box::new(task))
     }
 
@@ -432,7 +432,7 @@ impl Evolution {
 
     /// Marks an outcome as received and adds its cost.
     pub(super) fn account(&mut self, outcome: &Outcome) {
-        self.told.insert((outcome.candidate, outcome.stage, outcome.problem));
+        self.reported.insert((outcome.candidate, outcome.stage, outcome.problem));
         self.spent[0] += outcome.seconds;
         self.spent[1] += outcome.device_seconds;
     }
@@ -443,10 +443,10 @@ impl Evolution {
 
     /// Number of open tasks without and with the device.
     pub(super) fn under_way(&self) -> [usize; 2] {
-        let device = self.flying.iter().filter(|(_, stage, _)| is_of_device(*stage)).count();
+        let device = self.under_way.iter().filter(|(_, stage, _)| is_of_device(*stage)).count();
         // A proposer at work would disturb timings on this machine's processor.
         let asked = if self.limits == Limits::ALONE { self.questions() } else { 0 };
-        [self.flying.len() - device + asked, device]
+        [self.under_way.len() - device + asked, device]
     }
 
     /// Number of open questions.
@@ -487,14 +487,14 @@ impl Evolution {
             for member in search.population.members.values() {
                 let Place::Ready(stage) = member.place else { continue };
                 let task = (member.id, stage, search.population.problem);
-                let flies = self.flying.contains(&task) || self.told.contains(&task);
+                let is_taken = self.under_way.contains(&task) || self.reported.contains(&task);
                 let is_late = !in_time && member.counts() && (has_time || !is_of_device(stage));
                 // A time from an earlier run is relative to the baseline's, which is not measured yet.
                 let waits = stage == Stage::Microbench
                     && member.counts()
                     && !is_measure_known
                     && search.earlier.has_time(member);
-                if !flies && !is_late && !waits && room(stage) {
+                if !is_taken && !is_late && !waits && room(stage) {
                     ready.push((stage, member.counts(), member.expected_us(), member.id, case));
                 }
             }
@@ -586,10 +586,10 @@ impl Evolution {
 pub(super) fn write(
     ledger: &Ledger,
     outcome: &Outcome,
-    died: &[(CandidateId, Rejection)],
+    rejected: &[(CandidateId, Rejection)],
 ) -> Result<(), EvolveError> {
     if ledger.tell(outcome)? {
-        died.iter().try_for_each(|(id, rejection)| ledger.rejected(*id, rejection))?;
+        rejected.iter().try_for_each(|(id, rejection)| ledger.rejected(*id, rejection))?;
     }
     Ok(())
 }

@@ -88,7 +88,7 @@ pub(super) fn next(evolution: &mut Evolution) -> Result<Option<Task>, EvolveErro
 fn first_race(evolution: &Evolution, case: usize, kept: usize) -> Option<Task> {
     let population = &evolution.searches[case].population;
     let racers = racers(population, evolution.config.finalists);
-    let open = |id: &CandidateId| !evolution.was_told(*id, Stage::Race, &population.problem);
+    let open = |id: &CandidateId| !evolution.was_reported(*id, Stage::Race, &population.problem);
     let (rank, id) = racers.into_iter().enumerate().find(|(_, id)| open(id))?;
     let kept = if rank < 2 { 0 } else { kept };
     if in_time(evolution, case, 1 + kept) { evolution.task(case, id, Stage::Race) } else { None }
@@ -279,7 +279,7 @@ fn open_races(evolution: &Evolution, case: usize, member: &Member) -> Vec<String
         }
     }
     let population = &evolution.searches[case].population;
-    let is_told = |m: &Member| evolution.was_told(m.id, Stage::Race, &population.problem);
+    let is_told = |m: &Member| evolution.was_reported(m.id, Stage::Race, &population.problem);
     if evolution.config.cases[case].shipped.is_some() && !shipped(population).is_some_and(is_told) {
         open.push("against what ships".to_owned());
     }
@@ -302,7 +302,7 @@ pub(super) fn skipped(evolution: &Evolution, case: usize) -> Vec<String> {
 fn unraced_racers(evolution: &Evolution, case: usize) -> Vec<CandidateId> {
     let population = &evolution.searches[case].population;
     let mut racers = racers(population, evolution.config.finalists);
-    racers.retain(|id| !evolution.was_told(*id, Stage::Race, &population.problem));
+    racers.retain(|id| !evolution.was_reported(*id, Stage::Race, &population.problem));
     racers
 }
 
@@ -317,14 +317,14 @@ pub(super) fn is_sound(population: &Population) -> Option<bool> {
 fn held_out(evolution: &mut Evolution, case: usize) -> Result<Option<Task>, EvolveError> {
     let Some(id) = contender(evolution, case).map(|m| m.id) else { return Ok(None) };
     let own = evolution.searches[case].population.problem;
-    if !evolution.was_told(id, Stage::HeldOut, &own) {
+    if !evolution.was_reported(id, Stage::HeldOut, &own) {
         return Ok(evolution.task(case, id, Stage::HeldOut));
     }
     let held = evolution.config.cases[case].held_out.clone();
     for (shape, theirs) in held {
         let Some(member) = evolution.searches[case].population.members.get(&id) else { continue };
         let is_open = fate(evolution, member, &shape) == HeldOut::Open;
-        if !is_open || evolution.was_told(id, Stage::HeldOut, &shape) {
+        if !is_open || evolution.was_reported(id, Stage::HeldOut, &shape) {
             continue;
         }
         // A baseline of another case of this run serves as well.
@@ -347,7 +347,7 @@ fn against_shipped(evolution: &mut Evolution, case: usize) -> Result<Option<Task
     let population = &evolution.searches[case].population;
     let problem = population.problem;
     let known = shipped(population).map(|m| m.id);
-    if known.is_some_and(|id| evolution.was_told(id, Stage::Race, &problem)) {
+    if known.is_some_and(|id| evolution.was_reported(id, Stage::Race, &problem)) {
         return Ok(None);
     }
     let opponent = contender(evolution, case).or_else(|| rank::best(population));

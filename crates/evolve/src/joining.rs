@@ -148,8 +148,8 @@ impl Evolution {
             };
             let (stage, seconds, finding) = (rejection.stage, said.seconds, Finding::Rejected(rejection));
             let outcome = Outcome { candidate: id, stage, problem, seconds, device_seconds: 0.0, finding };
-            let died = population.learn(&outcome, insights);
-            write(ledger, &outcome, &died)?;
+            let rejected = population.learn(&outcome, insights);
+            write(ledger, &outcome, &rejected)?;
             Ok((id, Some(outcome)))
         })?;
         if let Some(outcome) = &end {

@@ -74,7 +74,7 @@ impl Evolution {
         Progress {
             candidates: members().count(),
             rejected: members().filter(|m| m.rejection.is_some()).count(),
-            under_way: self.flying(),
+            under_way: self.under_way(),
             best: beside(Arm::Evolution),
             random: beside(Arm::Random),
             budget: self.config.candidates,
@@ -211,11 +211,11 @@ impl Evolution {
     /// Rejections by reason, each candidate once, as the ledger counts them.
     fn rejected(&self, case: usize) -> BTreeMap<Reason, usize> {
         let members = self.searches[case].population.members.values().filter(|m| m.counts());
-        let died = members.filter_map(|m| m.rejection.clone());
+        let rejected = members.filter_map(|m| m.rejection.clone());
         // The remaining candidates get their rejections when the run is finished.
         let ends = if self.is_finished() { finals::ends(self, case) } else { Vec::new() };
         let mut reasons = BTreeMap::new();
-        for rejection in died.chain(ends.into_iter().map(|(_, rejection)| rejection)) {
+        for rejection in rejected.chain(ends.into_iter().map(|(_, rejection)| rejection)) {
             *reasons.entry(rejection.reason).or_insert(0) += 1;
         }
         reasons

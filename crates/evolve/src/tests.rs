@@ -306,7 +306,9 @@ fn every_candidate_has_an_end_with_its_reason() {
     }
     assert_eq!(report["rejected"], json!(ends));
     let mut deaths: BTreeMap<Reason, i64> = BTreeMap::new();
-    for death in ledger.deaths(evolution.run()).unwrap().iter().filter(|d| d.arm != Arm::Baseline) {
+    for death in
+        ledger.rejections_by_reason(evolution.run()).unwrap().iter().filter(|d| d.arm != Arm::Baseline)
+    {
         *deaths.entry(death.reason).or_default() += death.candidates;
     }
     assert_eq!(report["rejected"], json!(deaths));

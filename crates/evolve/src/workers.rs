@@ -325,7 +325,7 @@ pub const fn is_of_device(stage: Stage) -> bool {
 
 /// Evaluators that work in parallel, each on its thread: some compile and check, others measure. Tasks of the
 /// device wait only for each other, so that the device is not idle while there is work.
-pub struct Crew {
+pub struct WorkerPool {
     queues: Arc<Queues>,
     outcomes: Receiver<Outcome>,
     threads: Vec<std::thread::JoinHandle<()>>,
@@ -345,7 +345,7 @@ struct State {
 }
 
 impl Queues {
-    /// The next task of a kind; `None` after the crew is closed.
+    /// The next task of a kind; `None` after the pool is closed.
     fn next(&self, device: bool) -> Option<Task> {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         loop {
@@ -361,9 +361,9 @@ impl Queues {
     }
 }
 
-impl Crew {
+impl WorkerPool {
     /// Starts evaluators: `host` for stages without a device, `device` for the others.
-    pub fn start(host: Vec<Box<dyn Evaluator>>, device: Vec<Box<dyn Evaluator>>) -> Crew {
+    pub fn start(host: Vec<Box<dyn Evaluator>>, device: Vec<Box<dyn Evaluator>>) -> WorkerPool {
         let (tell, outcomes) = channel();
         let queues = Arc::new(Queues::default());
         let all = host.into_iter().map(|evaluator| (evaluator, false));
@@ -372,7 +372,7 @@ impl Crew {
             let (queues, tell) = (queues.clone(), tell.clone());
             std::thread::spawn(move || work(evaluator, &queues, device, &tell))
         });
-        Crew { threads: threads.collect(), queues, outcomes }
+        WorkerPool { threads: threads.collect(), queues, outcomes }
     }
 
     /// Queues a task.
@@ -408,7 +408,7 @@ fn work(mut evaluator: Box<dyn Evaluator>, queues: &Queues, device: bool, tell: 
 }
 
 /// Drops queued tasks and lets running ones finish.
-impl Drop for Crew {
+impl Drop for WorkerPool {
     fn drop(&mut self) {
         let mut state = self.queues.state.lock().unwrap_or_else(PoisonError::into_inner);
         (state.host, state.device, state.closed) = (VecDeque::new(), VecDeque::new(), true);

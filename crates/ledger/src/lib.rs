@@ -52,7 +52,7 @@ pub use rank::{Ancestor, Ranked, Win};
 pub use read::{Decided, Dossier, Known, Resumed, RunLine};
 pub use reason::Reason;
 pub use score::{ByHand, Recalibration, SCORED, Score};
-pub use totals::{Corner, Cost, CostItem, Death, Earnings, Entered, Niche, Pair, Tally};
+pub use totals::{Corner, Cost, CostItem, Earnings, Entered, Niche, Pair, RejectionCount, Tally};
 
 /// Default time that a writer waits for another one.
 pub const PATIENCE: Duration = Duration::from_secs(15);

@@ -156,7 +156,11 @@ fn an_older_ledger_says_and_counts_what_a_new_one_does() {
         }
         assert_eq!(old.entered(run).unwrap(), new.entered(run).unwrap(), "version {version}");
         assert_eq!(old.operators(run).unwrap(), new.operators(run).unwrap(), "version {version}");
-        assert_eq!(old.deaths(run).unwrap(), new.deaths(run).unwrap(), "version {version}");
+        assert_eq!(
+            old.rejections_by_reason(run).unwrap(),
+            new.rejections_by_reason(run).unwrap(),
+            "version {version}"
+        );
         assert_eq!(
             old.niches(run, &shape(128)).unwrap(),
             new.niches(run, &shape(128)).unwrap(),
@@ -168,7 +172,7 @@ fn an_older_ledger_says_and_counts_what_a_new_one_does() {
         assert!(found.is_sound(), "version {version}: {found:?}");
         // It goes on in the present words.
         let (run, _) = verdicts(&old);
-        assert!(old.check().unwrap().is_sound() && old.deaths(run).unwrap().len() == 3);
+        assert!(old.check().unwrap().is_sound() && old.rejections_by_reason(run).unwrap().len() == 3);
     }
 }
 

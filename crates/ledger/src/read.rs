@@ -216,11 +216,11 @@ impl Ledger {
             .collect()
     }
 
-    fn finding(&self, told: i64, candidate: CandidateId, kind: &str) -> Result<Finding, LedgerError> {
-        let key = (candidate.0, told);
+    fn finding(&self, outcome: i64, candidate: CandidateId, kind: &str) -> Result<Finding, LedgerError> {
+        let key = (candidate.0, outcome);
         let lost = || LedgerError::Damaged {
             path: self.path.clone(),
-            what: format!("outcome {told} of candidate {} has no {kind} row", candidate.0),
+            what: format!("outcome {outcome} of candidate {} has no {kind} row", candidate.0),
         };
         let only = "WHERE candidate = ? AND outcome = ?";
         Ok(match kind {

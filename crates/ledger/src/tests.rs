@@ -394,7 +394,7 @@ fn what_is_compared_with_is_counted_by_itself() {
     let fault = Rejection { stage: Stage::Race, reason: Reason::Wrong, detail: "the later one".into() };
     ledger.rejected(crossing, &fault).unwrap();
     ledger.rejected(control, &fault).unwrap();
-    let deaths = ledger.deaths(run).unwrap();
+    let deaths = ledger.rejections_by_reason(run).unwrap();
     let told = |arm: Arm| {
         let death = deaths.iter().find(|death| death.arm == arm).unwrap();
         (death.candidates, death.latest, death.detail.as_str())
@@ -591,7 +591,7 @@ fn what_is_counted_and_where_it_came_from() {
         ledger.lineage(crossing, 9).unwrap().iter().map(|a| (a.candidate, a.parents.len())).collect();
     assert_eq!(line, [(crossing, 2), (child, 1), (seed, 0)]);
     assert_eq!(ledger.lineage(crossing, 2).unwrap().len(), 2);
-    let deaths = ledger.deaths(run).unwrap();
+    let deaths = ledger.rejections_by_reason(run).unwrap();
     assert_eq!((deaths.len(), deaths[0].reason, deaths[0].stage), (1, Reason::Wrong, Stage::Race));
     ledger.spent(run, 1000.0, "warming").unwrap();
     let cost = ledger.cost(run).unwrap();

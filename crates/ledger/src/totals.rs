@@ -24,7 +24,7 @@ pub struct Tally {
 
 /// Number of candidates rejected for one reason.
 #[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct Death {
+pub struct RejectionCount {
     pub arm: Arm,
     pub stage: Stage,
     pub reason: Reason,
@@ -165,12 +165,12 @@ impl Ledger {
     ///
     /// # Errors
     /// When the ledger cannot be read.
-    pub fn deaths(&self, run: RunId) -> Result<Vec<Death>, LedgerError> {
+    pub fn rejections_by_reason(&self, run: RunId) -> Result<Vec<RejectionCount>, LedgerError> {
         let sql =
             "SELECT d.arm, d.stage, d.reason, d.candidates, r.candidate, r.detail FROM death d JOIN rejection r ON r.id = d.latest
            WHERE d.run = ? ORDER BY d.candidates DESC, d.reason";
         self.rows(sql, [run.0], |row| {
-            Ok(Death {
+            Ok(RejectionCount {
                 arm: unword(row, 0)?,
                 stage: unword(row, 1)?,
                 reason: unword(row, 2)?,

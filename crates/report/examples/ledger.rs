@@ -295,7 +295,7 @@ fn ask(ledger: &Ledger) -> Fallible<f64> {
     time("best of every problem", &|| ledger.best_of_problems("h200").map(|r| r.len()))?;
     time("best 50 of a run", &|| ledger.best_of_run(run, &problem, 50).map(|r| r.len()))?;
     time("tallies", &|| ledger.tallies(run).map(|r| r.len()))?;
-    time("deaths", &|| ledger.deaths(run).map(|r| r.len()))?;
+    time("rejections", &|| ledger.rejections_by_reason(run).map(|r| r.len()))?;
     time("operators", &|| ledger.operators(run).map(|r| r.len()))?;
     time("progress", &|| ledger.progress(run, &problem).map(|r| r.len()))?;
     time("niches", &|| ledger.niches(run, &problem).map(|r| r.len()))?;

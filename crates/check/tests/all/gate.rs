@@ -1,9 +1,8 @@
 //! The gate on kernels of the fused family: right ones pass on every torture problem, and every inserted
 //! fault is rejected.
 
-
-use attend::{Rescale, Sums};
 use crate::common::small_tiles;
+use attend::{Rescale, Sums};
 use emu::Schedule;
 use flashcore_check::gate::inputs::Style;
 use flashcore_check::gate::mutate::{Fault, mutant, sites};

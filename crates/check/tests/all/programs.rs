@@ -1,9 +1,9 @@
 //! The gate on score and mask programs and attention sinks: in every family, pairs of features pass, and
 //! kernels of slightly different problems fail.
 
+use crate::common::programs::{FEATURES, Feature, draft};
 use attend::{Order, Packing, Rescale, Sums, Tiles};
 use emu::Schedule;
-use crate::common::programs::{FEATURES, Feature, draft};
 use flashcore_check::gate::inputs::Style;
 use flashcore_check::gate::{Settings, Verdict, bind, check_kernel};
 use flashcore_check::launchfile::Bound;

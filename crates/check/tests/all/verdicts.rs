@@ -2,7 +2,6 @@
 //! which synchronisation of the latter must not be removed. Separate idioms are in `filetests/hazard` and
 //! `filetests/run`, faults at every site of the fused family in `gate.rs`.
 
-
 use std::path::Path;
 
 use crate::common::small_tiles;

@@ -25,11 +25,11 @@ pub fn evolve(args: &Evolve) -> Result<Status, CliError> {
         source::distinct(argument, file, &inputs)?;
         store::appendable(file)?;
     }
-    let (evolution, crew) = match args.resume {
+    let (evolution, pool) = match args.resume {
         Some(number) => setup::resume(number, args)?,
         None => setup::begin(args)?,
     };
-    let (evolution, ended) = drive::drive(evolution, crew, args)?;
+    let (evolution, ended) = drive::drive(evolution, pool, args)?;
     let (report, going_on) = (evolution.report(), drive::how_to_go_on(&evolution));
     let mut out = crate::terminal::out();
     unless_closed(if args.json {

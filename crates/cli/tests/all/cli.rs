@@ -1,6 +1,5 @@
 //! Runs the built command on good and bad input and checks exit codes, messages and files.
 
-
 use std::path::Path;
 use std::process::{Command, Stdio};
 

@@ -1,7 +1,6 @@
 //! Files made to mislead or to stall: their contents must not control or flood the terminal, or take
 //! unlimited time.
 
-
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
 use std::process::{Child, Command, Stdio};

@@ -8,7 +8,7 @@ use check::gate::Verdict;
 use evolve::children::Limits;
 use evolve::evaluate::{Evaluator, bound};
 use evolve::proposer::Proposer;
-use evolve::workers::{Crew, Program, Worker};
+use evolve::workers::{Program, Worker, WorkerPool};
 use evolve::{Ask, Candidate, Case, Config, Evolution, Stage, Target, config};
 use host::store::Scratch;
 use kernels::select::Shape;
@@ -128,20 +128,20 @@ fn a_run_survives_every_proposer() {
     let proposer = Proposer::new(&line, limits);
     let mut evolution = evolution(&folder, &problem);
     let run = evolution.run();
-    let crew = Crew::start(vec![worker(), worker()], vec![worker()]);
+    let pool = WorkerPool::start(vec![worker(), worker()], vec![worker()]);
     let mut now = 0.0;
     loop {
         if folder.turns() >= DEEDS && proposed(&evolution).iter().take(DEEDS).all(is_judged) {
             now = SECONDS;
         }
         match evolution.ask(now).unwrap() {
-            Ask::Task(task) => crew.submit(*task),
+            Ask::Task(task) => pool.submit(*task),
             Ask::Propose(question) => {
                 let answer = proposer.propose(&question.brief);
                 evolution.answer(&question, answer).unwrap();
             }
             Ask::Wait => {
-                if let Some(outcome) = crew.outcome(Duration::from_secs(60)) {
+                if let Some(outcome) = pool.outcome(Duration::from_secs(60)) {
                     evolution.tell(&outcome).unwrap();
                 }
             }

@@ -1,6 +1,5 @@
 //! Holds the JSON outputs of the built command against their schemas in the book.
 
-
 use std::collections::BTreeSet;
 use std::io::{BufRead, BufReader, Write};
 use std::path::{Path, PathBuf};

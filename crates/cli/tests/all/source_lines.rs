@@ -1,6 +1,5 @@
 //! `check` on PTX with line information: the findings in source lines, as text, JSON, SARIF and JUnit XML.
 
-
 use std::collections::BTreeSet;
 use std::path::Path;
 

@@ -1,7 +1,6 @@
 //! `check` on sources and launches as people have them: options in place of a launch file, `.cu` files with
 //! host code, references. Without NVRTC or NumPy the messages say what is missing.
 
-
 use std::process::Output;
 
 use crate::folder::{Folder, text};

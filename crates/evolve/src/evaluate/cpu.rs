@@ -19,7 +19,7 @@ use crate::faults::Reason::Incumbent;
 use crate::space::Domain;
 use crate::{Candidate, Finding, Stage, Task};
 use bench::provenance::Provenance;
-use bench::{CpuTimer, Deck, interval, median, race_plans};
+use bench::{CpuTimer, RaceInputs, interval, median, race_plans};
 use check::gate::Verdict;
 use ledger::{
     Against, CandidateId, CheckFact, Environment, Judge, MeasurementFact, Rejection, Screening, TimeKind,
@@ -43,7 +43,7 @@ const LEAST_ROUNDS: usize = 5;
 struct Known {
     cases: Option<Arc<Cases>>,
     timer: Option<CpuTimer>,
-    deck: Option<Deck>,
+    drawn: Option<RaceInputs>,
 }
 
 #[derive(Default)]
@@ -143,14 +143,14 @@ impl CpuEvaluator {
         })?;
         let failed = |error: &dyn ToString| reject(task.stage, Reason::Crashed, error.to_string());
         let known = self.known(&task.problem);
-        if known.deck.is_none() {
+        if known.drawn.is_none() {
             let _shared = MACHINE.read().unwrap_or_else(PoisonError::into_inner);
-            known.deck = Some(Deck::draw(&task.problem.problem(), 1).map_err(|error| failed(&error))?);
+            known.drawn = Some(RaceInputs::draw(&task.problem.problem(), 1).map_err(|error| failed(&error))?);
         }
-        let Some(deck) = &known.deck else { return Err(failed(&"no inputs")) };
+        let Some(drawn) = &known.drawn else { return Err(failed(&"no inputs")) };
         let _alone = MACHINE.write().unwrap_or_else(PoisonError::into_inner);
         let began = Instant::now();
-        let race = race_plans(deck, &[*plan, incumbent], task.seconds).map_err(|error| failed(&error))?;
+        let race = race_plans(drawn, &[*plan, incumbent], task.seconds).map_err(|error| failed(&error))?;
         let [ours, theirs] = &race.measurements[..] else { return Err(failed(&"not a race of two")) };
         if let Some(fault) = &ours.fault {
             return Err(reject(task.stage, word_of(fault), fault));

@@ -88,7 +88,7 @@ impl Tale {
         assert_eq!(rejection.reason, Reason::Identical);
         assert!(self.population.members[&CandidateId(id)].is_open(), "its end is told like every other");
         self.tell(id, rejection.stage, Finding::Rejected(rejection));
-        assert_eq!(self.population.members[&CandidateId(id)].place, Place::Dead);
+        assert_eq!(self.population.members[&CandidateId(id)].place, Place::Rejected);
     }
 
     fn elites(&self) -> Vec<i64> {
@@ -187,18 +187,18 @@ fn a_draw_is_whole_when_its_last_is_dead() {
         let mut tale = Tale::new(5);
         for id in 2..6 {
             tale.admit(id, Arm::Evolution, cascade::DRAWN, id as usize);
-            let died = tale.screen(id, id as usize);
-            assert!(died.is_empty() && tale.population.members[&CandidateId(id)].place == Place::Held);
+            let rejected = tale.screen(id, id as usize);
+            assert!(rejected.is_empty() && tale.population.members[&CandidateId(id)].place == Place::Held);
         }
-        let died = if is_repeat {
+        let rejected = if is_repeat {
             let rejection = tale.admit(6, Arm::Evolution, cascade::DRAWN, 2).unwrap();
             tale.tell(6, Stage::Screen, Finding::Rejected(rejection))
         } else {
             tale.admit(6, Arm::Evolution, cascade::DRAWN, 6);
             tale.tell(6, Stage::Screen, no(Reason::Ptxas))
         };
-        let died: Vec<(i64, &str)> = died.iter().map(|(id, r)| (id.0, r.reason.as_str())).collect();
-        assert_eq!(died, [(4, "predicted_slow"), (5, "predicted_slow")]);
+        let rejected: Vec<(i64, &str)> = rejected.iter().map(|(id, r)| (id.0, r.reason.name())).collect();
+        assert_eq!(rejected, [(4, "predicted_slow"), (5, "predicted_slow")]);
         let place = |id| tale.population.members[&CandidateId(id)].place;
         assert_eq!((place(2), place(3)), (Place::Ready(Stage::Check), Place::Ready(Stage::Check)));
     }

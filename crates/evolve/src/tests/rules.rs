@@ -294,7 +294,7 @@ fn failures_of_a_proposer_stay_dead() {
     let mut ends = 0;
     for known in ledger.resume(run).unwrap().candidates.iter().filter(|c| c.new.operator == "proposer") {
         let found = ledger.candidate(known.id).unwrap().rejections;
-        let found: Vec<(Stage, &str)> = found.iter().map(|r| (r.stage, r.reason.as_str())).collect();
+        let found: Vec<(Stage, &str)> = found.iter().map(|r| (r.stage, r.reason.name())).collect();
         assert_eq!(found, [(Stage::Propose, "hangs")], "{:?}", known.id);
         ends += 1;
     }
@@ -467,7 +467,7 @@ fn a_device_lost_before_the_races_ends_nobody() {
         let error = run_out(&mut evolution, &mut lost, nobody, |_| {}).unwrap_err();
         assert!(matches!(error, EvolveError::Faults { .. }), "{error}");
         drop(evolution);
-        let deaths = page.open().deaths(run).unwrap();
+        let deaths = page.open().rejections_by_reason(run).unwrap();
         assert!(!deaths.iter().any(|death| death.reason == Reason::Crashed), "{deaths:?}");
         let mut evolution = Evolution::resume(page.open(), run, Limits::ALONE).unwrap();
         run_out(&mut evolution, &mut lost.0, nobody, |_| {}).unwrap();
@@ -497,7 +497,7 @@ fn a_candidates_own_fault_is_its_own() {
     let report = json!(evolution.report());
     assert_eq!(report["rejected"]["crashed"], 1, "{}", report["rejected"]);
     assert!(report["candidates"]["timed"].as_u64() > Some(5), "{}", report["candidates"]);
-    let deaths = page.open().deaths(evolution.run()).unwrap();
+    let deaths = page.open().rejections_by_reason(evolution.run()).unwrap();
     assert_eq!(deaths.iter().filter(|d| d.reason == Reason::Crashed).map(|d| d.candidates).sum::<i64>(), 1);
 }
 
@@ -670,7 +670,7 @@ fn races_for_which_there_is_no_time_are_not_run() {
         }
         assert!(skipped > 0, "{report}");
         // A finalist without a race is rejected for lack of time, not of speed.
-        let late = page.open().deaths(evolution.run()).unwrap();
+        let late = page.open().rejections_by_reason(evolution.run()).unwrap();
         assert!(late.iter().any(|d| d.stage == Stage::Race && d.reason == Reason::Budget), "{late:?}");
     }
 }

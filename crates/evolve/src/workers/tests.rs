@@ -115,20 +115,20 @@ fn a_program_that_is_none_is_told() {
 fn the_device_does_not_wait_for_the_host() {
     let boxed =
         |count: usize| -> Vec<Box<dyn Evaluator>> { (0..count).map(|_| Box::new(worker()) as _).collect() };
-    let crew = Crew::start(boxed(2), boxed(1));
+    let pool = WorkerPool::start(boxed(2), boxed(1));
     // Both host workers are busy, one of them forever.
-    crew.submit(task(1, Stage::Check, "SLOW"));
-    crew.submit(task(2, Stage::Screen, "HANG"));
+    pool.submit(task(1, Stage::Check, "SLOW"));
+    pool.submit(task(2, Stage::Screen, "HANG"));
     for number in 10..15 {
-        crew.submit(task(number, Stage::Microbench, "good"));
+        pool.submit(task(number, Stage::Microbench, "good"));
     }
-    crew.submit(task(20, Stage::Screen, "good"));
-    let outcomes: Vec<Outcome> = (0..8).map(|_| crew.outcome(Duration::from_secs(20)).unwrap()).collect();
+    pool.submit(task(20, Stage::Screen, "good"));
+    let outcomes: Vec<Outcome> = (0..8).map(|_| pool.outcome(Duration::from_secs(20)).unwrap()).collect();
     let order: Vec<i64> = outcomes.iter().map(|outcome| outcome.candidate.0).collect();
     assert_eq!(order[..5], [10, 11, 12, 13, 14], "{order:?}");
     assert!(order.contains(&1) && order.contains(&2) && order.contains(&20), "{order:?}");
     assert!(outcomes.iter().all(|outcome| outcome.seconds < 10.0));
-    assert_eq!(crew.waiting(), (0, 0));
+    assert_eq!(pool.waiting(), (0, 0));
 }
 
 #[test]

@@ -1,10 +1,9 @@
 //! Sliding windows and softcap in every forward family, on the emulator: no hazards with every check on, and
 //! results within the rounding of P and O.
 
-
-use crate::common::wgmma_plan;
-use crate::common::small_plan;
 use crate::common;
+use crate::common::small_plan;
+use crate::common::wgmma_plan;
 use attend::{Order, Packing, Sums, Tanh, Tiles};
 use emu::{Emulator, Options, Schedule};
 use flashcore_kernels::forward::mma::{MmaPlan, QueryHome};

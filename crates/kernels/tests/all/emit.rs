@@ -1,11 +1,11 @@
 //! The emitted kernels: golden histograms of instructions, and the output of ptxas and nvdisasm where these
 //! tools are available (`cargo xtask test` provides them).
 
-
 use crate::tools;
 use std::collections::BTreeMap;
 use std::fmt::Write;
 
+use crate::tools::Assembled;
 use attend::Rescale;
 use flashcore_kernels::forward::mma::{MmaPlan, QueryHome};
 use flashcore_kernels::forward::small::SmallPlan;
@@ -16,7 +16,6 @@ use flashcore_kernels::{Arch, Family, Plan, emit};
 use problem::{Band, DType, Layout, Lengths, Problem, SideLengths, Tensor};
 use ptx::{Item, Kernel, Statement};
 use tile::CopyMode;
-use crate::tools::Assembled;
 
 fn default_plan(problem: &Problem, arch: &Arch) -> MmaPlan {
     MmaPlan::default_for(problem, arch)

@@ -1,9 +1,8 @@
 //! The forward families on the emulator: no hazards with every check on, and results within the rounding of P
 //! and O.
 
-
-use crate::common::cases;
 use crate::common;
+use crate::common::cases;
 use attend::{Order, Rescale};
 use emu::{Emulator, Options, Schedule};
 use flashcore_kernels::forward::mma::{Grid, MmaPlan, QueryHome};

@@ -1,7 +1,6 @@
 //! The rungs of the ladder on the emulator: the right ones match f64 without a hazard, the broken ones are
 //! rejected for their own reason.
 
-
 use crate::common;
 use emu::{Buffer, Checks, Emulator, HazardKind, Options, Report, Schedule};
 use flashcore_kernels::ladder::{Expected, Inputs, Quantised, Reason, RungPlan, dequantise, quantise, rungs};

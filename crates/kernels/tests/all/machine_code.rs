@@ -7,7 +7,6 @@
 //! kernel in [`SAMPLED`]. A kernel whose text differs passes if its machine code has the committed hash.
 //! `BLESS_MACHINE_CODE=1 cargo test -p flashcore-kernels --test all machine_code::` writes the file.
 
-
 use crate::tools;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;

@@ -1,6 +1,5 @@
 //! Kernels with score and mask programs: what their text depends on, and whether default plans spill.
 
-
 use crate::tools;
 use flashcore_kernels::{Arch, Family, emit};
 use problem::program::library as lib;

@@ -2,20 +2,19 @@
 //! and O. Also its launch contract, the plans and problems that it rejects, and the output of ptxas and
 //! nvdisasm for its kernels.
 
-
-use crate::tools;
-use crate::common::cases;
 use crate::common;
-use attend::{Packing, Rescale};
+use crate::common::cases;
 use crate::common::each::each;
+use crate::common::small_plan::plain;
+use crate::tools;
+use crate::tools::Assembled;
+use attend::{Packing, Rescale};
 use emu::{Emulator, Options, Schedule};
 use flashcore_kernels::forward::small::{Merge, Requests, RowOrder, Scores, SmallPlan};
 use flashcore_kernels::{Arch, Plan, emit};
 use problem::{Band, DType, Layout, Problem, Strides};
 use ptx::{Arg, Dim3, GridDependency, Item, Kernel, Op, Statement};
-use crate::common::small_plan::plain;
 use tile::{RowStore, Turns};
-use crate::tools::Assembled;
 
 const ARCH: Arch = Arch::SM_90;
 const SCHEDULES: [Schedule; 3] = [Schedule::Late, Schedule::Early, Schedule::Random];

@@ -1,9 +1,8 @@
 //! The tuned plans that ship: each computes the right result, and its machine code has the instructions that
 //! were emitted.
 
-
-use crate::tools;
 use crate::common;
+use crate::tools;
 use std::collections::HashSet;
 
 use crate::common::each::each;

@@ -1,19 +1,18 @@
 //! The persistent `wgmma` family of sm_90a: its launch contract, the plans and problems that it rejects, and
 //! the output of ptxas and nvdisasm for its kernels.
 
-
-use crate::tools;
 use crate::common::cases;
+use crate::tools;
 use std::path::Path;
 
-use attend::{Packing, Sums, Tiles};
 use crate::common::each::each;
+use crate::tools::Assembled;
+use attend::{Packing, Sums, Tiles};
 use flashcore_kernels::forward::wgmma::{Diagonal, Ends, Rescaling, WgmmaPlan};
 use flashcore_kernels::{Arch, Plan, emit};
 use problem::{Band, DType, Layout, Problem};
 use ptx::{Arg, Kernel};
 use tile::{Handout, Tail, TileOrder, Turns};
-use crate::tools::Assembled;
 
 const ARCH: Arch = Arch::SM_90;
 const SPECULATIVE: Rescaling = Rescaling::Speculative { beyond: 8, limit: 15 };

@@ -1,16 +1,15 @@
 //! The persistent `wgmma` family of sm_90a on the emulator: no hazards with every check on, and results
 //! within the rounding of P and O.
 
-
-use crate::common::cases;
 use crate::common;
+use crate::common::cases;
+use crate::common::wgmma_plan::plain;
 use attend::{Chains, Order, Packing, Sums, Tanh, Tiles};
 use emu::{Emulator, Options, Schedule};
 use flashcore_kernels::forward::wgmma::{Diagonal, Ends, Probabilities, Rescaling, Store, WgmmaPlan};
 use flashcore_kernels::{Arch, Plan};
 use problem::{Band, DType, Layout, Problem};
 use tile::{Handout, Tail, TileOrder, Turns};
-use crate::common::wgmma_plan::plain;
 
 /// A device with two SMs, so that a CTA computes several tiles.
 const SMALL: Arch = Arch { multiprocessors: 2, ..Arch::SM_90 };

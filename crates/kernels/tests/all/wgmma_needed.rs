@@ -1,9 +1,8 @@
 //! Every barrier, fence, arrival and wait of the persistent family is needed: without it the emulator rejects
 //! the kernel. Exceptions are listed here with their reasons.
 
-
-use crate::common::wgmma_plan;
 use crate::common;
+use crate::common::wgmma_plan;
 use attend::{Sums, Tiles};
 use emu::{Emulator, Options, Schedule};
 use flashcore_kernels::forward::wgmma::{Diagonal, Ends, Rescaling, Store, WgmmaPlan};

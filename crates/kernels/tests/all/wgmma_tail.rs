@@ -1,10 +1,9 @@
 //! The shared last round (stream-K) of the persistent family: the result does not depend on which CTA
 //! computes which part of a tile.
 
-
-use crate::common::wgmma_plan;
-use crate::common::cases;
 use crate::common;
+use crate::common::cases;
+use crate::common::wgmma_plan;
 use attend::{Packing, Tiles};
 use emu::{Emulator, Options, Schedule};
 use flashcore_kernels::forward::wgmma::{Ends, Rescaling, Store, WgmmaPlan};

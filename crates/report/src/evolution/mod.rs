@@ -22,7 +22,7 @@ use axis::{grouped, percent, ratio, time};
 use ledger::Stage;
 use ledger::{Against, Arm, CandidateId, Pair, Ranked, Score, TimeKind, Trial};
 
-pub use kernel::{Exhibit, Lines, Work, difference, heat};
+pub use kernel::{AnalysedKernel, Lines, Work, difference, heat};
 pub use live::{SCRIPT, SCRIPT_TEXT, failure};
 pub use view::{ProblemView, RunRow, RunView, State, in_words};
 
@@ -82,18 +82,18 @@ impl Section {
     }
 }
 
-/// The page of a run as one file without script or network. `exhibits` are the kernels to show line by line:
+/// The page of a run as one file without script or network. `analysed` are the kernels to show line by line:
 /// the baseline and the best.
-pub fn page(view: &RunView, exhibits: &[Exhibit]) -> String {
-    let shown: Vec<CandidateId> = exhibits.iter().map(|e| e.id).collect();
+pub fn page(view: &RunView, analysed: &[AnalysedKernel]) -> String {
+    let shown: Vec<CandidateId> = analysed.iter().map(|e| e.id).collect();
     let mut sections = sections(view, Links::Within(&shown));
-    if let [first, second] = exhibits {
+    if let [first, second] = analysed {
         let body = difference(first, second, Lines::Folded);
         sections.push(Section::new("difference", "The best beside the baseline", body));
     }
-    sections.extend(exhibits.iter().map(|exhibit| {
-        let title = format!("Kernel #{}, line by line", exhibit.id.0);
-        Section::new(format!("kernel-{}", exhibit.id.0), &title, kernel::heat(exhibit))
+    sections.extend(analysed.iter().map(|analysed| {
+        let title = format!("Kernel #{}, line by line", analysed.id.0);
+        Section::new(format!("kernel-{}", analysed.id.0), &title, kernel::heat(analysed))
     }));
     let body = with_contents(&sections);
     frame(&title(view), "", body)
@@ -176,8 +176,8 @@ pub fn sections(view: &RunView, links: Links) -> Vec<Section> {
             }
         },
     ));
-    sections.push(Section::new("deaths", "Why candidates were rejected", html! {
-        div.halves { div { h3 { "Stage by stage" } (cascade::funnel(view)) } div { h3 { "By reason" } (cascade::deaths(view, links)) } }
+    sections.push(Section::new("rejections", "Why candidates were rejected", html! {
+        div.halves { div { h3 { "Stage by stage" } (cascade::funnel(view)) } div { h3 { "By reason" } (cascade::rejections(view, links)) } }
     }));
     sections.push(Section::new(
         "operators",
@@ -493,9 +493,9 @@ mod tests {
         let view = RunView::of(&ledger, run).unwrap();
         assert_eq!(view.candidates, 3);
         let screened = view.funnel.iter().find(|passage| passage.stage == Stage::Screen).unwrap();
-        assert_eq!((screened.entered, screened.died), (3, 3));
+        assert_eq!((screened.entered, screened.rejected), (3, 3));
         let reasons: Vec<(i64, &str)> =
-            view.deaths.iter().map(|death| (death.count, death.example.1.as_str())).collect();
+            view.rejections.iter().map(|found| (found.count, found.example.1.as_str())).collect();
         assert_eq!(reasons, [(3, "of random")]);
         let mut operators: Vec<(&str, i64)> =
             view.operators.iter().map(|o| (o.operator.as_str(), o.candidates)).collect();

@@ -11,7 +11,7 @@ use super::card::{Built, Card};
 use super::watched::Watched;
 use crate::evaluate::subject::Fault;
 use bench::provenance::built_from;
-use bench::{Deck, Entrant, Mode, Race, RaceError, Reading, Rules, Slot, Stage, Timing, Work, race};
+use bench::{Entrant, Mode, Race, RaceError, RaceInputs, Reading, Rules, Slot, Stage, Timing, Work, race};
 use check::launchfile::{Bound, Role};
 use check::values::{Inputs, Values};
 use ledger::{Environment, Reason, TimeKind};
@@ -40,7 +40,7 @@ impl EmulatedCard {
 }
 
 /// Translates an error of the emulator into the fault that a GPU would give.
-fn told(error: EmuError) -> Fault {
+fn fault_of(error: EmuError) -> Fault {
     let reason = match &error {
         EmuError::StepLimit { .. } | EmuError::GridLimit { .. } | EmuError::GridSize { .. } => Reason::Hangs,
         EmuError::Hazards { first, .. } if first.contains(HazardKind::Deadlock.name()) => Reason::Hangs,
@@ -90,7 +90,7 @@ impl Card for EmulatedCard {
     }
 
     fn fault(error: EmuError) -> Fault {
-        told(error)
+        fault_of(error)
     }
 
     fn build(&mut self, kernel: &Kernel) -> Result<Built, Fault> {
@@ -114,25 +114,25 @@ impl Card for EmulatedCard {
 
     fn time(&mut self, bound: &Bound, contents: &[Vec<u8>], _: f64) -> Result<Vec<f64>, Fault> {
         let mut buffers: Vec<Buffer> = contents.iter().map(|bytes| Buffer::from_bytes(bytes)).collect();
-        let us = clock(bound, &mut buffers, &self.options).map_err(told)?;
+        let us = clock(bound, &mut buffers, &self.options).map_err(fault_of)?;
         Ok(vec![us; SAMPLES])
     }
 
     fn race(
         &mut self,
-        deck: &Deck,
+        drawn: &RaceInputs,
         pair: [&Bound; 2],
         _: f64,
         turn: &mut dyn FnMut(),
     ) -> Result<Race, Fault> {
         let contestants = pair.map(|bound| Runner::new(bound.clone()));
         let entrants = ["candidate", "incumbent"].map(|name| Entrant::ours(Some(name), 1));
-        let problem = deck.problem.clone();
+        let problem = drawn.problem.clone();
         let stage = Track { problem, contestants, staged: [None, None], options: self.options.clone() };
         let mut stage = Watched { stage, turn };
         let rules = Rules { most_rounds: Rules::LEAST_ROUNDS, ..Rules::new(Mode::Warm, 0.0, None) };
-        race(&mut stage, deck, &entrants, &rules).map_err(|error| match error {
-            RaceError::Stage(error) => told(error),
+        race(&mut stage, drawn, &entrants, &rules).map_err(|error| match error {
+            RaceError::Stage(error) => fault_of(error),
             RaceError::Nobody => Fault::new(Reason::Crashed, error),
         })
     }

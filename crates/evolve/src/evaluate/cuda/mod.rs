@@ -27,7 +27,7 @@ use super::subject::{Fault, bound};
 use super::{Evaluator, Look, word_of};
 use crate::faults::Reason::Incumbent;
 use crate::{Finding, Stage, Task};
-use bench::{Deck, Race, interval};
+use bench::{Race, RaceInputs, interval};
 pub use card::{Built, Card, GpuCard};
 use check::gate::Verdict;
 use check::launchfile::Bound;
@@ -50,7 +50,7 @@ const CHECK: Duration = Duration::from_secs(900);
 const HANGS: Duration = Duration::from_secs(8);
 /// Minimum rate at which the host draws, copies and judges a kernel's buffers, bytes per second.
 const BYTES_A_SECOND: f64 = 16e6;
-/// Number of decks kept: that of the problem and those of held-out problems.
+/// Number of drawn kept: that of the problem and those of held-out problems.
 const DECKS: usize = 4;
 
 /// An evaluator for one card.
@@ -61,7 +61,7 @@ pub struct Cuda<C> {
     /// Whether the time model has this very device, not only one of the same architecture.
     predicts: bool,
     gate: Gate,
-    decks: Vec<(Problem, Deck)>,
+    drawn: Vec<(Problem, RaceInputs)>,
     allow: Allow,
 }
 
@@ -71,8 +71,8 @@ impl<C: Card> Cuda<C> {
         let arch = card.arch();
         let alike = MACHINES.into_iter().find(|gpu| gpu.sm == arch.sm).unwrap_or(&L4);
         let bench = Bench { gpu: model.unwrap_or(alike), arch, ptxas: None };
-        let (gate, decks) = (Gate::default(), Vec::new());
-        Cuda { card, bench, predicts: model.is_some(), gate, decks, allow: Box::new(|_| {}) }
+        let (gate, drawn) = (Gate::default(), Vec::new());
+        Cuda { card, bench, predicts: model.is_some(), gate, drawn, allow: Box::new(|_| {}) }
     }
 
     /// Calls `allow` with the time limit before each piece of work.
@@ -166,26 +166,26 @@ impl<C: Card> Cuda<C> {
             .map_err(|fault| Fault::new(Reason::Incumbent, format!("the incumbent cannot race: {fault}")))?;
         (self.allow)(HOST_WORK);
         self.build(&ours)?;
-        let deck = self.deck(&problem)?;
+        let drawn = self.drawn(&problem)?;
         let (patience, allow) = (patience(&ours), &mut self.allow);
         allow(patience);
         held.since = Some(Instant::now());
-        let deck = &self.decks[deck].1;
-        let race = self.card.race(deck, [&ours, &rival], task.seconds, &mut || allow(patience))?;
+        let drawn = &self.drawn[drawn].1;
+        let race = self.card.race(drawn, [&ours, &rival], task.seconds, &mut || allow(patience))?;
         outcome(&race, *incumbent, trial, self.card.kind(), task.problem)
     }
 
-    /// The index of the problem's deck.
-    fn deck(&mut self, problem: &Problem) -> Result<usize, Fault> {
-        if let Some(known) = self.decks.iter().position(|(of, _)| of == problem) {
+    /// The index of the problem's drawn.
+    fn drawn(&mut self, problem: &Problem) -> Result<usize, Fault> {
+        if let Some(known) = self.drawn.iter().position(|(of, _)| of == problem) {
             return Ok(known);
         }
-        if self.decks.len() == DECKS {
-            self.decks.remove(0);
+        if self.drawn.len() == DECKS {
+            self.drawn.remove(0);
         }
-        let deck = Deck::draw(problem, 1).map_err(|error| Fault::new(Reason::Problem, error))?;
-        self.decks.push((problem.clone(), deck));
-        Ok(self.decks.len() - 1)
+        let drawn = RaceInputs::draw(problem, 1).map_err(|error| Fault::new(Reason::Problem, error))?;
+        self.drawn.push((problem.clone(), drawn));
+        Ok(self.drawn.len() - 1)
     }
 }
 

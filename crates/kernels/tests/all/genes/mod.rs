@@ -5,10 +5,10 @@ mod mma;
 mod small;
 mod wgmma;
 
-use crate::tools;
-use crate::common::wgmma_plan;
-use crate::common::small_plan;
 use crate::common;
+use crate::common::small_plan;
+use crate::common::wgmma_plan;
+use crate::tools;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use crate::common::each::each;
