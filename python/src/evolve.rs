@@ -12,7 +12,6 @@ use evolve::evaluate::cpu::CpuEvaluator;
 use evolve::evaluate::model::Model;
 use evolve::evaluate::{Cuda, Evaluators, GpuCard};
 use evolve::setup;
-use evolve::workers::is_of_device;
 use evolve::{Ask, Configuration, Evaluator, Finding, Limits, Outcome, Target, Task};
 use kernels::select::Shape;
 use kernels::{Arch, Family};
@@ -90,7 +89,7 @@ impl Evolution {
             let ask = self.engine().ask(self.began.elapsed().as_secs_f64())?;
             let said = match ask {
                 Ask::Task(task) => {
-                    let device = is_of_device(task.stage);
+                    let device = task.stage.is_of_device();
                     let host = self.host.clone().filter(|_| !device);
                     let measured_here = host.is_none() && matches!(task.target, Target::Cuda { .. });
                     let task = Task { target: host.unwrap_or_else(|| task.target.clone()), ..*task };
@@ -330,7 +329,7 @@ pub fn lost(task: &str, reason: &str, detail: &str, seconds: f64) -> Result<Stri
         stage: task.stage,
         problem: task.problem,
         seconds,
-        device_seconds: if is_of_device(task.stage) { seconds } else { 0.0 },
+        device_seconds: if task.stage.is_of_device() { seconds } else { 0.0 },
         finding: Finding::Rejected(rejection),
     };
     Ok(json!(outcome).to_string())

@@ -6,7 +6,9 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use crate::tools::Tools;
-use crate::{XtaskError, book, browser, dependencies, evolution, floors, run, tables, target, tools, wheel};
+use crate::{
+    XtaskError, book, browser, circles, dependencies, evolution, floors, run, tables, target, tools, wheel,
+};
 
 /// Runs every check, stopping at the first that fails. The last lines say how long each took. The tests in
 /// Python, which use one core most of the time, run beside the tests in Rust.
@@ -19,7 +21,9 @@ pub fn all(root: &Path) -> Result<(), XtaskError> {
     let cargo = || cargo(root, &tools);
     times.step("format", || run(cargo().args(["fmt", "--all", "--check"])))?;
     times.step("book", || book::check(root, &tools))?;
-    times.step("dependencies", || dependencies::check(root).and_then(|()| floors::check(root)))?;
+    times.step("dependencies", || {
+        dependencies::check(root).and_then(|()| floors::check(root)).and_then(|()| circles::check(root))
+    })?;
     times.step("clippy", || clippy(root, cargo))?;
     times.step("documentation", || {
         let doc = ["doc", "--workspace", "--no-deps", "--quiet"];

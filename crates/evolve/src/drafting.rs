@@ -5,7 +5,8 @@ use rand::rngs::SmallRng;
 
 use super::bandit::Operator;
 use super::config::Limits;
-use super::engine::{Ask, Evolution, EvolveError, Question};
+use super::engine::{Ask, Evolution, Question};
+use super::error::EvolveError;
 use super::joining::Said;
 use super::operators::{Draft, Workshop};
 use super::population::Population;

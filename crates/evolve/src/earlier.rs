@@ -10,7 +10,8 @@ use std::collections::HashMap;
 
 use serde::Serialize;
 
-use super::engine::{Evolution, EvolveError};
+use super::engine::Evolution;
+use super::error::EvolveError;
 use super::population::{Member, Population};
 use super::task::{Finding, Outcome, Stage, Task};
 use bench::SpeedVerdict;

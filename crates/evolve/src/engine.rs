@@ -9,6 +9,7 @@ use serde_json::{Value, json};
 
 use super::config::{Config, Limits};
 use super::earlier::{Earlier, TakenOver};
+use super::error::EvolveError;
 use super::faults::{Faults, Word, is_fault};
 use super::finals::Promotion;
 use super::holding::{Holding, WAITED};
@@ -16,46 +17,10 @@ use super::insight::Insights;
 use super::population::{Place, Population};
 use super::space::Space;
 use super::task::{Finding, Outcome, Stage, Target, Task};
-use super::workers::is_of_device;
 use super::{advice, finals, rank};
 use ledger::{
     CandidateId, Decision, Environment, Ledger, LedgerError, Reason, Rejection, Run, RunEvent, RunId,
 };
-
-/// Why an evolution cannot continue.
-#[derive(Debug, thiserror::Error)]
-pub enum EvolveError {
-    #[error(transparent)]
-    Ledger(#[from] LedgerError),
-    /// The baseline itself was rejected.
-    #[error(
-        "the baseline for {problem} cannot be evaluated ({reason}: {detail}); name another with --seed-plan, or another problem"
-    )]
-    Baseline { problem: String, reason: Reason, detail: String },
-    /// The run's configuration in the ledger does not parse.
-    #[error(
-        "run {run} of the ledger cannot go on: its configuration is not one of this FlashCore's ({error})"
-    )]
-    Config { run: i64, error: serde_json::Error },
-    /// Evaluations fail one after the other, independent of the candidate: the infrastructure is at fault.
-    #[error(
-        "the last {count} {place} all failed ({reason}: {detail}); mend that and go on with --resume: the run is stopped, and \
-         nothing is lost"
-    )]
-    Faults {
-        /// Number of failures.
-        count: usize,
-        /// The kind of evaluation that failed.
-        place: &'static str,
-        /// The reason of the last failure.
-        reason: Reason,
-        /// The last failure in words.
-        detail: String,
-    },
-    /// The request is empty or impossible.
-    #[error("{what}; accepted: {accepted}")]
-    Nothing { what: &'static str, accepted: &'static str },
-}
 
 /// What the caller does next.
 #[derive(Clone, Debug, PartialEq)]
@@ -353,7 +318,7 @@ impl Evolution {
 
     /// Whether a task of this stage holds a device.
     fn holds(&self, stage: Stage) -> bool {
-        is_of_device(stage) && !matches!(self.config.target, Target::Model { .. })
+        stage.is_of_device() && !matches!(self.config.target, Target::Model { .. })
     }
 
     /// Ends the use of the device by a task whose outcome came.
@@ -423,7 +388,7 @@ impl Evolution {
         let Some(search) = searches.find(|s| s.population.members.contains_key(&outcome.candidate)) else {
             return Vec::new();
         };
-        if is_of_device(outcome.stage) && matches!(outcome.finding, Finding::Timed { .. }) {
+        if outcome.stage.is_of_device() && matches!(outcome.finding, Finding::Timed { .. }) {
             search.longest = search.longest.max(outcome.seconds);
         }
         search.taken_over.learn(outcome);
@@ -443,7 +408,7 @@ impl Evolution {
 
     /// Number of open tasks without and with the device.
     pub(super) fn under_way(&self) -> [usize; 2] {
-        let device = self.under_way.iter().filter(|(_, stage, _)| is_of_device(*stage)).count();
+        let device = self.under_way.iter().filter(|(_, stage, _)| stage.is_of_device()).count();
         // A proposer at work would disturb timings on this machine's processor.
         let asked = if self.limits == Limits::ALONE { self.questions() } else { 0 };
         [self.under_way.len() - device + asked, device]
@@ -471,7 +436,7 @@ impl Evolution {
         if host + device >= self.limits.together {
             return None;
         }
-        let room = |stage: Stage| match is_of_device(stage) {
+        let room = |stage: Stage| match stage.is_of_device() {
             true => device < self.limits.device,
             false => host < self.limits.host,
         };
@@ -488,7 +453,7 @@ impl Evolution {
                 let Place::Ready(stage) = member.place else { continue };
                 let task = (member.id, stage, search.population.problem);
                 let is_taken = self.under_way.contains(&task) || self.reported.contains(&task);
-                let is_late = !in_time && member.counts() && (has_time || !is_of_device(stage));
+                let is_late = !in_time && member.counts() && (has_time || !stage.is_of_device());
                 // A time from an earlier run is relative to the baseline's, which is not measured yet.
                 let waits = stage == Stage::Microbench
                     && member.counts()

@@ -7,9 +7,8 @@ use std::collections::HashSet;
 
 use kernels::select::Shape;
 
-use super::engine::EvolveError;
+use super::error::EvolveError;
 use super::task::{Finding, Outcome, Stage};
-use super::workers::is_of_device;
 use ledger::{CandidateId, Reason, Rejection};
 
 /// Reasons that do not count against a candidate when they come in a row.
@@ -39,13 +38,18 @@ pub enum Word {
     HeldBack,
 }
 
+/// Whether this outcome means that the evaluator has lost its device or crashed.
+pub fn is_lost(outcome: &Outcome) -> bool {
+    matches!(&outcome.finding, Finding::Rejected(found) if matches!(found.reason, Reason::Hangs | Reason::Crashed))
+}
+
 /// Whether an outcome may be a failure of the infrastructure.
 pub fn is_fault(outcome: &Outcome) -> bool {
     matches!(&outcome.finding, Finding::Rejected(rejection) if REASONS.contains(&rejection.reason))
 }
 
 fn place_of(outcome: &Outcome) -> usize {
-    usize::from(is_of_device(outcome.stage))
+    usize::from(outcome.stage.is_of_device())
 }
 
 impl Faults {

@@ -6,7 +6,8 @@ use kernels::select::Shape;
 use serde::Serialize;
 
 use super::cascade;
-use super::engine::{Evolution, EvolveError, words};
+use super::engine::{Evolution, words};
+use super::error::EvolveError;
 use super::population::{Member, Place, Population, key};
 use super::rank;
 use super::report::HeldOutEnd;

@@ -5,7 +5,8 @@ use serde_json::json;
 
 use super::bandit::Operator;
 use super::config::Case;
-use super::engine::{Evolution, EvolveError, Question, Search, write};
+use super::engine::{Evolution, Question, Search, write};
+use super::error::EvolveError;
 use super::operators::Draft;
 use super::population::Member;
 use super::proposer::Proposal;

@@ -16,6 +16,7 @@ mod cpu_space;
 mod drafting;
 mod earlier;
 mod engine;
+mod error;
 pub mod evaluate;
 mod faults;
 mod finals;
@@ -40,7 +41,8 @@ pub mod workers;
 
 pub use bandit::Account;
 pub use config::{Case, Config, Configuration, Limits};
-pub use engine::{Ask, Evolution, EvolveError, Question, words};
+pub use engine::{Ask, Evolution, Question, words};
+pub use error::EvolveError;
 pub use evaluate::{Evaluator, Look};
 pub use ledger::{Candidate, Language, Source};
 pub use report::{CaseReport, Cases, End, Gain, HeldOutEnd, Progress, Promoted, Report, Shown, gain};

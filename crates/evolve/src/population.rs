@@ -8,7 +8,6 @@ use serde_json::Value;
 
 use super::bandit::{Bandit, Operator};
 use super::cascade;
-use super::faults::INCUMBENT;
 use super::insight::Insights;
 use super::niches::{Entry, Niche, Niches};
 use super::space::family;
@@ -300,7 +299,7 @@ impl Population {
                     (Stage::HeldOut, wrong) => {
                         let race = match (wrong, measurement.against) {
                             (Some(rejection), _) => Err(rejection.reason),
-                            (None, against) => against.ok_or_else(|| INCUMBENT.to_owned()),
+                            (None, against) => against.ok_or_else(|| Reason::Incumbent.to_owned()),
                         };
                         let has_raced = race.is_ok();
                         self.note_held_out(id, &outcome.problem, race);

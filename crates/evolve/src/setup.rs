@@ -7,7 +7,8 @@ use predict::{Gpu, machine};
 use problem::Tensor;
 
 use super::config::{Case, Config, Configuration};
-use super::engine::{EvolveError, words};
+use super::engine::words;
+use super::error::EvolveError;
 use super::seeding::{self, Wishes};
 use super::space;
 use super::task::Target;

@@ -14,7 +14,6 @@ use serde_json::{Value, json};
 use super::proposer::Proposal;
 use super::seeding::{Wishes, gpu};
 use super::space::{family, genome};
-use super::workers::is_of_device;
 use super::*;
 use bench::SpeedVerdict;
 use bench::provenance::hash;
@@ -406,7 +405,7 @@ fn the_device_does_not_wait_for_checks() {
             Ask::Task(task) => under_way.push(*task),
             Ask::Wait => {
                 // A timing takes as long as all other open tasks together.
-                let device = under_way.iter().position(|t| is_of_device(t.stage));
+                let device = under_way.iter().position(|t| t.stage.is_of_device());
                 turns += 1;
                 idle += usize::from(device.is_none());
                 let rest: Vec<Task> = if device.is_some() && under_way.len() > 1 {
@@ -597,7 +596,7 @@ fn a_budget_of_seconds_leaves_room_for_the_races() {
         match evolution.ask(now).unwrap() {
             Ask::Task(task) => {
                 races += usize::from(task.stage >= Stage::Race);
-                now += if is_of_device(task.stage) { task.seconds } else { 0.5 };
+                now += if task.stage.is_of_device() { task.seconds } else { 0.5 };
                 let outcome = landscape.evaluate(&task);
                 evolution.tell(&outcome).unwrap();
             }

@@ -19,6 +19,7 @@ use serde::{Deserialize, Serialize};
 
 use super::children::Group;
 use super::evaluate::{Evaluator, Fault, Look};
+use super::faults::is_lost;
 use super::task::{Finding, Outcome, Stage, Task};
 use ledger::{Environment, Reason, Rejection};
 
@@ -218,11 +219,6 @@ impl Worker {
     }
 }
 
-/// Whether this outcome means that the evaluator has lost its device or crashed.
-pub fn is_lost(outcome: &Outcome) -> bool {
-    matches!(&outcome.finding, Finding::Rejected(found) if matches!(found.reason, Reason::Hangs | Reason::Crashed))
-}
-
 impl Running {
     fn answer(&mut self, task: &Task, program: &Program) -> Result<Outcome, Fault> {
         let mut given = program.patience;
@@ -304,7 +300,7 @@ impl Evaluator for Worker {
             Err(fault) => {
                 // The lost worker cannot report the device time, so all of the elapsed time counts.
                 let device_seconds =
-                    if is_of_device(task.stage) { began.elapsed().as_secs_f64() } else { 0.0 };
+                    if task.stage.is_of_device() { began.elapsed().as_secs_f64() } else { 0.0 };
                 Ok(Look { finding: Finding::Rejected(fault.at(task.stage)), device_seconds })
             }
         }
@@ -312,14 +308,6 @@ impl Evaluator for Worker {
 
     fn environment(&self) -> Environment {
         self.environment.clone()
-    }
-}
-
-/// Whether a stage needs the device for itself.
-pub const fn is_of_device(stage: Stage) -> bool {
-    match stage {
-        Stage::Propose | Stage::Screen | Stage::Check => false,
-        Stage::Microbench | Stage::Race | Stage::HeldOut => true,
     }
 }
 
@@ -378,7 +366,7 @@ impl WorkerPool {
     /// Queues a task.
     pub fn submit(&self, task: Task) {
         let mut state = self.queues.state.lock().unwrap_or_else(PoisonError::into_inner);
-        if is_of_device(task.stage) {
+        if task.stage.is_of_device() {
             state.device.push_back(task)
         } else {
             state.host.push_back(task)

@@ -5,7 +5,8 @@ use kernels::select::Shape;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use crate::{Candidate, Reason, Stage};
+use crate::stage::Stage;
+use crate::{Candidate, Reason};
 use bench::SpeedVerdict;
 use check::gate::Verdict;
 

@@ -28,6 +28,7 @@ mod read;
 mod reason;
 pub mod schema;
 mod score;
+mod stage;
 mod totals;
 mod write;
 
@@ -46,12 +47,13 @@ pub use earlier::EarlierKernel;
 pub use error::LedgerError;
 pub use export::{Exported, Format};
 pub use facts::*;
-pub use outcome::{Finding, Outcome, Stage};
+pub use outcome::{Finding, Outcome};
 pub use pages::Line;
 pub use rank::{Ancestor, Ranked, Win};
 pub use read::{Decided, Dossier, Known, Resumed, RunLine};
 pub use reason::Reason;
 pub use score::{ByHand, Recalibration, SCORED, Score};
+pub use stage::Stage;
 pub use totals::{Corner, Cost, CostItem, Earnings, Entered, Niche, Pair, RejectionCount, Tally};
 
 /// Default time that a writer waits for another one.

@@ -15,15 +15,14 @@ use serde_json::json;
 
 use super::cpu_proof::Cases;
 use super::{Evaluator, Look, word_of};
-use crate::faults::Reason::Incumbent;
 use crate::space::Domain;
 use crate::{Candidate, Finding, Stage, Task};
 use bench::provenance::Provenance;
 use bench::{CpuTimer, RaceInputs, interval, median, race_plans};
 use check::gate::Verdict;
 use ledger::{
-    Against, CandidateId, CheckFact, Environment, Judge, MeasurementFact, Rejection, Screening, TimeKind,
-    Trial,
+    Against, CandidateId, CheckFact, Environment, Judge, MeasurementFact, Reason, Rejection, Screening,
+    TimeKind, Trial,
 };
 
 /// Held for writing during a timing, and for reading during a check.

@@ -4,8 +4,8 @@ use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 
 use super::Evaluator;
+use crate::faults::is_lost;
 use crate::task::{Outcome, Target, Task};
-use crate::workers::is_lost;
 
 /// One evaluator per target. It is created with the target's first task, and again after it lost its device.
 #[derive(Default)]

@@ -146,7 +146,7 @@ fn held_time_is_kept_and_costs() {
     loop {
         match evolution.ask(now).unwrap() {
             Ask::Task(task) => {
-                let is_of_device = is_of_device(task.stage);
+                let is_of_device = task.stage.is_of_device();
                 first = first.or(is_of_device.then_some(now));
                 now += 3.0;
                 evolution.at(now);

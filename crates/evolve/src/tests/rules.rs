@@ -1,7 +1,7 @@
 //! Tests of races, budgets, proposers and faults.
 
 use super::*;
-use crate::engine::EvolveError;
+use crate::error::EvolveError;
 use ledger::{Reason, Source};
 
 /// A landscape whose findings a function may change.
@@ -424,7 +424,7 @@ fn a_lost_device_stops_the_run() {
     let mut evolution = Evolution::resume(page.open(), run, Limits::ALONE).unwrap();
     let mut lost = |task: &Task| {
         let mut outcome = Evaluator::evaluate(&mut landscape, task);
-        if is_of_device(task.stage) {
+        if task.stage.is_of_device() {
             outcome.finding = Finding::Rejected(no(task.stage, Reason::Crashed));
         }
         outcome
@@ -434,7 +434,7 @@ fn a_lost_device_stops_the_run() {
         match evolution.ask(0.0) {
             Ok(Ask::Task(task)) => {
                 let outcome = lost(&task);
-                crashed += usize::from(is_of_device(task.stage));
+                crashed += usize::from(task.stage.is_of_device());
                 evolution.tell(&outcome).unwrap();
             }
             Ok(other) => panic!("{other:?}"),

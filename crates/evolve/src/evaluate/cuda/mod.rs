@@ -25,7 +25,6 @@ use serde_json::json;
 use super::kernel::{self, Bench};
 use super::subject::{Fault, bound};
 use super::{Evaluator, Look, word_of};
-use crate::faults::Reason::Incumbent;
 use crate::{Finding, Stage, Task};
 use bench::{Race, RaceInputs, interval};
 pub use card::{Built, Card, GpuCard};
@@ -34,7 +33,7 @@ use check::launchfile::Bound;
 pub use emulated::EmulatedCard;
 use gate::Gate;
 use ledger::{
-    Against, CandidateId, CheckFact, Environment, Judge, MeasurementFact, Rejection, TimeKind, Trial,
+    Against, CandidateId, CheckFact, Environment, Judge, MeasurementFact, Reason, Rejection, TimeKind, Trial,
 };
 
 /// Called with the time limit of the next piece of work. After that time, the supervisor may kill the
