@@ -94,7 +94,7 @@ fn expect(holds: bool, found: impl std::fmt::Display) -> Result<(), XtaskError> 
     if holds {
         Ok(())
     } else {
-        Err(XtaskError::Check(format!("the evolution left something undone: {found}")))
+        Err(XtaskError::Check(format!("the results of the evolution are incomplete: {found}")))
     }
 }
 

@@ -57,8 +57,8 @@ enum Task {
     /// Lint, build, install and test the Python package (part of `test`)
     Python,
     /// Check the licences, sources and duplicate versions of all crates against deny.toml, the layers of the
-    /// workspace and the circles of imports against ARCHITECTURE.md, and write the licence texts that the wheel carries into
-    /// python/licenses (part of `test`)
+    /// workspace and the circles of imports against ARCHITECTURE.md, and write the licence texts that the
+    /// wheel carries into python/licenses (part of `test`)
     Dependencies,
     /// Update the tables of the documents, and the pictures beside them, from the rows in evidence/
     Tables {

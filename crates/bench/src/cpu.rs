@@ -26,7 +26,7 @@ pub enum BenchError {
     #[error(transparent)]
     Torch(#[from] TorchError),
     /// There is no contestant.
-    #[error("contestants = 0; accepted: at least one")]
+    #[error("invalid value '0' for contestants: expected at least one")]
     Nobody,
     /// A native kernel was disqualified.
     #[error("{name} is out: {fault}")]

@@ -28,7 +28,9 @@ pub enum ContestantError {
     #[error("buffer {0} is none of q, k, v, out and lse; the race feeds and reads no others")]
     Buffer(String),
     /// A tensor's size differs from the span of its strides.
-    #[error("{tensor} has {bytes} bytes; accepted: {expected}, what its strides span")]
+    #[error(
+        "invalid value '{bytes}' for the bytes of {tensor}: expected {expected}, the span of its strides"
+    )]
     Size {
         tensor: &'static str,
         /// Bytes given.
@@ -385,7 +387,9 @@ pub enum WorkbenchError {
     #[error(transparent)]
     Driver(#[from] DriverError),
     /// No kernel was prepared under this number.
-    #[error("kernel {number} was not prepared; accepted: below {count}")]
+    #[error(
+        "invalid value '{number}' for the number of a kernel: expected less than {count}, as many as were prepared"
+    )]
     Number {
         number: usize,
         /// Number of prepared kernels.

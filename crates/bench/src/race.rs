@@ -176,7 +176,7 @@ impl Race {
 #[derive(Debug, thiserror::Error)]
 pub enum RaceError<E: std::error::Error> {
     /// There is no contestant.
-    #[error("contestants = 0; accepted: at least one")]
+    #[error("invalid value '0' for contestants: expected at least one")]
     Nobody,
     /// The device failed.
     #[error("{0}")]

@@ -31,7 +31,7 @@ pub enum FileError {
     #[error("{path}: {reason}")]
     Malformed { path: PathBuf, reason: String },
     /// An element type that attention does not take.
-    #[error("{path}: tensor {name} has elements of type {dtype}; accepted: {accepted}")]
+    #[error("{path}: tensor {name} has elements of type {dtype}: expected {accepted}")]
     DType {
         path: PathBuf,
         name: String,
