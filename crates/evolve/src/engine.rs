@@ -485,7 +485,7 @@ impl Evolution {
             let population = &search.population;
             let baseline = population.members.get(&population.baseline?)?;
             let Rejection { reason, detail, .. } = baseline.rejection.clone()?;
-            Some(EvolveError::Baseline { problem: words(&population.problem), reason, detail })
+            Some(EvolveError::Baseline { problem: population.problem.to_string(), reason, detail })
         })
     }
 
@@ -557,15 +557,4 @@ pub(super) fn write(
         rejected.iter().try_for_each(|(id, rejection)| ledger.rejected(*id, rejection))?;
     }
     Ok(())
-}
-
-/// A problem in the words of the command line.
-pub fn words(shape: &Shape) -> String {
-    let pair =
-        |a: usize, b: usize, between: char| if a == b { a.to_string() } else { format!("{a}{between}{b}") };
-    let heads = pair(shape.heads_q, shape.heads_kv, '/');
-    let seq = pair(shape.seq_q, shape.seq_kv, 'x');
-    let dim = pair(shape.head_dim, shape.head_dim_v, '/');
-    let mask = if shape.mask == problem::Band::FULL { String::new() } else { format!(",{}", shape.mask) };
-    format!("{},{heads},{seq},{dim},{}{mask}", shape.batch, shape.dtype)
 }

@@ -6,7 +6,7 @@ use kernels::select::Shape;
 use serde::Serialize;
 
 use super::cascade;
-use super::engine::{Evolution, words};
+use super::engine::Evolution;
 use super::error::EvolveError;
 use super::population::{Member, Place, Population, key};
 use super::rank;
@@ -258,7 +258,7 @@ impl Objection {
             }
             Objection::Second(fate) => format!("its second race against the baseline was {}", lost(fate)),
             Objection::HeldOut(shape, fate) => {
-                format!("its race on the held-out problem {} was {}", words(&shape), lost(fate))
+                format!("its race on the held-out problem {} was {}", shape, lost(fate))
             }
             Objection::Shipped(Some(Against { ratio, low, high, .. })) => {
                 format!("what ships is {ratio:.3}× as fast ({low:.3} to {high:.3})")
@@ -276,7 +276,7 @@ fn open_races(evolution: &Evolution, case: usize, member: &Member) -> Vec<String
     }
     for (shape, _) in &evolution.config.cases[case].held_out {
         if fate(evolution, member, shape) == HeldOut::Open {
-            open.push(format!("on the held-out problem {}", words(shape)));
+            open.push(format!("on the held-out problem {shape}"));
         }
     }
     let population = &evolution.searches[case].population;

@@ -41,7 +41,7 @@ pub mod workers;
 
 pub use bandit::Account;
 pub use config::{Case, Config, Configuration, Limits};
-pub use engine::{Ask, Evolution, Question, words};
+pub use engine::{Ask, Evolution, Question};
 pub use error::EvolveError;
 pub use evaluate::{Evaluator, Look};
 pub use ledger::{Candidate, Language, Source};

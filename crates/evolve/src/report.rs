@@ -9,7 +9,7 @@ use kernels::select::{Kind, TunedRow};
 use serde_json::json;
 
 use super::advice;
-use super::engine::{Evolution, words};
+use super::engine::Evolution;
 use super::finals::{self, Promotion};
 use super::population::{Member, Population};
 use super::rank;
@@ -121,7 +121,7 @@ impl Evolution {
         let shipped = finals::shipped(population);
         CaseReport {
             problem: population.problem,
-            words: words(&population.problem),
+            words: population.problem.to_string(),
             device: self.config.device.clone(),
             kind: best.or(baseline).and_then(|m| m.kind),
             baseline: baseline.map(Shown::new),

@@ -2,7 +2,7 @@
 
 use std::io::Write;
 
-use evolve::{Candidate, CaseReport, Cases, End, HeldOutEnd, Report, Shown, words};
+use evolve::{Candidate, CaseReport, Cases, End, HeldOutEnd, Report, Shown};
 use ledger::TimeKind;
 use serde_json::json;
 
@@ -69,7 +69,7 @@ fn print_case(out: &mut impl Write, case: &CaseReport) -> Result<(), CliError> {
         shown(control.race.map(|race| race.ratio), 3)
     )?;
     for held in &case.held_out {
-        writeln!(out, "held out, {}: {}", words(&held.problem), held_out(held))?;
+        writeln!(out, "held out, {}: {}", held.problem, held_out(held))?;
     }
     if let Some(race) = case.shipped.as_ref().and_then(|shipped| shipped.race) {
         writeln!(

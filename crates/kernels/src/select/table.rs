@@ -1,5 +1,6 @@
 //! The table of tuned plans: one JSON object per line, each with its origin.
 
+use std::fmt;
 use std::sync::OnceLock;
 
 use problem::{Band, DType, Layout, Problem};
@@ -48,6 +49,21 @@ impl Shape {
             ..Problem::new(self.batch, self.heads_q, self.seq_q, self.head_dim, self.dtype)
         };
         problem.with_layout(Layout::Bhsd)
+    }
+}
+
+/// The shape in words, as commands read it: `4,32/8,1x8192,128,bf16,causal`. Equal extents of queries and
+/// keys, and of keys and values, are written once.
+impl fmt::Display for Shape {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let pair = |a: usize, b: usize, between: char| {
+            if a == b { a.to_string() } else { format!("{a}{between}{b}") }
+        };
+        let heads = pair(self.heads_q, self.heads_kv, '/');
+        let seq = pair(self.seq_q, self.seq_kv, 'x');
+        let dim = pair(self.head_dim, self.head_dim_v, '/');
+        write!(f, "{},{heads},{seq},{dim},{}", self.batch, self.dtype)?;
+        if self.mask == Band::FULL { Ok(()) } else { write!(f, ",{}", self.mask) }
     }
 }
 
