@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::Value;
 
-use crate::{XtaskError, quoted, run, target};
+use crate::{XtaskError, quoted, run, target, wheel};
 
 /// Length of the search. It makes about a hundred candidates on two cores, and each of them must have its
 /// end: a longer one shows nothing more.
@@ -25,7 +25,7 @@ const LOOK: Duration = Duration::from_millis(100);
 /// # Errors
 /// The failing command, or what is missing from its results.
 pub fn test(root: &Path, cargo: impl Fn() -> Command) -> Result<(), XtaskError> {
-    run(cargo().args(["build", "--workspace", "--quiet", "--bin", "flashcore"]))?;
+    run(cargo().args(["build", "--workspace", "--features", wheel::ALL, "--quiet", "--bin", "flashcore"]))?;
     let target = target(root)?;
     let (program, folder) = (target.join("debug/flashcore"), target.join("evolution"));
     let io = |source| XtaskError::Io { path: folder.clone(), source };

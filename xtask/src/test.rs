@@ -33,7 +33,7 @@ pub fn all(root: &Path) -> Result<(), XtaskError> {
     let python = Beside::start(root, "python")?;
     times.step("tests", || run(cargo().args(TESTS)))?;
     times.step("examples of the documentation", || {
-        run(cargo().args(["test", "--workspace", "--quiet", "--doc"]))
+        run(cargo().args(["test", "--workspace", "--features", wheel::ALL, "--quiet", "--doc"]))
     })?;
     times.step("evolution", || evolution::test(root, cargo))?;
     times.step("browser", || browser::test(root, cargo))?;
@@ -46,7 +46,7 @@ pub fn all(root: &Path) -> Result<(), XtaskError> {
 /// The arguments of cargo for all tests but those of the documentation. The features are those of the wheel
 /// under test, so that both are one build. Clippy has compiled the examples; no test runs one.
 const TESTS: [&str; 8] =
-    ["test", "--workspace", "--quiet", "--lib", "--bins", "--tests", "--features", wheel::SEARCH];
+    ["test", "--workspace", "--quiet", "--lib", "--bins", "--tests", "--features", wheel::ALL];
 
 /// Another task of this program, which runs beside this one. Its output is shown when it has ended. If it is
 /// dropped before, it starts no further command.
@@ -116,7 +116,7 @@ impl Times {
 fn clippy(root: &Path, cargo: impl Fn() -> Command) -> Result<(), XtaskError> {
     run(cargo().args(["clippy", "--workspace", "--all-targets", "--quiet", "--", "-D", "warnings"]))?;
     // With the whole workspace selected, its libraries keep their features and are not checked again.
-    let search = ["clippy", "--workspace", "--lib", "--features", wheel::SEARCH, "--quiet"];
+    let search = ["clippy", "--workspace", "--lib", "--features", wheel::ALL, "--quiet"];
     run(cargo().args(search).args(["--", "-D", "warnings"]))?;
     if !has_target(root, ARM) {
         eprintln!("xtask: NEON kernels not compiled: `rustup target add {ARM}` adds what it takes");

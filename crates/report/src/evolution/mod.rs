@@ -120,7 +120,7 @@ fn frame(title: &str, script: &str, body: Markup) -> String {
 }
 
 fn title(view: &RunView) -> String {
-    let problem = view.problems.first().map_or_else(String::new, |p| format!(": {}", shape(&p.problem)));
+    let problem = view.problems.first().map_or_else(String::new, |p| format!(": {}", p.problem.title()));
     format!("Run {}{problem}", view.id.0)
 }
 
@@ -146,7 +146,7 @@ pub fn sections(view: &RunView, links: Links) -> Vec<Section> {
         // With a single problem, titles do not name it.
         let named = |title: &str| match view.problems.len() {
             1 => title.to_owned(),
-            _ => format!("{title}: {}", shape(&problem.problem)),
+            _ => format!("{title}: {}", problem.problem.title()),
         };
         let floor = roofline::floor_us(&view.run.device, problem);
         let mut add = |id: &str, title: &str, body| {
@@ -204,7 +204,7 @@ fn summary(view: &RunView, links: Links) -> Markup {
             span class=(format!("state {}", view.state.name())) { (view.state.name()) } "."
         }
         @for (i, problem) in view.problems.iter().enumerate() {
-            @if view.problems.len() > 1 { h3 { (shape(&problem.problem)) } }
+            @if view.problems.len() > 1 { h3 { (problem.problem.title()) } }
             (tiles(problem, i == 0, view, links))
         }
     }
@@ -347,23 +347,6 @@ fn scatter_legend(pairs: &[Pair]) -> Markup {
             p.soft { "Above the line a candidate was slower than predicted, below it faster." }
         }
     }
-}
-
-/// A problem in a few words: `f16 B1 H8 S512 D64`.
-pub fn shape(shape: &Shape) -> String {
-    let pair = |a: usize, b: usize, sign: char| if a == b { a.to_string() } else { format!("{a}{sign}{b}") };
-    let mut text = format!(
-        "{} B{} H{} S{} D{}",
-        shape.dtype,
-        shape.batch,
-        pair(shape.heads_q, shape.heads_kv, '/'),
-        pair(shape.seq_q, shape.seq_kv, '×'),
-        pair(shape.head_dim, shape.head_dim_v, '/')
-    );
-    if shape.mask != Band::FULL {
-        text += &format!(" {}", shape.mask);
-    }
-    text
 }
 
 const fn arm_class(arm: Arm) -> &'static str {
