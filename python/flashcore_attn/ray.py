@@ -259,7 +259,7 @@ def _flashcore_card() -> str:
     return _flashcore.describe_card(0)
 
 
-class _Flight:
+class _Pending:
     """A task under way, and the time since which it runs. Waiting for a worker does not count."""
 
     def __init__(self, task: str, number: int) -> None:
@@ -282,7 +282,7 @@ class _Drive:
     ) -> None:
         self.run, self.cluster, self.patience, self.progress = run, cluster, patience, progress
         #: What is under way.
-        self.flying: dict[Any, _Flight] = {}
+        self.pending: dict[Any, _Pending] = {}
         self.submitted = 0
 
     def to_the_end(self) -> dict[str, Any]:
@@ -295,8 +295,8 @@ class _Drive:
                     self.wait()
                 else:
                     self.submitted += 1
-                    flight = _Flight(json.dumps(said["task"]), self.submitted)
-                    self.flying[self.cluster.submit(flight.task, flight.number, said["device"])] = flight
+                    pending_task = _Pending(json.dumps(said["task"]), self.submitted)
+                    self.pending[self.cluster.submit(pending_task.task, pending_task.number, said["device"])] = pending_task
         except BaseException:
             # The ledger has every recorded outcome. Tasks that are still under way are not waited for.
             self.abandon()
@@ -306,20 +306,20 @@ class _Drive:
 
     def wait(self) -> None:
         ray = self.cluster.ray
-        done, _ = ray.wait(list(self.flying), num_returns=1, timeout=LOOK)
+        done, _ = ray.wait(list(self.pending), num_returns=1, timeout=LOOK)
         now, begun = time.monotonic(), set(self.cluster.begun())
-        for flight in self.flying.values():
-            if flight.number in begun:
-                flight.began = now
+        for pending_task in self.pending.values():
+            if pending_task.number in begun:
+                pending_task.began = now
         for reference in done:
-            flight = self.flying.pop(reference)
-            self.tell(self.outcome(reference, flight.task, flight.seconds(now)))
-        for reference, flight in list(self.flying.items()):
-            if flight.seconds(now) > self.patience:
-                del self.flying[reference]
+            pending_task = self.pending.pop(reference)
+            self.tell(self.outcome(reference, pending_task.task, pending_task.seconds(now)))
+        for reference, pending_task in list(self.pending.items()):
+            if pending_task.seconds(now) > self.patience:
+                del self.pending[reference]
                 ray.cancel(reference, force=True)
                 detail = f"no answer within {self.patience:g} s; its worker was ended"
-                self.tell(_flashcore.lost(flight.task, "hangs", detail, flight.seconds(now)))
+                self.tell(_flashcore.lost(pending_task.task, "hangs", detail, pending_task.seconds(now)))
 
     def outcome(self, reference: Any, task: str, seconds: float) -> str:
         ray = self.cluster.ray
@@ -342,11 +342,11 @@ class _Drive:
             self.progress(json.loads(self.run.progress()))
 
     def abandon(self) -> None:
-        for reference in self.flying:
+        for reference in self.pending:
             # Ray itself may have failed.
             with contextlib.suppress(Exception):
                 self.cluster.ray.cancel(reference, force=True)
-        self.flying.clear()
+        self.pending.clear()
         self.run.stop()
 
 

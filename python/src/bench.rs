@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use bench::gpu::{Contestant, Tensors, race};
 use bench::provenance::Provenance;
-use bench::{Deck, Identity, Mode, Peaks, Row, Rules, Sensors, Suite, quantile, suites};
+use bench::{Identity, Mode, Peaks, RaceInputs, Row, Rules, Sensors, Suite, quantile, suites};
 use check::genes::with_genes;
 use check::launchfile::Bound;
 use driver::{DeviceSlice, GraphExec, Stream};
@@ -123,8 +123,8 @@ impl Session {
     /// Draws the inputs of a race and computes the expected outputs.
     fn race(slf: Py<Session>, py: Python<'_>, stated: Stated) -> Result<Race, Error> {
         let problem = problem(&stated)?;
-        let deck = py.detach(|| Deck::draw(&problem, 1))?;
-        Ok(Race { session: slf, problem, deck, contestants: Vec::new() })
+        let drawn = py.detach(|| RaceInputs::draw(&problem, 1))?;
+        Ok(Race { session: slf, problem, drawn, contestants: Vec::new() })
     }
 }
 
@@ -133,7 +133,7 @@ impl Session {
 pub struct Race {
     session: Py<Session>,
     problem: Problem,
-    deck: Deck,
+    drawn: RaceInputs,
     contestants: Vec<Contestant<'static>>,
 }
 
@@ -219,7 +219,7 @@ impl Race {
         let (session, mode) = (self.session.get(), mode_named(mode)?);
         let identities: Vec<Identity> = self.contestants.iter().map(|c| c.identity().clone()).collect();
         let rules = Rules::new(mode, seconds, session.peaks);
-        let race = py.detach(|| race(session.gpu.context(), &self.deck, &self.contestants, &rules));
+        let race = py.detach(|| race(session.gpu.context(), &self.drawn, &self.contestants, &rules));
         let race = race.map_err(|error| Error::Device(error.to_string()))?;
         Ok(race
             .rows(suite, &identities, &session.provenance)

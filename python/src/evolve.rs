@@ -12,11 +12,10 @@ use evolve::evaluate::cpu::CpuEvaluator;
 use evolve::evaluate::model::Model;
 use evolve::evaluate::{Cuda, Evaluators, GpuCard};
 use evolve::setup;
-use evolve::workers::is_of_device;
 use evolve::{Ask, Configuration, Evaluator, Finding, Limits, Outcome, Target, Task};
 use kernels::select::Shape;
 use kernels::{Arch, Family};
-use ledger::{Environment, Ledger, LedgerError, Rejection};
+use ledger::{Environment, Ledger, LedgerError, Reason, Rejection};
 use predict::Gpu;
 use pyo3::prelude::*;
 use serde::{Deserialize, Serialize};
@@ -90,7 +89,7 @@ impl Evolution {
             let ask = self.engine().ask(self.began.elapsed().as_secs_f64())?;
             let said = match ask {
                 Ask::Task(task) => {
-                    let device = is_of_device(task.stage);
+                    let device = task.stage.is_of_device();
                     let host = self.host.clone().filter(|_| !device);
                     let measured_here = host.is_none() && matches!(task.target, Target::Cuda { .. });
                     let task = Task { target: host.unwrap_or_else(|| task.target.clone()), ..*task };
@@ -99,7 +98,7 @@ impl Evolution {
                 Ask::Propose(question) => {
                     let detail = "a run on a cluster asks no proposer".to_owned();
                     let rejection =
-                        Rejection { stage: evolve::Stage::Propose, reason: "proposer".into(), detail };
+                        Rejection { stage: evolve::Stage::Propose, reason: Reason::Proposer, detail };
                     self.engine().answer(&question, Err(rejection))?;
                     json!("wait")
                 }
@@ -127,7 +126,7 @@ impl Evolution {
 
     /// The report of the run, as JSON.
     fn report(&self, py: Python<'_>) -> String {
-        py.detach(|| self.engine().report().to_string())
+        py.detach(|| serde_json::json!(self.engine().report()).to_string())
     }
 
     /// The state of the run, as JSON: candidates, rejected, under_way, best and random (time in µs, and speed
@@ -320,13 +319,17 @@ fn evaluator(target: &Target) -> Result<Box<dyn Evaluator>, Error> {
 #[pyfunction]
 pub fn lost(task: &str, reason: &str, detail: &str, seconds: f64) -> Result<String, Error> {
     let task: Task = serde_json::from_str(task).map_err(|e| Error::Argument(e.to_string()))?;
-    let rejection = Rejection { stage: task.stage, reason: reason.to_owned(), detail: detail.to_owned() };
+    let reason = Reason::named(reason).ok_or_else(|| {
+        let accepted = Reason::ALL.map(Reason::name).join(", ");
+        Error::Argument(format!("invalid value {reason:?} for reason: expected one of {accepted}"))
+    })?;
+    let rejection = Rejection { stage: task.stage, reason, detail: detail.to_owned() };
     let outcome = Outcome {
         candidate: task.candidate,
         stage: task.stage,
         problem: task.problem,
         seconds,
-        device_seconds: if is_of_device(task.stage) { seconds } else { 0.0 },
+        device_seconds: if task.stage.is_of_device() { seconds } else { 0.0 },
         finding: Finding::Rejected(rejection),
     };
     Ok(json!(outcome).to_string())

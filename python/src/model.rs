@@ -5,7 +5,9 @@
 use std::path::Path;
 
 use bench::provenance::Provenance;
-use bench::{Deck, Entrant, Identity, Mode, RaceError, Reading, Rules, Slot, Stage, Timing, Work, race};
+use bench::{
+    Entrant, Identity, Mode, RaceError, RaceInputs, Reading, Rules, Slot, Stage, Timing, Work, race,
+};
 use check::values::{Inputs, Values};
 use problem::{DType, Problem};
 use pyo3::prelude::*;
@@ -61,12 +63,12 @@ impl CpuSession {
         seconds: f64,
     ) -> Result<Vec<String>, Error> {
         let problem = problem(&stated)?;
-        let deck = Deck::draw(&problem, 1)?;
+        let drawn = RaceInputs::draw(&problem, 1)?;
         let peer = Entrant::peer(peer, 1).map_err(|error| Error::Argument(error.to_string()))?;
         let entrants = [Entrant::ours(None, 1), peer];
         let rules = Rules { most_rounds: MOST_ROUNDS, ..Rules::new(Mode::Warm, seconds, None) };
         let mut stage = Layer { layer, dtype: problem.dtype, staged: [None, None] };
-        let race = race(&mut stage, &deck, &entrants, &rules).map_err(|error| match error {
+        let race = race(&mut stage, &drawn, &entrants, &rules).map_err(|error| match error {
             RaceError::Stage(exception) => Error::Python(exception),
             RaceError::Nobody => Error::Argument(error.to_string()),
         })?;

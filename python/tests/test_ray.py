@@ -168,12 +168,12 @@ def test_only_a_task_that_has_begun_can_hang(monkeypatch):
     monkeypatch.setattr(flashcore_attn.ray.time, "monotonic", lambda: clock[0])
     slow, run = Slow(), Run()
     drive = flashcore_attn.ray._Drive(run, slow, 600.0, None)
-    drive.flying[1] = flashcore_attn.ray._Flight(json.dumps(TASK), 1)
+    drive.pending[1] = flashcore_attn.ray._Pending(json.dumps(TASK), 1)
     for clock[0], begins, ended in [(1e4, [], []), (1e4, [1], []), (1e4 + 600, [], []), (1e4 + 601, [], [1])]:
         slow.begins = begins
         drive.wait()
         assert slow.ended == ended
-    assert run.told == ["hangs"] and drive.flying == {}
+    assert run.told == ["hangs"] and drive.pending == {}
 
 
 def test_a_card_is_used_by_a_process_of_its_own_for_each_task(cluster, monkeypatch):

@@ -5,7 +5,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use crate::{XtaskError, run, target};
+use crate::{XtaskError, run, target, wheel};
 
 /// The Python packages that drive the browser.
 const DRIVER: [&str; 2] = ["playwright==1.65.2", "pytest==9.2.0"];
@@ -32,7 +32,17 @@ pub fn test(root: &Path, cargo: impl Fn() -> Command) -> Result<(), XtaskError> 
     let python = driver(root)?;
     let chromium = chromium(root, &python)?;
     // The features of the whole workspace, as for the tests. Other features would compile every crate again.
-    run(cargo().args(["build", "--workspace", "--quiet", "--bin", "flashcore", "--example", "demo_ledger"]))?;
+    run(cargo().args([
+        "build",
+        "--workspace",
+        "--features",
+        wheel::ALL,
+        "--quiet",
+        "--bin",
+        "flashcore",
+        "--example",
+        "demo_ledger",
+    ]))?;
     let target = target(root)?;
     let built = target.join("debug");
     run(Command::new(&python)

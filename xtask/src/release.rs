@@ -187,7 +187,7 @@ fn notes<'t>(changelog: &'t str, version: &str) -> Option<&'t str> {
 fn command(root: &Path, version: &str, commit: &str) -> Result<PathBuf, XtaskError> {
     let mut build = Command::new(env!("CARGO"));
     build.current_dir(root).env("FLASHCORE_COMMIT", commit).args(["build", "--profile", "dist", "--locked"]);
-    run(build.args(["--package", "flashcore-cli"]))?;
+    run(build.args(["--package", "flashcore-cli", "--features", "search"]))?;
     let binary = target(root)?.join("dist/flashcore");
     let io = |path: &Path| {
         let path = path.to_path_buf();

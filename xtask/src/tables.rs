@@ -4,7 +4,7 @@
 use std::path::Path;
 use std::process::Command;
 
-use crate::{XtaskError, run, target};
+use crate::{XtaskError, run, target, wheel};
 
 /// Documents with tables, relative to the root.
 const DOCUMENTS: [&str; 5] = [
@@ -21,7 +21,15 @@ const DOCUMENTS: [&str; 5] = [
 /// When a table is stale, or the rows cannot be read.
 pub fn make(root: &Path, check: bool) -> Result<(), XtaskError> {
     let mut build = Command::new(env!("CARGO"));
-    build.current_dir(root).args(["build", "--workspace", "--quiet", "--bin", "flashcore"]);
+    build.current_dir(root).args([
+        "build",
+        "--workspace",
+        "--features",
+        wheel::ALL,
+        "--quiet",
+        "--bin",
+        "flashcore",
+    ]);
     run(&mut build)?;
     let mut command = Command::new(target(root)?.join("debug/flashcore"));
     command.current_dir(root).args(["lab", "tables"]).args(DOCUMENTS).args(check.then_some("--check"));

@@ -1,13 +1,17 @@
 //! `cargo xtask test`: every check that must pass before a change lands.
 
-use std::path::Path;
-use std::process::Command;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use crate::tools::Tools;
-use crate::{XtaskError, book, browser, dependencies, evolution, floors, run, tables, tools, wheel};
+use crate::{
+    XtaskError, book, browser, circles, dependencies, evolution, floors, run, tables, target, tools, wheel,
+};
 
-/// Runs every check, stopping at the first that fails. The last lines say how long each took.
+/// Runs every check, stopping at the first that fails. The last lines say how long each took. The tests in
+/// Python, which use one core most of the time, run beside the tests in Rust.
 ///
 /// # Errors
 /// The failing command.
@@ -17,20 +21,71 @@ pub fn all(root: &Path) -> Result<(), XtaskError> {
     let cargo = || cargo(root, &tools);
     times.step("format", || run(cargo().args(["fmt", "--all", "--check"])))?;
     times.step("book", || book::check(root, &tools))?;
-    times.step("dependencies", || dependencies::check(root).and_then(|()| floors::check(root)))?;
+    times.step("dependencies", || {
+        dependencies::check(root).and_then(|()| floors::check(root)).and_then(|()| circles::check(root))
+    })?;
     times.step("clippy", || clippy(root, cargo))?;
     times.step("documentation", || {
         let doc = ["doc", "--workspace", "--no-deps", "--quiet"];
         run(cargo().args(doc).env("RUSTDOCFLAGS", "-D warnings"))
     })?;
-    times.step("tests, compiled", || run(cargo().args(["test", "--workspace", "--no-run", "--quiet"])))?;
-    times.step("tests", || run(cargo().args(["test", "--workspace", "--quiet"])))?;
+    times.step("tests, compiled", || run(cargo().args(TESTS).arg("--no-run")))?;
+    let python = Beside::start(root, "python")?;
+    times.step("tests", || run(cargo().args(TESTS)))?;
+    times.step("examples of the documentation", || {
+        run(cargo().args(["test", "--workspace", "--features", wheel::ALL, "--quiet", "--doc"]))
+    })?;
     times.step("evolution", || evolution::test(root, cargo))?;
     times.step("browser", || browser::test(root, cargo))?;
-    times.step("wheel", || wheel::test(root))?;
+    times.step("tests in Python, waited for", || python.finish())?;
     times.step("tables", || tables::make(root, true))?;
     times.tell();
     Ok(())
+}
+
+/// The arguments of cargo for all tests but those of the documentation. The features are those of the wheel
+/// under test, so that both are one build. Clippy has compiled the examples; no test runs one.
+const TESTS: [&str; 8] =
+    ["test", "--workspace", "--quiet", "--lib", "--bins", "--tests", "--features", wheel::ALL];
+
+/// Another task of this program, which runs beside this one. Its output is shown when it has ended. If it is
+/// dropped before, it starts no further command.
+struct Beside {
+    task: &'static str,
+    child: Child,
+    output: PathBuf,
+}
+
+impl Beside {
+    fn start(root: &Path, task: &'static str) -> Result<Beside, XtaskError> {
+        let output = target(root)?.join(format!("xtask-{task}.txt"));
+        let io = |source| XtaskError::Io { path: output.clone(), source };
+        let file = fs::File::create(&output).map_err(io)?;
+        let mut command = Command::new(std::env::current_exe().map_err(io)?);
+        command.current_dir(root).arg(task).stdin(Stdio::null());
+        command.stdout(file.try_clone().map_err(io)?).stderr(file);
+        let start = |source| XtaskError::Start { command: format!("cargo xtask {task}"), source };
+        let child = command.spawn().map_err(start)?;
+        Ok(Beside { task, child, output })
+    }
+
+    fn finish(mut self) -> Result<(), XtaskError> {
+        let io = |source| XtaskError::Io { path: self.output.clone(), source };
+        let status = self.child.wait().map_err(io)?;
+        eprint!("{}", fs::read_to_string(&self.output).map_err(io)?);
+        if status.success() {
+            return Ok(());
+        }
+        Err(XtaskError::Failed { command: format!("cargo xtask {}", self.task), status })
+    }
+}
+
+impl Drop for Beside {
+    fn drop(&mut self) {
+        // Both do nothing if the task has ended.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
 }
 
 /// How long each step took.
@@ -60,7 +115,8 @@ impl Times {
 
 fn clippy(root: &Path, cargo: impl Fn() -> Command) -> Result<(), XtaskError> {
     run(cargo().args(["clippy", "--workspace", "--all-targets", "--quiet", "--", "-D", "warnings"]))?;
-    let search = ["clippy", "--package", "flashcore-python", "--features", "evolve", "--quiet"];
+    // With the whole workspace selected, its libraries keep their features and are not checked again.
+    let search = ["clippy", "--workspace", "--lib", "--features", wheel::ALL, "--quiet"];
     run(cargo().args(search).args(["--", "-D", "warnings"]))?;
     if !has_target(root, ARM) {
         eprintln!("xtask: NEON kernels not compiled: `rustup target add {ARM}` adds what it takes");

@@ -6,7 +6,7 @@ use cpu::{CpuError, CpuPlan};
 use oracle::OracleError;
 use problem::{DType, Problem, Tensor};
 
-use super::race::{Deck, Race, RaceError, Rules, race as run};
+use super::race::{Race, RaceError, RaceInputs, Rules, race as run};
 use super::sensors::Reading;
 use super::stage::{Entrant, Mode, Origin, Slot, Stage, Timing, Work};
 use super::torch::{Torch, TorchError};
@@ -26,7 +26,7 @@ pub enum BenchError {
     #[error(transparent)]
     Torch(#[from] TorchError),
     /// There is no contestant.
-    #[error("contestants = 0; accepted: at least one")]
+    #[error("invalid value '0' for contestants: expected at least one")]
     Nobody,
     /// A native kernel was disqualified.
     #[error("{name} is out: {fault}")]
@@ -59,15 +59,15 @@ pub fn race(
     peer: Option<&mut Torch>,
     seconds: f64,
 ) -> Result<Race, BenchError> {
-    let deck = Deck::draw(problem, 1)?;
+    let drawn = RaceInputs::draw(problem, 1)?;
     let mut entrants = vec![Entrant::ours(None, 1)];
     entrants.extend(peer.iter().map(|torch| Entrant {
         name: format!("torch {} SDPA", torch.version),
         origin: Origin::Peer,
         calls: 1,
     }));
-    let mut stage = CpuStage::new(&deck.problem, std::slice::from_ref(plan), 1, peer);
-    let race = run_race(&mut stage, &deck, &entrants, seconds)?;
+    let mut stage = CpuStage::new(&drawn.problem, std::slice::from_ref(plan), 1, peer);
+    let race = run_race(&mut stage, &drawn, &entrants, seconds)?;
     match &race.first().fault {
         Some(fault) => Err(BenchError::Out { name: race.first().name.clone(), fault: fault.clone() }),
         None => Ok(race),
@@ -79,8 +79,8 @@ pub fn race(
 /// # Errors
 /// When there are no plans, or one is rejected. A plan with wrong outputs is disqualified and carries its
 /// fault.
-pub fn race_plans(deck: &Deck, plans: &[CpuPlan], seconds: f64) -> Result<Race, BenchError> {
-    let mut timer = CpuTimer::new(&deck.problem);
+pub fn race_plans(drawn: &RaceInputs, plans: &[CpuPlan], seconds: f64) -> Result<Race, BenchError> {
+    let mut timer = CpuTimer::new(&drawn.problem);
     let mut calls = 1;
     for plan in plans {
         timer.time(plan)?;
@@ -88,12 +88,12 @@ pub fn race_plans(deck: &Deck, plans: &[CpuPlan], seconds: f64) -> Result<Race, 
     }
     let entrants: Vec<Entrant> =
         (0..plans.len()).map(|plan| Entrant::ours(Some(&format!("plan {plan}")), calls)).collect();
-    run_race(&mut CpuStage::new(&deck.problem, plans, calls, None), deck, &entrants, seconds)
+    run_race(&mut CpuStage::new(&drawn.problem, plans, calls, None), drawn, &entrants, seconds)
 }
 
 fn run_race(
     stage: &mut CpuStage<'_>,
-    deck: &Deck,
+    drawn: &RaceInputs,
     entrants: &[Entrant],
     seconds: f64,
 ) -> Result<Race, BenchError> {
@@ -102,7 +102,7 @@ fn run_race(
         most_rounds: MOST_ROUNDS,
         ..Rules::new(Mode::Warm, seconds, None)
     };
-    run(stage, deck, entrants, &rules).map_err(|error| match error {
+    run(stage, drawn, entrants, &rules).map_err(|error| match error {
         RaceError::Stage(error) => error,
         RaceError::Nobody => BenchError::Nobody,
     })
@@ -274,10 +274,10 @@ mod tests {
     fn plans_race_plans() {
         // A call is far shorter than a sample, even on a busy machine.
         let problem = Problem::new(1, 1, 48, 32, DType::F32);
-        let deck = Deck::draw(&problem, 1).unwrap();
+        let drawn = RaceInputs::draw(&problem, 1).unwrap();
         let plan = CpuPlan::for_problem(&problem);
         let other = CpuPlan { threads: 1, block_q: 16, ..plan };
-        let race = race_plans(&deck, &[plan, other], 0.0).unwrap();
+        let race = race_plans(&drawn, &[plan, other], 0.0).unwrap();
         let [first, second] = &race.measurements[..] else { panic!("two") };
         // On a busy machine a single call may be delayed for as long as a batch takes.
         let held_up = |m: &Measurement| matches!(m.fault, Some(Fault::Batched { .. }));
@@ -288,7 +288,7 @@ mod tests {
         // Short calls are sampled in batches.
         assert!(first.calls > 1 && first.looked_at > 3, "{} calls, {} samples", first.calls, first.looked_at);
         let foreign = CpuPlan { block_kv: 0, ..plan };
-        assert!(matches!(race_plans(&deck, &[plan, foreign], 0.0), Err(BenchError::Cpu(_))));
-        assert!(matches!(race_plans(&deck, &[], 0.0), Err(BenchError::Nobody)));
+        assert!(matches!(race_plans(&drawn, &[plan, foreign], 0.0), Err(BenchError::Cpu(_))));
+        assert!(matches!(race_plans(&drawn, &[], 0.0), Err(BenchError::Nobody)));
     }
 }

@@ -11,7 +11,7 @@ use kernels::Operand;
 use problem::{Problem, Tensor};
 use serde_json::Value;
 
-use super::race::{Deck, Race, RaceError, Rules, race as run};
+use super::race::{Race, RaceError, RaceInputs, Rules, race as run};
 use super::row::Identity;
 use super::sensors::{Reading, Sensors};
 use super::stage::{Entrant, Slot, Stage, Timing, Work};
@@ -28,7 +28,9 @@ pub enum ContestantError {
     #[error("buffer {0} is none of q, k, v, out and lse; the race feeds and reads no others")]
     Buffer(String),
     /// A tensor's size differs from the span of its strides.
-    #[error("{tensor} has {bytes} bytes; accepted: {expected}, what its strides span")]
+    #[error(
+        "invalid value '{bytes}' for the bytes of {tensor}: expected {expected}, the span of its strides"
+    )]
     Size {
         tensor: &'static str,
         /// Bytes given.
@@ -221,13 +223,13 @@ fn capture(
 /// When the driver fails. Times taken before then do not count.
 pub fn race(
     context: &Arc<Context>,
-    deck: &Deck,
+    drawn: &RaceInputs,
     contestants: &[Contestant<'_>],
     rules: &Rules,
 ) -> Result<Race, RaceError<DriverError>> {
     let mut stage = GpuStage::new(context, contestants).map_err(RaceError::Stage)?;
     let entrants: Vec<Entrant> = contestants.iter().map(|c| c.entrant.clone()).collect();
-    run(&mut stage, deck, &entrants, rules)
+    run(&mut stage, drawn, &entrants, rules)
 }
 
 /// Bytes written to flush L2: several times the size of any L2, and enough work to keep the device busy while
@@ -385,7 +387,9 @@ pub enum WorkbenchError {
     #[error(transparent)]
     Driver(#[from] DriverError),
     /// No kernel was prepared under this number.
-    #[error("kernel {number} was not prepared; accepted: below {count}")]
+    #[error(
+        "invalid value '{number}' for the number of a kernel: expected less than {count}, as many as were prepared"
+    )]
     Number {
         number: usize,
         /// Number of prepared kernels.

@@ -22,7 +22,7 @@ mod statistics;
 pub mod suites;
 mod torch;
 
-pub use self::race::{Deck, Measurement, Race, RaceError, Rules, SUSTAINED_US, Sample, race};
+pub use self::race::{Measurement, Race, RaceError, RaceInputs, Rules, SUSTAINED_US, Sample, race};
 pub use answer::{Answer, dense};
 pub use cpu::{BenchError, CpuTimer, race as race_cpu, race_plans, suite as suite_cpu};
 pub use fault::Fault;

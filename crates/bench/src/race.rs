@@ -28,23 +28,23 @@ use super::statistics::{Comparison, compare, control, interval, median, quantile
 use check::gate::judge::ErrorFigures;
 
 /// Inputs of a race with the oracle's outputs: an initial set, and one for each round with new values.
-pub struct Deck {
+pub struct RaceInputs {
     /// The problem, dense.
     pub problem: Problem,
     answers: Vec<Answer>,
 }
 
-impl Deck {
-    /// Draws the inputs. Races of one problem in several modes may share a deck.
+impl RaceInputs {
+    /// Draws the inputs. Races of one problem in several modes may share a drawn.
     ///
     /// # Errors
     /// When the oracle rejects the problem.
-    pub fn draw(problem: &Problem, seed: u64) -> Result<Deck, OracleError> {
+    pub fn draw(problem: &Problem, seed: u64) -> Result<RaceInputs, OracleError> {
         // The initial inputs, then those of the first, the middle and the last round.
         let draws = (0..4u64).into_par_iter();
         let answers =
             draws.map(|i| Answer::draw(problem, seed.wrapping_mul(4) + i)).collect::<Result<_, _>>()?;
-        Ok(Deck { problem: super::answer::dense(problem), answers })
+        Ok(RaceInputs { problem: super::answer::dense(problem), answers })
     }
 
     /// Number of output rows that are judged in each check.
@@ -176,7 +176,7 @@ impl Race {
 #[derive(Debug, thiserror::Error)]
 pub enum RaceError<E: std::error::Error> {
     /// There is no contestant.
-    #[error("contestants = 0; accepted: at least one")]
+    #[error("invalid value '0' for contestants: expected at least one")]
     Nobody,
     /// The device failed.
     #[error("{0}")]
@@ -190,14 +190,14 @@ pub enum RaceError<E: std::error::Error> {
 /// continue.
 pub fn race<S: Stage>(
     stage: &mut S,
-    deck: &Deck,
+    drawn: &RaceInputs,
     entrants: &[Entrant],
     rules: &Rules,
 ) -> Result<Race, RaceError<S::Error>> {
     if entrants.is_empty() {
         return Err(RaceError::Nobody);
     }
-    let mut run = Run::new(stage, deck, entrants, rules);
+    let mut run = Run::new(stage, drawn, entrants, rules);
     run.line_up().and_then(|()| run.all_rounds()).map_err(RaceError::Stage)?;
     Ok(run.finish())
 }
@@ -211,7 +211,7 @@ struct Live {
 
 struct Run<'a, S> {
     stage: &'a mut S,
-    deck: &'a Deck,
+    drawn: &'a RaceInputs,
     entrants: &'a [Entrant],
     rules: &'a Rules,
     live: Live,
@@ -247,7 +247,7 @@ const HOST_PART: f64 = 1.25;
 const HOST_US: f64 = 30.0;
 
 impl<'a, S: Stage> Run<'a, S> {
-    fn new(stage: &'a mut S, deck: &'a Deck, entrants: &'a [Entrant], rules: &'a Rules) -> Run<'a, S> {
+    fn new(stage: &'a mut S, drawn: &'a RaceInputs, entrants: &'a [Entrant], rules: &'a Rules) -> Run<'a, S> {
         let measurement = |entrant: &Entrant| Measurement {
             name: entrant.name.clone(),
             origin: entrant.origin,
@@ -260,7 +260,7 @@ impl<'a, S: Stage> Run<'a, S> {
         };
         Run {
             stage,
-            deck,
+            drawn,
             entrants,
             rules,
             live: Live { slot: Slot::A, answer: 0 },
@@ -271,14 +271,14 @@ impl<'a, S: Stage> Run<'a, S> {
                 if rules.mode == Mode::Cold { Work::Single } else { Work::Batches(1) };
                 entrants.len()
             ],
-            floor: rules.peaks.map(|peaks| peaks.floor(&deck.problem, rules.mode)),
+            floor: rules.peaks.map(|peaks| peaks.floor(&drawn.problem, rules.mode)),
             rounds: 0,
         }
     }
 
     /// Checks every contestant's output once before any time is taken.
     fn line_up(&mut self) -> Result<(), S::Error> {
-        self.stage.stage(Slot::A, &self.deck.answers[0].inputs)?;
+        self.stage.stage(Slot::A, &self.drawn.answers[0].inputs)?;
         self.stage.load(Slot::A)?;
         for who in 0..self.entrants.len() {
             self.stage.poison(who)?;
@@ -339,9 +339,9 @@ impl<'a, S: Stage> Run<'a, S> {
 
     fn round(&mut self, fresh: bool) -> Result<(), S::Error> {
         let next =
-            Live { slot: self.live.slot.other(), answer: (self.live.answer + 1) % self.deck.answers.len() };
+            Live { slot: self.live.slot.other(), answer: (self.live.answer + 1) % self.drawn.answers.len() };
         if fresh {
-            self.stage.stage(next.slot, &self.deck.answers[next.answer].inputs)?;
+            self.stage.stage(next.slot, &self.drawn.answers[next.answer].inputs)?;
         }
         let before = self.live;
         let mut met = vec![false; self.entrants.len()];
@@ -418,12 +418,12 @@ impl<'a, S: Stage> Run<'a, S> {
         let origin = self.entrants[who].origin;
         let measurement = &mut self.measurements[who];
         measurement.looked_at += 1;
-        match self.deck.answers[self.live.answer].judge(&out, origin) {
+        match self.drawn.answers[self.live.answer].judge(&out, origin) {
             Ok(error) => {
                 measurement.error = Some(measurement.error.map_or(error, |worst| worst.worst(error)))
             }
             Err(fault) => {
-                let stale = before.is_some_and(|i| self.deck.answers[i].judge(&out, origin).is_ok());
+                let stale = before.is_some_and(|i| self.drawn.answers[i].judge(&out, origin).is_ok());
                 measurement.fault = Some(if stale { Fault::Stale } else { fault });
             }
         }
@@ -451,10 +451,10 @@ impl<'a, S: Stage> Run<'a, S> {
             });
         }
         Race {
-            problem: self.deck.problem.clone(),
+            problem: self.drawn.problem.clone(),
             mode: self.rules.mode,
             rounds: self.rounds,
-            judged_rows: self.deck.rows(),
+            judged_rows: self.drawn.rows(),
             floor: self.floor,
             measurements: self.measurements,
         }

@@ -77,7 +77,7 @@ pub const OURS: &str = "flashcore";
 
 /// A library has a name that is reserved for FlashCore kernels.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("name = \"{0}\" is that of our own kernels, which come as PTX; accepted for a peer: any other name")]
+#[error("invalid value '{0}' for the name of a peer: expected a name other than that of FlashCore's kernels")]
 pub struct NotOurs(pub String);
 
 impl Entrant {

@@ -201,19 +201,9 @@ pub fn parse(text: &str) -> Result<Problem, WordsError> {
 
 /// Formats a dense problem in the words that [`parse`] reads.
 pub fn words(problem: &Problem) -> String {
-    let p = problem;
-    let pair = |a: usize, b: usize, between: char| {
-        if a == b { a.to_string() } else { format!("{a}{between}{b}") }
-    };
-    let (heads, seq) = (pair(p.heads_q, p.heads_kv, '/'), pair(p.seq_q, p.seq_kv, 'x'));
-    let dim = pair(p.head_dim, p.head_dim_v, '/');
-    let mask = match p.band {
-        Band::FULL => String::new(),
-        band => format!(",{band}"),
-    };
-    let softcap = p.score.softcap.map_or_else(String::new, |cap| format!(",softcap:{cap}"));
-    let lse = if p.pass.lse() { ",lse" } else { "" };
-    format!("{},{heads},{seq},{dim},{}{mask}{softcap}{lse}", p.batch, p.dtype.name())
+    let softcap = problem.score.softcap.map_or_else(String::new, |cap| format!(",softcap:{cap}"));
+    let lse = if problem.pass.lse() { ",lse" } else { "" };
+    format!("{}{softcap}{lse}", Shape::of(problem))
 }
 
 #[cfg(test)]

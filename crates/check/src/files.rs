@@ -31,7 +31,7 @@ pub enum FileError {
     #[error("{path}: {reason}")]
     Malformed { path: PathBuf, reason: String },
     /// An element type that attention does not take.
-    #[error("{path}: tensor {name} has elements of type {dtype}; accepted: {accepted}")]
+    #[error("{path}: tensor {name} has elements of type {dtype}: expected {accepted}")]
     DType {
         path: PathBuf,
         name: String,
@@ -323,10 +323,10 @@ mod tests {
             assert!(error.contains(said), "{shape}: {error}");
         }
         for (descr, said) in [
-            ("'|O'", "elements of type |O (Python objects); accepted: <f2 (f16), <f4 (f32)"),
+            ("'|O'", "elements of type |O (Python objects): expected <f2 (f16), <f4 (f32)"),
             ("'>f4'", "elements of type >f4"),
             ("[('a', '<f4'), ('b', '<i4')]", "elements of type [('a'"),
-            ("''", "elements of type ; accepted"),
+            ("''", "elements of type : expected"),
         ] {
             let error = refused(&header(descr, "1, 2, 3, 8"));
             assert!(error.contains(said), "{descr}: {error}");

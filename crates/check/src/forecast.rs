@@ -221,7 +221,7 @@ impl Trial {
 pub struct Fit {
     /// Number of pairs.
     pub count: usize,
-    /// Spearman's rank correlation.
+    /// Spearman's rank correlation; 0 if it is not defined, because one of the lists is constant.
     pub spearman: f64,
     /// Median of |forecast / measured − 1|.
     pub median_error: f64,
@@ -326,6 +326,9 @@ mod tests {
         let fit = Fit::of(&[(1.0, 2.0), (2.0, 4.0), (3.0, 6.0)]);
         assert_eq!((fit.count, fit.spearman, fit.median_error), (3, 1.0, 0.5));
         assert_eq!(Fit::of(&[(1.0, 2.0), (2.0, 1.0)]).spearman, -1.0);
+        // The squared rank differences sum to 2: 1 − 6·2/(4·15).
+        let swapped = Fit::of(&[(1.0, 2.0), (2.0, 1.0), (3.0, 3.0), (4.0, 1000.0)]);
+        assert!((swapped.spearman - 0.8).abs() < 1e-12, "{swapped:?}");
         // Ranks 0, 1.5, 1.5, 3 against 0, 1, 2, 3: 4.5 / √(4.5 · 5).
         let tied = Fit::of(&[(1.0, 1.0), (2.0, 2.0), (2.0, 3.0), (4.0, 4.0)]);
         assert!((tied.spearman - (0.9f64).sqrt()).abs() < 1e-12, "{tied:?}");

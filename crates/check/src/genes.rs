@@ -6,9 +6,9 @@ use serde_json::{Value, json};
 /// Why a plan cannot have the given genes.
 #[derive(Debug, thiserror::Error)]
 pub enum GeneError {
-    #[error("genes = {0}; accepted: an object as in {{\"block_n\":128}}")]
+    #[error("invalid value '{0}' for genes: expected an object as in {{\"block_n\":128}}")]
     NotGenes(Value),
-    #[error("gene {gene} is none of the family {family}; accepted: {accepted}")]
+    #[error("the family {family} has no gene {gene}; its genes are {accepted}")]
     Unknown {
         gene: String,
         family: &'static str,
@@ -78,7 +78,7 @@ mod tests {
         assert_eq!((changed.block_n, changed.queries), (48, kernels::forward::mma::QueryHome::Shared));
         assert_eq!(with_genes(&plan, &json!({})).unwrap(), plan);
         for (genes, message) in [
-            (json!({ "block_x": 1 }), "gene block_x is none of the family mma; accepted: block_m, block_n"),
+            (json!({ "block_x": 1 }), "the family mma has no gene block_x; its genes are block_m, block_n"),
             (json!({ "block_n": "many" }), "invalid type: string \"many\""),
             (json!(7), "accepted: an object"),
         ] {

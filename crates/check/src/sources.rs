@@ -214,7 +214,7 @@ impl File {
     }
 }
 
-/// The text of a source file; `None` if it is none or cannot be read.
+/// The text of a source file; `None` if it is no file or cannot be read.
 fn read(path: &Path) -> Option<String> {
     let ending = path.extension()?.to_str()?.to_ascii_lowercase();
     let found = std::fs::metadata(path).ok()?;

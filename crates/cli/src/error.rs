@@ -80,7 +80,14 @@ pub enum CliError {
         /// The dimensions that must agree.
         rule: &'static str,
     },
+    /// The program was built without the search.
+    #[error(
+        "this program was built without the search and its ledger; build it with `--features search`, as in `cargo run --release \
+         --features search -- evolve`"
+    )]
+    NoSearch,
     /// An error of the ledger.
+    #[cfg(feature = "search")]
     #[error(transparent)]
     Ledger(#[from] ledger::LedgerError),
     /// A ledger that is so damaged that nothing can be exported.
@@ -154,6 +161,7 @@ pub enum CliError {
     Nvrtc(#[from] host::tools::NvrtcError),
     #[error(transparent)]
     Machine(#[from] calibrate::machine::MachineFileError),
+    #[cfg(feature = "search")]
     #[error(transparent)]
     Worker(#[from] evolve::workers::ServeError),
     #[error(transparent)]
@@ -168,8 +176,10 @@ pub enum CliError {
     Oracle(#[from] oracle::OracleError),
     #[error(transparent)]
     Problem(#[from] problem::ProblemError),
+    #[cfg(feature = "search")]
     #[error(transparent)]
     Evolution(#[from] evolve::EvolveError),
+    #[cfg(feature = "search")]
     #[error(transparent)]
     Setup(#[from] evolve::setup::SetupError),
     /// The ledger has no run that can be resumed.

@@ -4,7 +4,7 @@ use std::io::Write;
 
 use host::store;
 use ledger::{CandidateId, Ledger, RunId};
-use report::evolution::{Exhibit, RunView, page};
+use report::evolution::{AnalysedKernel, RunView, page};
 use serde_json::json;
 
 use crate::args::Report;
@@ -26,7 +26,7 @@ pub fn report(args: &Report) -> Result<Status, CliError> {
         })?,
     };
     let view = RunView::of(&ledger, run)?;
-    store::write(&args.out, page(&view, &exhibits(&ledger, &view)?).as_bytes())?;
+    store::write(&args.out, page(&view, &analysed(&ledger, &view)?).as_bytes())?;
     if store::is_standard(&args.out) {
         return Ok(Status::Passed);
     }
@@ -43,10 +43,10 @@ pub fn report(args: &Report) -> Result<Status, CliError> {
 }
 
 /// The kernels to show line by line: the baseline and the best candidate of the first problem.
-fn exhibits(ledger: &Ledger, view: &RunView) -> Result<Vec<Exhibit>, CliError> {
+fn analysed(ledger: &Ledger, view: &RunView) -> Result<Vec<AnalysedKernel>, CliError> {
     let Some(problem) = view.problems.first() else { return Ok(Vec::new()) };
     let mut shown: Vec<CandidateId> =
         [&problem.baseline, &problem.best].into_iter().flatten().map(|ranked| ranked.candidate).collect();
     shown.dedup();
-    Ok(shown.into_iter().map(|id| Exhibit::of(ledger, id)).collect::<Result<_, _>>()?)
+    Ok(shown.into_iter().map(|id| AnalysedKernel::of(ledger, id)).collect::<Result<_, _>>()?)
 }

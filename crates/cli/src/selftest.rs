@@ -31,21 +31,21 @@ pub fn selftest(args: &Selftest) -> Result<Status, CliError> {
     if !args.family.is_empty() {
         settings.families.clone_from(&args.family);
     }
-    let mut told = Told { json: args.json, done: 0 };
+    let mut log = Log { json: args.json, done: 0 };
     let (report, provenance) = if args.emulator {
         let threads = std::thread::available_parallelism().map_or(1, usize::from);
         let provenance = Provenance::of_cpu(std::path::Path::new("."), threads);
         if args.evidence.is_some() && provenance.commit.is_none() {
             return Err(CliError::Unclean);
         }
-        (on_emulator(&settings, &mut told), provenance)
+        (on_emulator(&settings, &mut log), provenance)
     } else {
         let mut gpu = Gpu::open(args.device)?;
         let provenance = Provenance::of_gpu(gpu.info());
         if args.evidence.is_some() && provenance.commit.is_none() {
             return Err(CliError::Unbuilt);
         }
-        (on_gpu(&mut gpu, args, &settings, &mut told)?, provenance)
+        (on_gpu(&mut gpu, args, &settings, &mut log)?, provenance)
     };
     if let Some(path) = &args.evidence {
         append_line(path, &report.row(&settings, &provenance).to_string())?;
@@ -66,12 +66,12 @@ pub fn selftest(args: &Selftest) -> Result<Status, CliError> {
 }
 
 /// Prints each check when it ends.
-struct Told {
+struct Log {
     json: bool,
     done: usize,
 }
 
-impl Told {
+impl Log {
     fn check(&mut self, check: &Check) {
         self.done += 1;
         if self.json {
@@ -91,9 +91,9 @@ fn on_machine<M: Machine>(
     arch: &Arch,
     settings: &Settings,
     report: &mut Report,
-    told: &mut Told,
+    log: &mut Log,
 ) {
-    let mut tell = |check: &Check| told.check(check);
+    let mut tell = |check: &Check| log.check(check);
     let target = arch.target();
     report.checks.extend(attention::torture(machine, arch, settings, &mut tell));
     report.checks.extend(attention::ladder(machine, arch, settings, &mut tell));
@@ -107,16 +107,16 @@ fn on_machine<M: Machine>(
 }
 
 /// Without a GPU: tests the self-test itself.
-fn on_emulator(settings: &Settings, told: &mut Told) -> Report {
+fn on_emulator(settings: &Settings, log: &mut Log) -> Report {
     let mut report = Report::default();
     let checks = Checks { races: false, uninitialised: false, unwritten: false };
     let mut emulator = Emulator::new(Options { checks, ..Options::default() });
-    on_machine(&mut emulator, &Arch::SM_90, settings, &mut report, told);
-    report.checks.extend(mutants::mutants(&Arch::SM_90, settings, &mut |check| told.check(check)));
+    on_machine(&mut emulator, &Arch::SM_90, settings, &mut report, log);
+    report.checks.extend(mutants::mutants(&Arch::SM_90, settings, &mut |check| log.check(check)));
     report
 }
 
-fn on_gpu(gpu: &mut Gpu, args: &Selftest, settings: &Settings, told: &mut Told) -> Result<Report, CliError> {
+fn on_gpu(gpu: &mut Gpu, args: &Selftest, settings: &Settings, log: &mut Log) -> Result<Report, CliError> {
     let sm = gpu.info().sm();
     let arch = Arch::of(sm).ok_or_else(|| CliError::Argument {
         argument: "--device",
@@ -127,24 +127,24 @@ fn on_gpu(gpu: &mut Gpu, args: &Selftest, settings: &Settings, told: &mut Told) 
     let mut report = Report::default();
     if args.under_sanitizer {
         // The kernels that race on purpose are left out: the sanitizer would report their races.
-        report.checks.extend(attention::torture(gpu, &arch, settings, &mut |check| told.check(check)));
+        report.checks.extend(attention::torture(gpu, &arch, settings, &mut |check| log.check(check)));
         return Ok(report);
     }
     // The kernels with planted faults run in the emulator, on a thread beside the checks on the GPU.
     let faulty = std::thread::scope(|scope| {
         let faulty = scope.spawn(|| mutants::mutants(&arch, settings, &mut |_| ()));
-        on_machine(gpu, &arch, settings, &mut report, told);
+        on_machine(gpu, &arch, settings, &mut report, log);
         faulty.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
     });
     for check in faulty {
-        told.check(&check);
+        log.check(&check);
         report.checks.push(check);
     }
-    report.checks.extend(streams::streams(gpu, &arch, settings, &mut |check| told.check(check)));
+    report.checks.extend(streams::streams(gpu, &arch, settings, &mut |check| log.check(check)));
     if !args.no_sanitizer {
         let child = child(args)?;
         let child: Vec<&std::ffi::OsStr> = child.iter().map(OsString::as_os_str).collect();
-        let checks = sanitizer::sanitize(&child, SANITIZER_LIMIT, &mut |check| told.check(check));
+        let checks = sanitizer::sanitize(&child, SANITIZER_LIMIT, &mut |check| log.check(check));
         report.checks.extend(checks);
     }
     Ok(report)

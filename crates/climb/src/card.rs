@@ -132,24 +132,6 @@ impl Card for Workbench {
     }
 }
 
-/// Spearman's rank correlation of predictions and measurements; NaN for fewer than two pairs.
-pub fn rank_correlation(pairs: &[(f64, f64)]) -> f64 {
-    let n = pairs.len() as f64;
-    let mean = (n - 1.0) / 2.0;
-    let (a, b): (Vec<f64>, Vec<f64>) = pairs.iter().copied().unzip();
-    let (ranks_a, ranks_b) = (ranks(&a), ranks(&b));
-    let deviations = || ranks_a.iter().zip(&ranks_b).map(|(x, y)| (x - mean, y - mean));
-    let product: f64 = deviations().map(|(x, y)| x * y).sum();
-    let squares = |of: fn((f64, f64)) -> f64| deviations().map(of).map(|x| x * x).sum::<f64>();
-    product / (squares(|d| d.0) * squares(|d| d.1)).sqrt()
-}
-
-/// Ranks from 0; equal values share the mean of their ranks.
-fn ranks(values: &[f64]) -> Vec<f64> {
-    let count = |test: fn(f64, f64) -> bool, x: f64| values.iter().filter(|&&y| test(y, x)).count() as f64;
-    values.iter().map(|&x| count(|y, x| y < x, x) + (count(|y, x| y == x, x) - 1.0) / 2.0).collect()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -216,14 +198,5 @@ mod tests {
         // The order of turns varies.
         let firsts: Vec<usize> = card.turns[2..].chunks(4).map(|turns| turns[0]).collect();
         assert!(firsts.contains(&0) && firsts.contains(&1), "{firsts:?}");
-    }
-
-    #[test]
-    fn rank_correlations() {
-        let pairs = |b: [f64; 4]| [1.0, 2.0, 3.0, 4.0].into_iter().zip(b).collect::<Vec<_>>();
-        assert!((rank_correlation(&pairs([10.0, 20.0, 30.0, 1000.0])) - 1.0).abs() < 1e-12);
-        assert!((rank_correlation(&pairs([4.0, 3.0, 2.0, 1.0])) + 1.0).abs() < 1e-12);
-        // The squared rank differences sum to 2: 1 − 6·2/(4·15).
-        assert!((rank_correlation(&pairs([2.0, 1.0, 3.0, 4.0])) - 0.8).abs() < 1e-12);
     }
 }

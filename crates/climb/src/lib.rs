@@ -15,8 +15,9 @@ use predict::{Gpu, machine};
 use problem::{DType, Problem};
 use serde_json::{Value, json};
 
-use bench::{BenchError, Race, median, race_cpu};
-pub use card::{Card, Measured, measure, rank_correlation};
+use bench::{BenchError, Race, race_cpu};
+pub use card::{Card, Measured, measure};
+use check::forecast::Fit;
 use check::gate::{GateError, HazardRow, Settings, Verdict, bind, check_kernel};
 use check::launchfile::Bound;
 use check::study::{Study, analyse};
@@ -181,8 +182,8 @@ pub struct Score {
 impl Score {
     /// Computes the score from pairs of a forecast and a measured time.
     pub fn of(pairs: &[(f64, f64)]) -> Score {
-        let errors: Vec<f64> = pairs.iter().map(|(predicted, us)| (predicted / us - 1.0).abs()).collect();
-        Score { rungs: pairs.len(), median_error: median(&errors), spearman: rank_correlation(pairs) }
+        let Fit { count, spearman, median_error } = Fit::of(pairs);
+        Score { rungs: count, median_error, spearman }
     }
 }
 

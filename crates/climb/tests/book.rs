@@ -1,8 +1,7 @@
 //! The book agrees with the code and the rows: figures of the time model, genes and hazards.
 
-use bench::median;
+use check::forecast::Fit;
 use cpu::CpuPlan;
-use flashcore_climb::rank_correlation;
 use kernels::{Arch, Family};
 use problem::Problem;
 use serde_json::Value;
@@ -16,8 +15,8 @@ fn score(rows: &[Value], parts: &[&str]) -> (usize, f64, f64) {
     let counts = |row: &&Value| row["part"].as_str().is_some_and(|part| parts.contains(&part));
     let pair = |row: &Value| (row["forecast_us"][1].as_f64().unwrap(), row["us"].as_f64().unwrap());
     let pairs: Vec<(f64, f64)> = rows.iter().filter(counts).map(pair).collect();
-    let errors: Vec<f64> = pairs.iter().map(|(forecast, us)| 100.0 * (forecast / us - 1.0).abs()).collect();
-    (pairs.len(), rank_correlation(&pairs), median(&errors))
+    let fit = Fit::of(&pairs);
+    (fit.count, fit.spearman, 100.0 * fit.median_error)
 }
 
 #[test]

@@ -21,7 +21,7 @@ use crate::simd::{Amx, Avx2, Avx512, Avx512Vnni};
 use crate::simd::{HasTiles, Isa, Pairs, Portable, PortablePairs, PortableTiles, Simd};
 use crate::threads::{CallingThread, Executor, with_default};
 use crate::tile::{Block, MAX_WIDTH, Panel, Scores, Step, Tile};
-use crate::view::{Input, Inputs, origin};
+use crate::view::{Input, Inputs, Tensors, origin};
 use crate::{CpuError, CpuPlan, Element, narrow, terms};
 
 /// Computes `O = softmax(scale · Q Kᵀ + mask) V` and, if `lse` is given, the LSE (`[batch, heads_q, seq_q]`,
@@ -84,6 +84,36 @@ pub fn attention_on<T: Element>(
 /// As [`attention_with`]. [`CpuError::Stopped`] if the executor stopped the call; the outputs are then
 /// unspecified.
 pub fn attention_with_on<T: Element>(
+    executor: &dyn Executor,
+    problem: &Problem,
+    inputs: [Input<'_, T>; 3],
+    operands: &Operands<'_>,
+    out: &mut [T],
+    lse: Option<&mut [f32]>,
+    plan: &CpuPlan,
+) -> Result<(), CpuError> {
+    let tensors = Tensors::new(inputs, out);
+    compute(executor, problem, tensors, operands, lse, plan)
+}
+
+/// Computes with the kernels of the element type. This function is not generic, so the kernels of all types
+/// are compiled once, in this crate, and not again in each crate that calls [`attention`].
+fn compute(
+    executor: &dyn Executor,
+    problem: &Problem,
+    tensors: Tensors<'_>,
+    operands: &Operands<'_>,
+    lse: Option<&mut [f32]>,
+    plan: &CpuPlan,
+) -> Result<(), CpuError> {
+    match tensors {
+        Tensors::F32(inputs, out) => compute_as(executor, problem, inputs, operands, out, lse, plan),
+        Tensors::F16(inputs, out) => compute_as(executor, problem, inputs, operands, out, lse, plan),
+        Tensors::Bf16(inputs, out) => compute_as(executor, problem, inputs, operands, out, lse, plan),
+    }
+}
+
+fn compute_as<T: Element>(
     executor: &dyn Executor,
     problem: &Problem,
     inputs: [Input<'_, T>; 3],

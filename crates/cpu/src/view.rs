@@ -4,7 +4,8 @@
 use std::marker::PhantomData;
 use std::ptr::NonNull;
 
-use problem::{Problem, ProblemError, Strides, Tensor};
+use half::{bf16, f16};
+use problem::{ElementsMut, Problem, ProblemError, Strides, Tensor};
 
 use crate::{CpuError, Element};
 
@@ -48,6 +49,35 @@ impl<'a, T> Input<'a, T> {
         // SAFETY: inside the range by the assertion, and part of rows that nobody writes by the promise made
         // to `from_raw_parts`; a view asks for rows of the problem only.
         unsafe { std::slice::from_raw_parts(self.start.add(first).as_ptr(), count) }
+    }
+}
+
+impl<'a, T: Element> Input<'a, T> {
+    /// The same memory, with another name of its element type.
+    ///
+    /// # Panics
+    /// If `U` is another type.
+    fn cast<U: Element>(self) -> Input<'a, U> {
+        // `Element` is sealed, and no two of its types have one `DTYPE`.
+        assert_eq!(T::DTYPE, U::DTYPE, "elements of another type");
+        Input { start: self.start.cast(), len: self.len, elements: PhantomData }
+    }
+}
+
+/// `[q, k, v]` and O, with the element type as data.
+pub(crate) enum Tensors<'a> {
+    F32([Input<'a, f32>; 3], &'a mut [f32]),
+    F16([Input<'a, f16>; 3], &'a mut [f16]),
+    Bf16([Input<'a, bf16>; 3], &'a mut [bf16]),
+}
+
+impl<'a> Tensors<'a> {
+    pub(crate) fn new<T: Element>(inputs: [Input<'a, T>; 3], out: &'a mut [T]) -> Self {
+        match T::elements_mut(out) {
+            ElementsMut::F32(out) => Tensors::F32(inputs.map(Input::cast), out),
+            ElementsMut::F16(out) => Tensors::F16(inputs.map(Input::cast), out),
+            ElementsMut::Bf16(out) => Tensors::Bf16(inputs.map(Input::cast), out),
+        }
     }
 }
 

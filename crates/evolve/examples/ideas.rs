@@ -14,7 +14,7 @@ use std::process::ExitCode;
 
 use bench::gpu::{Contestant, race};
 use bench::provenance::Provenance;
-use bench::{Deck, Mode, Peaks, Rules, suites};
+use bench::{Mode, Peaks, RaceInputs, Rules, suites};
 use check::launchfile::Bound;
 use driver::{Buffer, Context, Stream};
 use flashcore_evolve::search::ideas;
@@ -101,7 +101,7 @@ fn one(
     let identities: Vec<_> = contestants.iter().map(|c| c.identity().clone()).collect();
     let seconds = seconds * contestants.len() as f64;
     let rules = Rules::new(Mode::Warm, seconds, Peaks::of(&info.name));
-    let race = race(context, &Deck::draw(problem, 1)?, &contestants, &rules)?;
+    let race = race(context, &RaceInputs::draw(problem, 1)?, &contestants, &rules)?;
     println!("{problem:?}");
     let own = race.first().us();
     for measurement in &race.measurements {

@@ -21,13 +21,13 @@ pub const PICKED: usize = 2;
 /// the character of the kernel.
 const SPILLS: u32 = 256;
 
-fn reject(stage: Stage, reason: &str, detail: String) -> Rejection {
-    Rejection { stage, reason: reason.to_owned(), detail }
+fn reject(stage: Stage, reason: Reason, detail: String) -> Rejection {
+    Rejection { stage, reason, detail }
 }
 
 /// Rejects a kernel that is known already.
 pub fn identical(first: CandidateId, stage: Stage) -> Rejection {
-    reject(stage, "identical", format!("the same kernel as candidate {}", first.0))
+    reject(stage, Reason::Identical, format!("the same kernel as candidate {}", first.0))
 }
 
 /// The reason to reject a screened candidate, if any. `standard` is the prediction of the fastest known
@@ -37,7 +37,7 @@ pub fn screened(member: &Member, standard: Option<[f64; 3]>) -> Option<Rejection
     if spills > SPILLS {
         return Some(reject(
             Stage::Screen,
-            "spills",
+            Reason::Spills,
             format!("{spills} bytes a thread; up to {SPILLS} are let pass"),
         ));
     }
@@ -47,39 +47,39 @@ pub fn screened(member: &Member, standard: Option<[f64; 3]>) -> Option<Rejection
     (low > standard).then(|| {
         let detail =
             format!("at least {low:.2} µs are predicted where {standard:.2} are of the fastest known");
-        reject(Stage::Screen, "predicted_slow", detail)
+        reject(Stage::Screen, Reason::PredictedSlow, detail)
     })
 }
 
 /// Rejects a random sample because others of its draw have better predictions.
 pub fn not_picked(rank: usize) -> Rejection {
     let detail = format!("{} others of its draw are predicted to be faster", rank);
-    reject(Stage::Screen, "predicted_slow", detail)
+    reject(Stage::Screen, Reason::PredictedSlow, detail)
 }
 
 /// Rejects a candidate because the budget ended before its evaluation, or before its draw was complete.
 pub fn not_reached(place: Place) -> Rejection {
     let (stage, detail) = match place {
         Place::Ready(stage) => (stage, "the budget ended before it was its turn"),
-        Place::Held | Place::Timed | Place::Dead => {
+        Place::Held | Place::Timed | Place::Rejected => {
             (Stage::Screen, "the budget ended before all of its draw were screened")
         }
     };
-    reject(stage, "budget", detail.to_owned())
+    reject(stage, Reason::Budget, detail.to_owned())
 }
 
 /// Rejects a finalist because the budget ended before its race.
 pub fn not_raced() -> Rejection {
-    reject(Stage::Race, "budget", "no time was left for its race".to_owned())
+    reject(Stage::Race, Reason::Budget, "no time was left for its race".to_owned())
 }
 
 /// The reason to reject a candidate after the gate, if any.
 pub fn judged(check: &CheckFact, stage: Stage) -> Option<Rejection> {
     let reason = match (check.verdict, stage) {
         (Verdict::Passed, _) => return None,
-        (Verdict::Incomplete, _) => "incomplete",
-        (Verdict::Failed, Stage::Check) => "failed",
-        (Verdict::Failed, _) => "wrong",
+        (Verdict::Incomplete, _) => Reason::Incomplete,
+        (Verdict::Failed, Stage::Check) => Reason::Failed,
+        (Verdict::Failed, _) => Reason::Wrong,
     };
     Some(reject(stage, reason, check.reasons.join("; ")))
 }
@@ -87,10 +87,10 @@ pub fn judged(check: &CheckFact, stage: Stage) -> Option<Rejection> {
 /// Rejects a candidate that is slower than the baseline in its race.
 pub fn lost(against: &Against) -> Rejection {
     let Against { ratio, low, high, .. } = against;
-    reject(Stage::Race, "slower", format!("{ratio:.3}× the baseline's speed ({low:.3} to {high:.3})"))
+    reject(Stage::Race, Reason::Slower, format!("{ratio:.3}× the baseline's speed ({low:.3} to {high:.3})"))
 }
 
 /// Rejects a candidate that was not among the fastest when the budget was spent.
 pub fn not_among_the_fastest(us: f64, best: f64) -> Rejection {
-    reject(Stage::Microbench, "slower", format!("{us:.2} µs; the fastest took {best:.2}"))
+    reject(Stage::Microbench, Reason::Slower, format!("{us:.2} µs; the fastest took {best:.2}"))
 }

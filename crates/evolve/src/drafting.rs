@@ -5,7 +5,8 @@ use rand::rngs::SmallRng;
 
 use super::bandit::Operator;
 use super::config::Limits;
-use super::engine::{Ask, Evolution, EvolveError, Question};
+use super::engine::{Ask, Evolution, Question};
+use super::error::EvolveError;
 use super::joining::Said;
 use super::operators::{Draft, Workshop};
 use super::population::Population;
@@ -51,7 +52,7 @@ impl Evolution {
             match self.draft(case) {
                 Made::Draft(draft) => {
                     if let Some(id) = self.add(case, draft, Said::default())? {
-                        return Ok(self.task(case, id, Stage::Screen).map(|task| self.fly(task)));
+                        return Ok(self.task(case, id, Stage::Screen).map(|task| self.hand_out(task)));
                     }
                 }
                 Made::Question => {

@@ -8,9 +8,10 @@
 
 use std::collections::HashMap;
 
-use serde_json::json;
+use serde::Serialize;
 
-use super::engine::{Evolution, EvolveError};
+use super::engine::Evolution;
+use super::error::EvolveError;
 use super::population::{Member, Population};
 use super::task::{Finding, Outcome, Stage, Task};
 use bench::SpeedVerdict;
@@ -119,7 +120,7 @@ impl Evolution {
 fn verdict(ledger: &Ledger, earlier: &Earlier, member: &Member) -> Result<Option<Finding>, LedgerError> {
     if let Some((kernel, (reason, detail))) = earlier.failed(member) {
         let (stage, detail) = (Stage::Check, format!("{}: {detail}", words(kernel)));
-        return Ok(Some(Finding::Rejected(Rejection { stage, reason: reason.clone(), detail })));
+        return Ok(Some(Finding::Rejected(Rejection { stage, reason: *reason, detail })));
     }
     let Some(kernel) = earlier.passed(member) else { return Ok(None) };
     Ok(check(ledger, kernel.candidate, Stage::Check, words(kernel))?.map(Finding::Judged))
@@ -170,10 +171,10 @@ fn time(
 }
 
 /// Numbers of results that a search took over from earlier runs.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct TakenOver {
-    verdicts: usize,
-    times: usize,
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct TakenOver {
+    pub verdicts: usize,
+    pub times: usize,
 }
 
 impl TakenOver {
@@ -184,9 +185,5 @@ impl TakenOver {
                 _ => self.verdicts += 1,
             }
         }
-    }
-
-    pub(super) fn told(self) -> serde_json::Value {
-        json!({ "verdicts": self.verdicts, "times": self.times })
     }
 }

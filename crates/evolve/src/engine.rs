@@ -9,6 +9,7 @@ use serde_json::{Value, json};
 
 use super::config::{Config, Limits};
 use super::earlier::{Earlier, TakenOver};
+use super::error::EvolveError;
 use super::faults::{Faults, Word, is_fault};
 use super::finals::Promotion;
 use super::holding::{Holding, WAITED};
@@ -16,50 +17,10 @@ use super::insight::Insights;
 use super::population::{Place, Population};
 use super::space::Space;
 use super::task::{Finding, Outcome, Stage, Target, Task};
-use super::workers::is_of_device;
 use super::{advice, finals, rank};
-use ledger::{CandidateId, Decision, Environment, Ledger, LedgerError, Rejection, Run, RunEvent, RunId};
-
-/// Why an evolution cannot continue.
-#[derive(Debug, thiserror::Error)]
-pub enum EvolveError {
-    #[error(transparent)]
-    Ledger(#[from] LedgerError),
-    /// The baseline itself was rejected.
-    #[error(
-        "the baseline for {problem} cannot be evaluated ({reason}: {detail}); name another with --seed-plan, or another problem"
-    )]
-    Baseline {
-        problem: String,
-        /// The reason in one word.
-        reason: String,
-        /// The reason in words.
-        detail: String,
-    },
-    /// The run's configuration in the ledger does not parse.
-    #[error(
-        "run {run} of the ledger cannot go on: its configuration is not one of this FlashCore's ({error})"
-    )]
-    Config { run: i64, error: serde_json::Error },
-    /// Evaluations fail one after the other, independent of the candidate: the infrastructure is at fault.
-    #[error(
-        "the last {count} {place} all failed ({reason}: {detail}); mend that and go on with --resume: the run is stopped, and \
-         nothing is lost"
-    )]
-    Faults {
-        /// Number of failures.
-        count: usize,
-        /// The kind of evaluation that failed.
-        place: &'static str,
-        /// The reason of the last failure in one word.
-        reason: String,
-        /// The last failure in words.
-        detail: String,
-    },
-    /// The request is empty or impossible.
-    #[error("{what}; accepted: {accepted}")]
-    Nothing { what: &'static str, accepted: &'static str },
-}
+use ledger::{
+    CandidateId, Decision, Environment, Ledger, LedgerError, Reason, Rejection, Run, RunEvent, RunId,
+};
 
 /// What the caller does next.
 #[derive(Clone, Debug, PartialEq)]
@@ -121,8 +82,8 @@ pub struct Evolution {
     pub(super) limits: Limits,
     pub(super) searches: Vec<Search>,
     pub(super) insights: Insights,
-    flying: HashSet<(CandidateId, Stage, Shape)>,
-    told: HashSet<(CandidateId, Stage, Shape)>,
+    under_way: HashSet<(CandidateId, Stage, Shape)>,
+    reported: HashSet<(CandidateId, Stage, Shape)>,
     /// Seconds of evaluators, and the part of these with the device.
     pub(super) spent: [f64; 2],
     /// Seconds since the start or resumption of the run.
@@ -221,8 +182,8 @@ impl Evolution {
             limits,
             searches,
             insights,
-            flying: HashSet::new(),
-            told: HashSet::new(),
+            under_way: HashSet::new(),
+            reported: HashSet::new(),
             spent: [0.0; 2],
             elapsed: 0.0,
             finished: false,
@@ -252,8 +213,8 @@ impl Evolution {
     }
 
     /// Number of open tasks.
-    pub fn flying(&self) -> usize {
-        self.flying.len()
+    pub fn under_way(&self) -> usize {
+        self.under_way.len()
     }
 
     /// The next step, `elapsed` seconds after the start or resumption of the run.
@@ -276,7 +237,7 @@ impl Evolution {
         while let Some(task) = self.ready() {
             match self.known_earlier(&task)? {
                 Some(outcome) => self.take_in(&outcome)?,
-                None => return Ok(self.fly(task)),
+                None => return Ok(self.hand_out(task)),
             }
         }
         if self.has_room() && !self.is_over() {
@@ -289,11 +250,11 @@ impl Evolution {
         // After the time is up, open questions are dropped. On a machine where races need all cores, the
         // engine waits for them, because a program at work would disturb the races.
         let waits = self.in_time() || self.limits == Limits::ALONE && !self.is_over();
-        if !self.flying.is_empty() || self.questions() > 0 && waits {
+        if !self.under_way.is_empty() || self.questions() > 0 && waits {
             return Ok(Ask::Wait);
         }
         if let Some(task) = finals::next(self)? {
-            return Ok(self.fly(task));
+            return Ok(self.hand_out(task));
         }
         // No further evaluation could show whether the candidate was at fault.
         if let Some(error) = self.is_unclear() {
@@ -321,8 +282,8 @@ impl Evolution {
     /// [resumed](Evolution::resume).
     pub fn tell(&mut self, outcome: &Outcome) -> Result<(), EvolveError> {
         let task = (outcome.candidate, outcome.stage, outcome.problem);
-        let was_asked = self.flying.remove(&task);
-        if self.told.contains(&task) || is_fault(outcome) && !was_asked {
+        let was_asked = self.under_way.remove(&task);
+        if self.reported.contains(&task) || is_fault(outcome) && !was_asked {
             return Ok(());
         }
         let word = self.faults.saw(outcome);
@@ -330,7 +291,7 @@ impl Evolution {
         match word {
             Word::TryAgain => return Ok(()),
             Word::HeldBack => {
-                self.told.insert(task);
+                self.reported.insert(task);
                 return Ok(());
             }
             Word::Answer => {}
@@ -347,17 +308,17 @@ impl Evolution {
             Some(search) => search.population.normalised(outcome),
             None => outcome.clone(),
         };
-        let died = self.learn(&outcome);
+        let rejected = self.learn(&outcome);
         let waited = self.holding.waited(false);
         self.ledger.together(|ledger| {
             waited.map_or(Ok(()), |seconds| ledger.spent(self.run, seconds, WAITED))?;
-            write(ledger, &outcome, &died)
+            write(ledger, &outcome, &rejected)
         })
     }
 
     /// Whether a task of this stage holds a device.
     fn holds(&self, stage: Stage) -> bool {
-        is_of_device(stage) && !matches!(self.config.target, Target::Model { .. })
+        stage.is_of_device() && !matches!(self.config.target, Target::Model { .. })
     }
 
     /// Ends the use of the device by a task whose outcome came.
@@ -391,8 +352,8 @@ impl Evolution {
         Ok(())
     }
 
-    pub(super) fn was_told(&self, candidate: CandidateId, stage: Stage, problem: &Shape) -> bool {
-        self.told.contains(&(candidate, stage, *problem))
+    pub(super) fn was_reported(&self, candidate: CandidateId, stage: Stage, problem: &Shape) -> bool {
+        self.reported.contains(&(candidate, stage, *problem))
     }
 
     pub(super) fn task(&self, case: usize, id: CandidateId, stage: Stage) -> Option<Task> {
@@ -412,11 +373,11 @@ impl Evolution {
         })
     }
 
-    pub(super) fn fly(&mut self, task: Task) -> Ask {
+    pub(super) fn hand_out(&mut self, task: Task) -> Ask {
         if self.holds(task.stage) {
             self.holding.begin(self.elapsed);
         }
-        self.flying.insert((task.candidate, task.stage, task.problem));
+        self.under_way.insert((task.candidate, task.stage, task.problem));
         Ask::Task(Box::new(task))
     }
 
@@ -427,7 +388,7 @@ impl Evolution {
         let Some(search) = searches.find(|s| s.population.members.contains_key(&outcome.candidate)) else {
             return Vec::new();
         };
-        if is_of_device(outcome.stage) && matches!(outcome.finding, Finding::Timed { .. }) {
+        if outcome.stage.is_of_device() && matches!(outcome.finding, Finding::Timed { .. }) {
             search.longest = search.longest.max(outcome.seconds);
         }
         search.taken_over.learn(outcome);
@@ -436,7 +397,7 @@ impl Evolution {
 
     /// Marks an outcome as received and adds its cost.
     pub(super) fn account(&mut self, outcome: &Outcome) {
-        self.told.insert((outcome.candidate, outcome.stage, outcome.problem));
+        self.reported.insert((outcome.candidate, outcome.stage, outcome.problem));
         self.spent[0] += outcome.seconds;
         self.spent[1] += outcome.device_seconds;
     }
@@ -447,10 +408,10 @@ impl Evolution {
 
     /// Number of open tasks without and with the device.
     pub(super) fn under_way(&self) -> [usize; 2] {
-        let device = self.flying.iter().filter(|(_, stage, _)| is_of_device(*stage)).count();
+        let device = self.under_way.iter().filter(|(_, stage, _)| stage.is_of_device()).count();
         // A proposer at work would disturb timings on this machine's processor.
         let asked = if self.limits == Limits::ALONE { self.questions() } else { 0 };
-        [self.flying.len() - device + asked, device]
+        [self.under_way.len() - device + asked, device]
     }
 
     /// Number of open questions.
@@ -475,7 +436,7 @@ impl Evolution {
         if host + device >= self.limits.together {
             return None;
         }
-        let room = |stage: Stage| match is_of_device(stage) {
+        let room = |stage: Stage| match stage.is_of_device() {
             true => device < self.limits.device,
             false => host < self.limits.host,
         };
@@ -491,14 +452,14 @@ impl Evolution {
             for member in search.population.members.values() {
                 let Place::Ready(stage) = member.place else { continue };
                 let task = (member.id, stage, search.population.problem);
-                let flies = self.flying.contains(&task) || self.told.contains(&task);
-                let is_late = !in_time && member.counts() && (has_time || !is_of_device(stage));
+                let is_taken = self.under_way.contains(&task) || self.reported.contains(&task);
+                let is_late = !in_time && member.counts() && (has_time || !stage.is_of_device());
                 // A time from an earlier run is relative to the baseline's, which is not measured yet.
                 let waits = stage == Stage::Microbench
                     && member.counts()
                     && !is_measure_known
                     && search.earlier.has_time(member);
-                if !flies && !is_late && !waits && room(stage) {
+                if !is_taken && !is_late && !waits && room(stage) {
                     ready.push((stage, member.counts(), member.expected_us(), member.id, case));
                 }
             }
@@ -524,7 +485,7 @@ impl Evolution {
             let population = &search.population;
             let baseline = population.members.get(&population.baseline?)?;
             let Rejection { reason, detail, .. } = baseline.rejection.clone()?;
-            Some(EvolveError::Baseline { problem: words(&population.problem), reason, detail })
+            Some(EvolveError::Baseline { problem: population.problem.to_string(), reason, detail })
         })
     }
 
@@ -557,7 +518,8 @@ impl Evolution {
             Promotion::Granted(id) => ("promoted", id, None),
             Promotion::Refused(id, why) => ("refused", id, Some(why)),
         };
-        let mut why = finals::evidence(self, case, self.searches[case].population.members.get(&id)?);
+        let member = self.searches[case].population.members.get(&id)?;
+        let mut why = json!(finals::evidence(self, case, member));
         if let Some(refusal) = refusal {
             why["why"] = json!(refusal);
         }
@@ -589,21 +551,10 @@ impl Evolution {
 pub(super) fn write(
     ledger: &Ledger,
     outcome: &Outcome,
-    died: &[(CandidateId, Rejection)],
+    rejected: &[(CandidateId, Rejection)],
 ) -> Result<(), EvolveError> {
     if ledger.tell(outcome)? {
-        died.iter().try_for_each(|(id, rejection)| ledger.rejected(*id, rejection))?;
+        rejected.iter().try_for_each(|(id, rejection)| ledger.rejected(*id, rejection))?;
     }
     Ok(())
-}
-
-/// A problem in the words of the command line.
-pub fn words(shape: &Shape) -> String {
-    let pair =
-        |a: usize, b: usize, between: char| if a == b { a.to_string() } else { format!("{a}{between}{b}") };
-    let heads = pair(shape.heads_q, shape.heads_kv, '/');
-    let seq = pair(shape.seq_q, shape.seq_kv, 'x');
-    let dim = pair(shape.head_dim, shape.head_dim_v, '/');
-    let mask = if shape.mask == problem::Band::FULL { String::new() } else { format!(",{}", shape.mask) };
-    format!("{},{heads},{seq},{dim},{}{mask}", shape.batch, shape.dtype)
 }

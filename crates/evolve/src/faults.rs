@@ -7,15 +7,12 @@ use std::collections::HashSet;
 
 use kernels::select::Shape;
 
-use super::engine::EvolveError;
+use super::error::EvolveError;
 use super::task::{Finding, Outcome, Stage};
-use super::workers::is_of_device;
-use ledger::{CandidateId, Rejection};
+use ledger::{CandidateId, Reason, Rejection};
 
 /// Reasons that do not count against a candidate when they come in a row.
-const REASONS: [&str; 3] = ["crashed", "device", INCUMBENT];
-/// The reason for a fault of the incumbent in a race.
-pub const INCUMBENT: &str = "incumbent";
+const REASONS: [Reason; 3] = [Reason::Crashed, Reason::Device, Reason::Incumbent];
 /// Number of failures in a row that are not chance: of kernels that passed the gate, hardly one in a hundred
 /// makes its worker fail.
 const MOST: usize = 5;
@@ -41,13 +38,18 @@ pub enum Word {
     HeldBack,
 }
 
+/// Whether this outcome means that the evaluator has lost its device or crashed.
+pub fn is_lost(outcome: &Outcome) -> bool {
+    matches!(&outcome.finding, Finding::Rejected(found) if matches!(found.reason, Reason::Hangs | Reason::Crashed))
+}
+
 /// Whether an outcome may be a failure of the infrastructure.
 pub fn is_fault(outcome: &Outcome) -> bool {
-    matches!(&outcome.finding, Finding::Rejected(rejection) if REASONS.contains(&rejection.reason.as_str()))
+    matches!(&outcome.finding, Finding::Rejected(rejection) if REASONS.contains(&rejection.reason))
 }
 
 fn place_of(outcome: &Outcome) -> usize {
-    usize::from(is_of_device(outcome.stage))
+    usize::from(outcome.stage.is_of_device())
 }
 
 impl Faults {

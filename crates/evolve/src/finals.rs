@@ -3,16 +3,18 @@
 //! starts only if the remaining time suffices.
 
 use kernels::select::Shape;
-use serde_json::{Value, json};
+use serde::Serialize;
 
 use super::cascade;
-use super::engine::{Evolution, EvolveError, words};
+use super::engine::Evolution;
+use super::error::EvolveError;
 use super::population::{Member, Place, Population, key};
 use super::rank;
+use super::report::HeldOutEnd;
 use super::space::Domain;
 use super::task::{Stage, Task};
 use bench::SpeedVerdict;
-use ledger::{Against, Arm, CandidateId, Rejection};
+use ledger::{Against, Arm, CandidateId, Reason, Rejection, TimeKind};
 
 /// Maximum fraction of the time budget that is reserved for the end.
 const MOST: f64 = 0.5;
@@ -87,7 +89,7 @@ pub(super) fn next(evolution: &mut Evolution) -> Result<Option<Task>, EvolveErro
 fn first_race(evolution: &Evolution, case: usize, kept: usize) -> Option<Task> {
     let population = &evolution.searches[case].population;
     let racers = racers(population, evolution.config.finalists);
-    let open = |id: &CandidateId| !evolution.was_told(*id, Stage::Race, &population.problem);
+    let open = |id: &CandidateId| !evolution.was_reported(*id, Stage::Race, &population.problem);
     let (rank, id) = racers.into_iter().enumerate().find(|(_, id)| open(id))?;
     let kept = if rank < 2 { 0 } else { kept };
     if in_time(evolution, case, 1 + kept) { evolution.task(case, id, Stage::Race) } else { None }
@@ -144,7 +146,7 @@ pub enum HeldOut {
     /// The outputs were wrong.
     Wrong,
     /// The race failed for this reason, so the result is unknown.
-    Failed(String),
+    Failed(Reason),
     Raced(Against),
 }
 
@@ -157,8 +159,8 @@ pub(super) fn fate(evolution: &Evolution, member: &Member, shape: &Shape) -> Hel
     let is_foreign = matches!(member.candidate, super::Candidate::Kernel(_));
     match member.held_out.get(&key(shape)) {
         Some(Ok(against)) => HeldOut::Raced(*against),
-        Some(Err(reason)) if matches!(reason.as_str(), "wrong" | "fault") => HeldOut::Wrong,
-        Some(Err(reason)) => HeldOut::Failed(reason.clone()),
+        Some(Err(reason)) if matches!(reason, Reason::Wrong | Reason::Fault) => HeldOut::Wrong,
+        Some(Err(reason)) => HeldOut::Failed(*reason),
         None if *shape == member.problem => HeldOut::Open,
         None if is_foreign || domain.check(&member.candidate).is_err() => HeldOut::NotComputed,
         None => HeldOut::Open,
@@ -256,7 +258,7 @@ impl Objection {
             }
             Objection::Second(fate) => format!("its second race against the baseline was {}", lost(fate)),
             Objection::HeldOut(shape, fate) => {
-                format!("its race on the held-out problem {} was {}", words(&shape), lost(fate))
+                format!("its race on the held-out problem {} was {}", shape, lost(fate))
             }
             Objection::Shipped(Some(Against { ratio, low, high, .. })) => {
                 format!("what ships is {ratio:.3}× as fast ({low:.3} to {high:.3})")
@@ -274,11 +276,11 @@ fn open_races(evolution: &Evolution, case: usize, member: &Member) -> Vec<String
     }
     for (shape, _) in &evolution.config.cases[case].held_out {
         if fate(evolution, member, shape) == HeldOut::Open {
-            open.push(format!("on the held-out problem {}", words(shape)));
+            open.push(format!("on the held-out problem {shape}"));
         }
     }
     let population = &evolution.searches[case].population;
-    let is_told = |m: &Member| evolution.was_told(m.id, Stage::Race, &population.problem);
+    let is_told = |m: &Member| evolution.was_reported(m.id, Stage::Race, &population.problem);
     if evolution.config.cases[case].shipped.is_some() && !shipped(population).is_some_and(is_told) {
         open.push("against what ships".to_owned());
     }
@@ -301,7 +303,7 @@ pub(super) fn skipped(evolution: &Evolution, case: usize) -> Vec<String> {
 fn unraced_racers(evolution: &Evolution, case: usize) -> Vec<CandidateId> {
     let population = &evolution.searches[case].population;
     let mut racers = racers(population, evolution.config.finalists);
-    racers.retain(|id| !evolution.was_told(*id, Stage::Race, &population.problem));
+    racers.retain(|id| !evolution.was_reported(*id, Stage::Race, &population.problem));
     racers
 }
 
@@ -316,14 +318,14 @@ pub(super) fn is_sound(population: &Population) -> Option<bool> {
 fn held_out(evolution: &mut Evolution, case: usize) -> Result<Option<Task>, EvolveError> {
     let Some(id) = contender(evolution, case).map(|m| m.id) else { return Ok(None) };
     let own = evolution.searches[case].population.problem;
-    if !evolution.was_told(id, Stage::HeldOut, &own) {
+    if !evolution.was_reported(id, Stage::HeldOut, &own) {
         return Ok(evolution.task(case, id, Stage::HeldOut));
     }
     let held = evolution.config.cases[case].held_out.clone();
     for (shape, theirs) in held {
         let Some(member) = evolution.searches[case].population.members.get(&id) else { continue };
         let is_open = fate(evolution, member, &shape) == HeldOut::Open;
-        if !is_open || evolution.was_told(id, Stage::HeldOut, &shape) {
+        if !is_open || evolution.was_reported(id, Stage::HeldOut, &shape) {
             continue;
         }
         // A baseline of another case of this run serves as well.
@@ -346,7 +348,7 @@ fn against_shipped(evolution: &mut Evolution, case: usize) -> Result<Option<Task
     let population = &evolution.searches[case].population;
     let problem = population.problem;
     let known = shipped(population).map(|m| m.id);
-    if known.is_some_and(|id| evolution.was_told(id, Stage::Race, &problem)) {
+    if known.is_some_and(|id| evolution.was_reported(id, Stage::Race, &problem)) {
         return Ok(None);
     }
     let opponent = contender(evolution, case).or_else(|| rank::best(population));
@@ -367,26 +369,30 @@ pub(super) fn shipped(population: &Population) -> Option<&Member> {
 const SHIPPED: &str = "shipped";
 
 /// The figures behind a promotion or its refusal.
-pub(super) fn evidence(evolution: &Evolution, case: usize, member: &Member) -> Value {
-    let held = evolution.config.cases[case].held_out.iter();
-    let held: Vec<Value> = held.map(|(shape, _)| told(shape, fate(evolution, member, shape))).collect();
-    let shipped = shipped(&evolution.searches[case].population).and_then(|shipped| shipped.race);
-    json!({
-        "race": rank::race(member), "first_race": member.race, "us": member.time.map(|time| time.us), "kind": member.kind,
-        "held_out": held, "shipped": shipped.filter(|race| race.incumbent == member.id),
-    })
+#[derive(Clone, Debug, Serialize)]
+pub struct Evidence {
+    /// The race that counts: the second one, if there is one.
+    pub race: Option<Against>,
+    pub first_race: Option<Against>,
+    pub us: Option<f64>,
+    pub kind: Option<TimeKind>,
+    pub held_out: Vec<HeldOutEnd>,
+    /// The race of the shipped plan against this candidate.
+    pub shipped: Option<Against>,
 }
 
-/// The result on a held-out problem as JSON.
-pub(super) fn told(shape: &Shape, fate: HeldOut) -> Value {
-    let (end, against, reason) = match fate {
-        HeldOut::Open => ("not_tried", None, None),
-        HeldOut::NotComputed => ("not_computed", None, None),
-        HeldOut::Wrong => ("wrong", None, None),
-        HeldOut::Failed(reason) => ("failed", None, Some(reason)),
-        HeldOut::Raced(against) => ("raced", Some(against), None),
-    };
-    json!({ "problem": shape, "end": end, "race": against, "reason": reason })
+/// The figures behind a promotion or its refusal.
+pub(super) fn evidence(evolution: &Evolution, case: usize, member: &Member) -> Evidence {
+    let held = evolution.config.cases[case].held_out.iter();
+    let shipped = shipped(&evolution.searches[case].population).and_then(|shipped| shipped.race);
+    Evidence {
+        race: rank::race(member),
+        first_race: member.race,
+        us: member.time.map(|time| time.us),
+        kind: member.kind,
+        held_out: held.map(|(shape, _)| HeldOutEnd::new(*shape, fate(evolution, member, shape))).collect(),
+        shipped: shipped.filter(|race| race.incumbent == member.id),
+    }
 }
 
 /// Rejections of candidates that are still open: not among the fastest, or cut short by the budget.

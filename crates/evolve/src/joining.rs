@@ -5,12 +5,13 @@ use serde_json::json;
 
 use super::bandit::Operator;
 use super::config::Case;
-use super::engine::{Evolution, EvolveError, Question, Search, write};
+use super::engine::{Evolution, Question, Search, write};
+use super::error::EvolveError;
 use super::operators::Draft;
 use super::population::Member;
 use super::proposer::Proposal;
 use super::task::{Finding, Outcome, Stage};
-use ledger::{Arm, CandidateId, Forecast, NewCandidate, Rejection};
+use ledger::{Arm, CandidateId, Forecast, NewCandidate, Reason, Rejection};
 use ledger::{Candidate, Language, Source};
 
 /// What a proposer reports beside its candidate.
@@ -57,7 +58,7 @@ impl Evolution {
             Ok(Proposal { candidate, hypothesis, predicted_us }) => {
                 said.forecast = predicted_us.map(|us| (hypothesis.unwrap_or_default(), us));
                 if let Err(detail) = search.space.domain.check(&candidate) {
-                    said.failure = Some(Rejection { stage: Stage::Propose, reason: "plan".into(), detail });
+                    said.failure = Some(Rejection { stage: Stage::Propose, reason: Reason::Plan, detail });
                 }
                 candidate
             }
@@ -148,8 +149,8 @@ impl Evolution {
             };
             let (stage, seconds, finding) = (rejection.stage, said.seconds, Finding::Rejected(rejection));
             let outcome = Outcome { candidate: id, stage, problem, seconds, device_seconds: 0.0, finding };
-            let died = population.learn(&outcome, insights);
-            write(ledger, &outcome, &died)?;
+            let rejected = population.learn(&outcome, insights);
+            write(ledger, &outcome, &rejected)?;
             Ok((id, Some(outcome)))
         })?;
         if let Some(outcome) = &end {

@@ -8,14 +8,13 @@ use serde_json::Value;
 
 use super::bandit::{Bandit, Operator};
 use super::cascade;
-use super::faults::INCUMBENT;
 use super::insight::Insights;
 use super::niches::{Entry, Niche, Niches};
 use super::space::family;
 use super::task::{Finding, Outcome, Stage};
 use bench::SpeedVerdict;
 use ledger::Candidate;
-use ledger::{Against, Arm, CandidateId, NewCandidate, Rejection, Screening, TimeKind};
+use ledger::{Against, Arm, CandidateId, NewCandidate, Reason, Rejection, Screening, TimeKind};
 
 /// The state of a candidate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -26,7 +25,7 @@ pub enum Place {
     Held,
     Timed,
     /// Rejected.
-    Dead,
+    Rejected,
 }
 
 /// A time for ranking, µs.
@@ -70,7 +69,7 @@ pub struct Member {
     pub race_us: Option<f64>,
     /// The results of a winner's further races by problem, its second race included, or the reason why a race
     /// failed.
-    pub held_out: BTreeMap<String, Result<Against, String>>,
+    pub held_out: BTreeMap<String, Result<Against, Reason>>,
     /// Why the candidate was rejected.
     pub rejection: Option<Rejection>,
     /// An earlier candidate with the same kernel.
@@ -263,13 +262,13 @@ impl Population {
     /// Applies an outcome. Returns the candidates that it rejects, with the reasons.
     pub fn learn(&mut self, outcome: &Outcome, insights: &mut Insights) -> Vec<(CandidateId, Rejection)> {
         let id = outcome.candidate;
-        let mut died = Vec::new();
+        let mut rejected = Vec::new();
         if !self.members.contains_key(&id) {
-            return died;
+            return rejected;
         }
         match &outcome.finding {
             Finding::Rejected(rejection) if outcome.stage == Stage::HeldOut => {
-                self.note_held_out(id, &outcome.problem, Err(rejection.reason.clone()));
+                self.note_held_out(id, &outcome.problem, Err(rejection.reason));
                 if let Some(member) = self.members.get_mut(&id) {
                     // The rejection is kept, but the time still counts: it does not depend on another
                     // problem.
@@ -287,11 +286,11 @@ impl Population {
                     member.predicted = *predicted_us;
                     member.findings = findings.clone();
                 }
-                died.extend(self.after_screening(id));
+                rejected.extend(self.after_screening(id));
                 self.take_over(id);
             }
             Finding::Judged(check) => match cascade::judged(check, Stage::Check) {
-                Some(rejection) => died.push((id, rejection)),
+                Some(rejection) => rejected.push((id, rejection)),
                 None => self.place(id, Place::Ready(Stage::Microbench)),
             },
             Finding::Timed { check, measurement } => {
@@ -300,7 +299,7 @@ impl Population {
                     (Stage::HeldOut, wrong) => {
                         let race = match (wrong, measurement.against) {
                             (Some(rejection), _) => Err(rejection.reason),
-                            (None, against) => against.ok_or_else(|| INCUMBENT.to_owned()),
+                            (None, against) => against.ok_or_else(|| Reason::Incumbent.to_owned()),
                         };
                         let has_raced = race.is_ok();
                         self.note_held_out(id, &outcome.problem, race);
@@ -308,10 +307,10 @@ impl Population {
                             self.note_race_us(id, measurement.us);
                         }
                     }
-                    (_, Some(rejection)) => died.push((id, rejection)),
+                    (_, Some(rejection)) => rejected.push((id, rejection)),
                     (Stage::Race, None) => {
                         self.note_race_us(id, measurement.us);
-                        died.extend(self.after_race(id, measurement.against));
+                        rejected.extend(self.after_race(id, measurement.against));
                     }
                     (_, None) => {
                         let time =
@@ -325,19 +324,19 @@ impl Population {
             }
         }
         if self.members.get(&id).is_some_and(Member::is_drawn) {
-            died.extend(self.pick_of_draw());
+            rejected.extend(self.pick_of_draw());
         }
-        for (id, rejection) in &died {
+        for (id, rejection) in &rejected {
             self.kill(*id, rejection.clone());
         }
-        died
+        rejected
     }
 
     /// Rejects a candidate.
     pub fn kill(&mut self, id: CandidateId, rejection: Rejection) {
         self.niches.leave(id);
         if let Some(member) = self.members.get_mut(&id) {
-            member.place = Place::Dead;
+            member.place = Place::Rejected;
             member.rejection = Some(rejection);
         }
         if self.best == Some(id) {
@@ -352,7 +351,7 @@ impl Population {
         }
     }
 
-    fn note_held_out(&mut self, id: CandidateId, problem: &Shape, race: Result<Against, String>) {
+    fn note_held_out(&mut self, id: CandidateId, problem: &Shape, race: Result<Against, Reason>) {
         if let Some(member) = self.members.get_mut(&id) {
             member.held_out.insert(key(problem), race);
         }
@@ -368,7 +367,7 @@ impl Population {
     fn after_screening(&mut self, id: CandidateId) -> Vec<(CandidateId, Rejection)> {
         let Some(member) = self.members.get(&id) else { return Vec::new() };
         let is_drawn = member.is_drawn();
-        let mut died = Vec::new();
+        let mut rejected = Vec::new();
         let hashes =
             member.screening.iter().flat_map(|s| [Some(s.ptx_hash.clone()), s.sass_hash.clone()]).flatten();
         let hashes: Vec<String> = hashes.collect();
@@ -394,17 +393,17 @@ impl Population {
             Some(rejection) => {
                 // Rejected at once, so that it is not picked from its draw.
                 self.kill(id, rejection.clone());
-                died.push((id, rejection));
+                rejected.push((id, rejection));
             }
             None if is_drawn => self.place(id, Place::Held),
             None => self.place(id, Place::Ready(Stage::Check)),
         }
-        died
+        rejected
     }
 
     /// Whether another random sample has passed its screening.
     fn draws_beside(&self, id: CandidateId) -> bool {
-        let passed = |m: &Member| m.screening.is_some() && m.place != Place::Dead;
+        let passed = |m: &Member| m.screening.is_some() && m.place != Place::Rejected;
         self.members.values().any(|m| m.arm == Arm::Random && m.id != id && passed(m))
     }
 
@@ -421,15 +420,15 @@ impl Population {
             .map(|m| (m.id, m.expected_us()))
             .collect();
         held.sort_by(|a, b| a.1.total_cmp(&b.1));
-        let mut died = Vec::new();
+        let mut rejected = Vec::new();
         for (rank, (id, _)) in held.into_iter().enumerate() {
             if rank < cascade::PICKED {
                 self.place(id, Place::Ready(Stage::Check));
             } else {
-                died.push((id, cascade::not_picked(rank)));
+                rejected.push((id, cascade::not_picked(rank)));
             }
         }
-        died
+        rejected
     }
 
     /// The prediction for comparison: that of the fastest known candidate, else the baseline's.

@@ -1,20 +1,23 @@
-//! The report of a run as one JSON object, and its progress.
+//! The report of a run, which is JSON too, and its progress.
+
+mod types;
 
 use std::collections::BTreeMap;
 
 use kernels::Plan;
 use kernels::select::{Kind, TunedRow};
-use serde_json::{Value, json};
+use serde_json::json;
 
 use super::advice;
-use super::engine::{Evolution, words};
+use super::engine::Evolution;
 use super::finals::{self, Promotion};
 use super::population::{Member, Population};
 use super::rank;
 use super::seeding::SEED;
 use bench::{Comparison, Interval, SpeedVerdict, judged};
 use ledger::Candidate;
-use ledger::{Against, Arm, CandidateId, Environment, Pair, Score, TimeKind};
+use ledger::{Against, Arm, CandidateId, Cost, Environment, Pair, Reason, Score, TimeKind};
+pub use types::*;
 
 /// The progress of a run.
 #[derive(Clone, Debug, PartialEq)]
@@ -71,95 +74,95 @@ impl Evolution {
         Progress {
             candidates: members().count(),
             rejected: members().filter(|m| m.rejection.is_some()).count(),
-            under_way: self.flying(),
+            under_way: self.under_way(),
             best: beside(Arm::Evolution),
             random: beside(Arm::Random),
             budget: self.config.candidates,
         }
     }
 
-    /// The report: one object for a single problem; for several, an object with common fields and `problems`.
-    pub fn report(&self) -> Value {
-        let mut cases: Vec<Value> = (0..self.searches.len()).map(|case| self.case_report(case)).collect();
-        let mut whole = if cases.len() == 1 {
-            cases.remove(0)
-        } else {
-            json!({ "device": self.config.device, "problems": cases })
+    /// The report of the run as it stands.
+    pub fn report(&self) -> Report {
+        let mut cases: Vec<CaseReport> =
+            (0..self.searches.len()).map(|case| self.case_report(case)).collect();
+        let cases = match cases.len() {
+            1 => Cases::One(Box::new(cases.remove(0))),
+            _ => Cases::Several { device: self.config.device.clone(), problems: cases },
         };
-        if let Value::Object(whole) = &mut whole {
-            whole.insert("run".into(), json!(self.run));
-            whole.insert("ledger".into(), json!(self.ledger.path()));
-            whole.insert("configuration".into(), json!(self.config.configuration));
-            whole.insert("seed".into(), json!(self.config.seed));
-            whole.insert("seconds".into(), json!({ "evaluators": self.spent[0], "device": self.spent[1] }));
-            let cost = self.ledger.cost(self.run).ok();
-            whole.insert("cost".into(), json!(cost.map(|cost| {
-                json!({
-                    "device_seconds": cost.device_seconds, "price_per_hour": cost.price_per_hour, "price": cost.price,
-                })
-            })));
+        let bill = |cost: Cost| Bill {
+            device_seconds: cost.device_seconds,
+            price_per_hour: cost.price_per_hour,
+            price: cost.price,
+        };
+        Report {
+            cases,
+            run: self.run,
+            ledger: self.ledger.path().to_owned(),
+            configuration: self.config.configuration,
+            seed: self.config.seed,
+            seconds: Seconds { evaluators: self.spent[0], device: self.spent[1] },
+            cost: self.ledger.cost(self.run).ok().map(bill),
         }
-        whole
     }
 
-    fn case_report(&self, case: usize) -> Value {
+    fn case_report(&self, case: usize) -> CaseReport {
         let population = &self.searches[case].population;
         let best = rank::best(population);
         let race = best.and_then(rank::race);
         let (promoted, refused) = match finals::promotion(self, case) {
             Promotion::Granted(id) => (population.members.get(&id), None),
-            Promotion::Refused(id, why) => (None, Some(json!({ "id": id, "why": why }))),
+            Promotion::Refused(id, why) => (None, Some(Refused { id, why })),
             Promotion::Nobody => (None, None),
         };
         let baseline = population.baseline.and_then(|id| population.members.get(&id));
         let held = self.config.cases[case].held_out.iter().filter_map(|(shape, _)| {
-            best.map(|member| finals::told(shape, finals::fate(self, member, shape)))
+            best.map(|member| HeldOutEnd::new(*shape, finals::fate(self, member, shape)))
         });
         let shipped = finals::shipped(population);
-        json!({
-            "problem": population.problem,
-            "words": words(&population.problem),
-            "device": self.config.device,
-            "kind": best.or(baseline).and_then(|m| m.kind),
-            "baseline": baseline.map(shown),
-            "best": best.map(|member| placed(population, member)),
-            "speedup": race.map(|race| race.ratio),
-            "interval": race.map(|race| [race.low, race.high]),
-            "verdict": race.map(|race| race.verdict),
-            "promoted": promoted.map(|member| self.promoted_as(case, member)),
-            "refused": refused.filter(|_| self.is_finished()),
-            "held_out": held.collect::<Vec<_>>(),
-            "shipped": shipped.map(|m| json!({ "candidate": m.candidate, "race": m.race })),
-            "random_arm": random_arm(population),
-            "control": control(population),
-            "candidates": counts(population),
-            "rejected": self.rejected(case),
-            "taken_over": self.searches[case].taken_over.told(),
-            "skipped": if self.is_finished() { finals::skipped(self, case) } else { Vec::new() },
-            "forecasts": forecasts(population),
-            "operators": population.bandit.accounts(),
-            "niches": niches(population),
-            "decision": advice::of(self, case),
-        })
+        CaseReport {
+            problem: population.problem,
+            words: population.problem.to_string(),
+            device: self.config.device.clone(),
+            kind: best.or(baseline).and_then(|m| m.kind),
+            baseline: baseline.map(Shown::new),
+            best: best.map(|member| Shown::ranked(population, member)),
+            speedup: race.map(|race| race.ratio),
+            interval: race.map(|race| [race.low, race.high]),
+            verdict: race.map(|race| race.verdict),
+            promoted: promoted.map(|member| self.promoted_as(case, member)),
+            refused: refused.filter(|_| self.is_finished()),
+            held_out: held.collect(),
+            shipped: shipped.map(|m| Shipped { candidate: m.candidate.clone(), race: m.race }),
+            random_arm: random_arm(population),
+            control: control(population),
+            candidates: counts(population),
+            rejected: self.rejected(case),
+            taken_over: self.searches[case].taken_over,
+            skipped: if self.is_finished() { finals::skipped(self, case) } else { Vec::new() },
+            forecasts: forecasts(population),
+            operators: population.bandit.accounts(),
+            niches: niches(population),
+            decision: advice::of(self, case),
+        }
     }
 
     /// The promoted candidate with its races and its row of the tuned table, or the reason why it has none.
-    fn promoted_as(&self, case: usize, member: &Member) -> Value {
-        let mut told = finals::evidence(self, case, member);
-        told["id"] = json!(member.id);
-        told["candidate"] = json!(member.candidate);
-        (told["row"], told["no_row"]) = match self.row(case, member, &Environment::default(), "", "") {
-            Ok(row) => {
+    fn promoted_as(&self, case: usize, member: &Member) -> Winner {
+        let row = self.row(case, member, &Environment::default(), "", "");
+        Winner {
+            evidence: finals::evidence(self, case, member),
+            id: member.id,
+            candidate: member.candidate.clone(),
+            no_row: row.as_ref().err().copied(),
+            row: row.ok().map(|row| {
                 let mut row = json!(row);
                 // The origin is stated with the run.
                 for key in ["driver", "commit", "run", "when"] {
                     row.as_object_mut().map(|row| row.remove(key));
                 }
-                (row, Value::Null)
-            }
-            Err(why) => (Value::Null, json!(why)),
-        };
-        told
+                row
+            }),
+        }
     }
 
     /// A winner's row of the tuned table, or the reason why it has none.
@@ -206,13 +209,13 @@ impl Evolution {
     }
 
     /// Rejections by reason, each candidate once, as the ledger counts them.
-    fn rejected(&self, case: usize) -> BTreeMap<String, usize> {
+    fn rejected(&self, case: usize) -> BTreeMap<Reason, usize> {
         let members = self.searches[case].population.members.values().filter(|m| m.counts());
-        let died = members.filter_map(|m| m.rejection.clone());
+        let rejected = members.filter_map(|m| m.rejection.clone());
         // The remaining candidates get their rejections when the run is finished.
         let ends = if self.is_finished() { finals::ends(self, case) } else { Vec::new() };
         let mut reasons = BTreeMap::new();
-        for rejection in died.chain(ends.into_iter().map(|(_, rejection)| rejection)) {
+        for rejection in rejected.chain(ends.into_iter().map(|(_, rejection)| rejection)) {
             *reasons.entry(rejection.reason).or_insert(0) += 1;
         }
         reasons
@@ -240,24 +243,10 @@ fn tabled(winner: &Candidate) -> Result<&Plan, &'static str> {
     }
 }
 
-fn shown(member: &Member) -> Value {
-    json!({
-        "id": member.id, "candidate": member.candidate, "us": member.time.map(|time| time.us), "arm": member.arm,
-        "operator": member.operator, "parents": member.parents, "changes": member.changes,
-    })
-}
-
-/// The candidate as JSON, with the time by which it is ranked.
-fn placed(population: &Population, member: &Member) -> Value {
-    let mut told = shown(member);
-    told["us"] = json!(rank::us(population, member));
-    told
-}
-
 /// The report on the random arm: its candidates, and the evolution's gain over it. Equal numbers of
 /// candidates are compared. The best of each arm is chosen by the short timing, so that its race is free of
 /// selection bias.
-pub(super) fn random_arm(population: &Population) -> Value {
+pub(super) fn random_arm(population: &Population) -> RandomArm {
     let equal = population.equal_budget();
     let [ours, random] = [Arm::Evolution, Arm::Random].map(|arm| population.best_of(arm, equal));
     let gained = race_of(population, ours).zip(race_of(population, random)).map(|(o, r)| gain(&o, &r));
@@ -279,15 +268,15 @@ pub(super) fn random_arm(population: &Population) -> Value {
     let us = |member: Option<&Member>| member.and_then(|m| m.time).map(|time| time.us);
     let seeds = population.members.values().filter(|m| m.arm == Arm::Evolution && is_seed(m) && m.is_timed());
     let best_seed = seeds.min_by(|a, b| a.expected_us().total_cmp(&b.expected_us()));
-    json!({
-        "candidates": population.made(Arm::Random),
-        "best": rank::best_of(population, Arm::Random).map(|m| placed(population, m)),
-        "race": race_of(population, random),
-        "gain": gained,
-        "at_equal_budget": { "candidates": equal, "evolution_us": us(ours), "random_us": us(random) },
-        "best_seed": best_seed.map(shown),
-        "says": says,
-    })
+    RandomArm {
+        candidates: population.made(Arm::Random),
+        best: rank::best_of(population, Arm::Random).map(|m| Shown::ranked(population, m)),
+        race: race_of(population, random),
+        gain: gained,
+        at_equal_budget: EqualBudget { candidates: equal, evolution_us: us(ours), random_us: us(random) },
+        best_seed: best_seed.map(Shown::new),
+        says,
+    }
 }
 
 /// Whether the candidate was given as a seed: from the tuned table, the ledger or a family's default. The
@@ -306,34 +295,34 @@ fn race_of(population: &Population, member: Option<&Member>) -> Option<Against> 
 }
 
 /// The report on the control: its verdict must be undecided.
-fn control(population: &Population) -> Value {
+fn control(population: &Population) -> Control {
     let control = population.control.and_then(|id| population.members.get(&id));
     let race = control.and_then(|m| m.race);
-    json!({
-        "verdict": race.map(|race| race.verdict),
-        "race": race,
-        "rejection": control.and_then(|m| m.rejection.as_ref()),
-        "sound": finals::is_sound(population),
-    })
+    Control {
+        verdict: race.map(|race| race.verdict),
+        race,
+        rejection: control.and_then(|m| m.rejection.clone()),
+        sound: finals::is_sound(population),
+    }
 }
 
-fn counts(population: &Population) -> Value {
+fn counts(population: &Population) -> Counts {
     let count =
         |of: &dyn Fn(&Member) -> bool| population.members.values().filter(|m| m.counts() && of(m)).count();
-    json!({
-        "total": count(&|_| true),
-        "evolution": population.made(Arm::Evolution),
-        "random": population.made(Arm::Random),
-        "screened": count(&|m| m.screening.is_some()),
-        "timed": count(&|m| m.time.is_some()),
-        "raced": count(&|m| m.race.is_some()),
-    })
+    Counts {
+        total: count(&|_| true),
+        evolution: population.made(Arm::Evolution),
+        random: population.made(Arm::Random),
+        screened: count(&|m| m.screening.is_some()),
+        timed: count(&|m| m.time.is_some()),
+        raced: count(&|m| m.race.is_some()),
+    }
 }
 
 /// The score of the forecasts on times that this run measured afterwards. With predicted times there is no
 /// score.
-fn forecasts(population: &Population) -> Value {
-    let told = population.members.values().filter(|m| m.predicted.is_some()).count();
+fn forecasts(population: &Population) -> Forecasts {
+    let count = population.members.values().filter(|m| m.predicted.is_some()).count();
     let is_new = |m: &&Member| m.kind == Some(TimeKind::Measured) && !m.is_taken_over && m.counts();
     let pairs: Vec<Pair> = (population.members.values().filter(is_new))
         .filter_map(|m| {
@@ -341,19 +330,27 @@ fn forecasts(population: &Population) -> Value {
             Some(Pair { forecast: 0, candidate: Some(m.id), low_us, us, high_us, measured_us })
         })
         .collect();
-    if pairs.is_empty() {
-        return json!({ "count": told, "measured": 0 });
+    let score = (!pairs.is_empty()).then(|| Score::of("model", "", &pairs));
+    Forecasts {
+        count,
+        measured: pairs.len(),
+        score: score.map(|score| Scored {
+            bias: score.bias,
+            coverage: score.coverage,
+            rank_correlation: score.spearman,
+            median_error: score.median_error,
+        }),
     }
-    let score = Score::of("model", "", &pairs);
-    json!({
-        "count": told, "measured": score.count, "bias": score.bias, "coverage": score.coverage,
-        "rank_correlation": score.spearman, "median_error": score.median_error,
-    })
 }
 
-fn niches(population: &Population) -> Vec<Value> {
+fn niches(population: &Population) -> Vec<NicheBest> {
     let ranked = population.niches.ranked().into_iter();
     ranked
-        .map(|((bound, tile), elite)| json!({ "bound": bound, "tile": tile, "candidate": elite.candidate, "us": elite.us }))
+        .map(|((bound, tile), elite)| NicheBest {
+            bound: bound.clone(),
+            tile: tile.clone(),
+            candidate: elite.candidate,
+            us: elite.us,
+        })
         .collect()
 }

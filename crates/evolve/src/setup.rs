@@ -7,7 +7,7 @@ use predict::{Gpu, machine};
 use problem::Tensor;
 
 use super::config::{Case, Config, Configuration};
-use super::engine::{EvolveError, words};
+use super::error::EvolveError;
 use super::seeding::{self, Wishes};
 use super::space;
 use super::task::Target;
@@ -170,7 +170,7 @@ fn check_families(families: &[String], problems: &[Shape], arch: Option<&Arch>) 
     for shape in problems {
         if !Family::ALL.iter().any(|family| named(family) && computes(family, shape)) {
             let fit = names(&|family| computes(family, shape));
-            return refuse(&families.join(", "), format!("for {}: {fit}", words(shape)));
+            return refuse(&families.join(", "), format!("for {}: {fit}", shape.to_string()));
         }
     }
     Ok(())
@@ -183,8 +183,9 @@ fn check_held_out(
     device: &str,
     arch: Option<&Arch>,
 ) -> Result<(), SetupError> {
-    let refuse =
-        |accepted: String| Err(SetupError::Argument { argument: "held_out", value: words(shape), accepted });
+    let refuse = |accepted: String| {
+        Err(SetupError::Argument { argument: "held_out", value: shape.to_string(), accepted })
+    };
     if problems.contains(shape) {
         return refuse("a problem that the run does not search itself".to_owned());
     }
@@ -207,7 +208,7 @@ fn can_hold<'a>(target: &Target, mut shapes: impl Iterator<Item = &'a Shape>) ->
     let most = most(target);
     shapes.find(|shape| bytes(shape) > most).map_or(Ok(()), |shape| {
         let [needed, most] = [bytes(shape), most].map(|bytes| bytes as f64 / 1e9);
-        Err(SetupError::Memory { problem: words(shape), needed, times: copies(target), most })
+        Err(SetupError::Memory { problem: shape.to_string(), needed, times: copies(target), most })
     })
 }
 

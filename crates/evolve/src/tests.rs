@@ -1,5 +1,6 @@
 //! Tests of the engine on known landscapes, without a clock and without randomness beyond the seed.
 
+use ledger::Reason;
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::path::PathBuf;
 
@@ -13,7 +14,6 @@ use serde_json::{Value, json};
 use super::proposer::Proposal;
 use super::seeding::{Wishes, gpu};
 use super::space::{family, genome};
-use super::workers::is_of_device;
 use super::*;
 use bench::SpeedVerdict;
 use bench::provenance::hash;
@@ -116,7 +116,7 @@ impl Evaluator for Landscape {
         let finding = match task.stage {
             Stage::Screen => {
                 if fails(0.05, "builds") {
-                    let (reason, detail) = ("ptxas".to_owned(), "no".to_owned());
+                    let (reason, detail) = (Reason::Ptxas, "no".to_owned());
                     return Err(Rejection { stage: Stage::Screen, reason, detail });
                 }
                 assert!(!fails(self.panics, "panics"), "a fault of the evaluator's");
@@ -257,7 +257,7 @@ fn it_beats_blind_draws_at_equal_budget() {
         let mut evolution = begin(&page, &config, Limits::ALONE);
         let mut landscape = Landscape::new(seed as u64, &config);
         drive(&mut evolution, &mut landscape, 0, usize::MAX);
-        let report = evolution.report();
+        let report = json!(evolution.report());
         let arm = &report["random_arm"];
         assert_eq!((&report["candidates"]["evolution"], &arm["candidates"]), (&json!(80), &json!(80)));
         better += usize::from(arm["gain"]["verdict"] == "FASTER");
@@ -280,14 +280,14 @@ fn every_candidate_has_an_end_with_its_reason() {
     let mut evolution = begin(&page, &config, Limits::beside_device(3));
     let mut landscape = Landscape { panics: 0.1, ..Landscape::new(9, &config) };
     drive(&mut evolution, &mut landscape, 5, usize::MAX);
-    let report = evolution.report();
+    let report = json!(evolution.report());
     assert_eq!(report["candidates"]["total"], 120, "{report}");
     for reason in ["predicted_slow", "ptxas", "crashed", "slower"] {
         assert!(report["rejected"][reason].as_u64() > Some(0), "{reason}: {}", report["rejected"]);
     }
     let ledger = page.open();
     let known = ledger.resume(evolution.run()).unwrap();
-    let mut ends: BTreeMap<String, u64> = BTreeMap::new();
+    let mut ends: BTreeMap<Reason, u64> = BTreeMap::new();
     for candidate in &known.candidates {
         let dossier = ledger.candidate(candidate.id).unwrap();
         // A forecast precedes every time.
@@ -299,14 +299,16 @@ fn every_candidate_has_an_end_with_its_reason() {
         // Each candidate has one rejection, unless it raced and did not lose.
         match &dossier.rejections[..] {
             [] => assert!(dossier.measurements.iter().any(|m| m.trial == Trial::Race), "{:?}", dossier.known),
-            [one] => *ends.entry(one.reason.clone()).or_default() += 1,
+            [one] => *ends.entry(one.reason).or_default() += 1,
             several => panic!("{several:?}"),
         }
     }
     assert_eq!(report["rejected"], json!(ends));
-    let mut deaths: BTreeMap<String, i64> = BTreeMap::new();
-    for death in ledger.deaths(evolution.run()).unwrap().iter().filter(|d| d.arm != Arm::Baseline) {
-        *deaths.entry(death.reason.clone()).or_default() += death.candidates;
+    let mut deaths: BTreeMap<Reason, i64> = BTreeMap::new();
+    for death in
+        ledger.rejections_by_reason(evolution.run()).unwrap().iter().filter(|d| d.arm != Arm::Baseline)
+    {
+        *deaths.entry(death.reason).or_default() += death.candidates;
     }
     assert_eq!(report["rejected"], json!(deaths));
     let what: Vec<&str> = known.decisions.iter().map(|d| d.decision.what.as_str()).collect();
@@ -326,7 +328,7 @@ fn a_promoted_row_has_the_time_of_its_race() {
     drive(&mut evolution, &mut Landscape { noise: 0.05, ..Landscape::new(9, &config) }, 0, usize::MAX);
     let rows = evolution.promoted(&Environment::default(), "run", "now");
     let [Promoted::Row(row)] = &rows[..] else { panic!("{rows:?}") };
-    let report = evolution.report();
+    let report = json!(evolution.report());
     let promoted = &report["promoted"];
     assert_eq!((&promoted["no_row"], &promoted["row"]["us"]), (&Value::Null, &json!(row.us)));
     assert_eq!((&promoted["row"]["plan"], &promoted["row"]["when"]), (&json!(row.plan), &Value::Null));
@@ -403,7 +405,7 @@ fn the_device_does_not_wait_for_checks() {
             Ask::Task(task) => under_way.push(*task),
             Ask::Wait => {
                 // A timing takes as long as all other open tasks together.
-                let device = under_way.iter().position(|t| is_of_device(t.stage));
+                let device = under_way.iter().position(|t| t.stage.is_of_device());
                 turns += 1;
                 idle += usize::from(device.is_none());
                 let rest: Vec<Task> = if device.is_some() && under_way.len() > 1 {
@@ -429,7 +431,7 @@ fn a_baseline_that_is_no_good_is_said_at_once() {
     let mut evolution = begin(&page, &config(&Problem::mission(), 20, 1), Limits::ALONE);
     let Ask::Task(task) = evolution.ask(0.0).unwrap() else { panic!("a task") };
     let finding =
-        Finding::Rejected(Rejection { stage: task.stage, reason: "ptxas".into(), detail: "no room".into() });
+        Finding::Rejected(Rejection { stage: task.stage, reason: Reason::Ptxas, detail: "no room".into() });
     let outcome = Outcome {
         candidate: task.candidate,
         stage: task.stage,
@@ -508,7 +510,7 @@ fn from_a_rung_alone_a_family_is_found() {
         (family(&found.new.candidate), &found.new.changes),
         ("mma", &json!({ "family": ["ladder", "mma"] }))
     );
-    let report = evolution.report();
+    let report = json!(evolution.report());
     assert_ne!(report["best"]["candidate"]["gpu"]["family"], "ladder");
     assert!(report["shipped"]["race"]["ratio"].as_f64().is_some(), "{}", report["shipped"]);
 }
@@ -538,7 +540,7 @@ fn proposals_pass_the_same_cascade() {
                 let answer = match asked {
                     3 => Err(Rejection {
                         stage: Stage::Propose,
-                        reason: "proposer".into(),
+                        reason: Reason::Proposer,
                         detail: "garbage".into(),
                     }),
                     _ => Ok(Proposal {
@@ -561,7 +563,7 @@ fn proposals_pass_the_same_cascade() {
     let of = |at: usize| ledger.candidate(proposed[at].id).unwrap();
     assert!(of(0).screening.is_some(), "{:?}", of(0).rejections);
     assert!(of(0).forecasts.iter().any(|f| f.author == "proposer" && f.us == 9.5));
-    assert_eq!((of(1).rejections[0].stage, of(1).rejections[0].reason.as_str()), (Stage::Propose, "plan"));
+    assert_eq!((of(1).rejections[0].stage, of(1).rejections[0].reason), (Stage::Propose, Reason::Plan));
     assert_eq!(of(2).rejections[0].detail, "garbage");
 }
 
@@ -574,7 +576,7 @@ fn several_problems_share_a_run() {
     config.cases.extend(other);
     let mut evolution = begin(&page, &config, Limits::beside_device(2));
     drive(&mut evolution, &mut Landscape::new(8, &config), 2, usize::MAX);
-    let report = evolution.report();
+    let report = json!(evolution.report());
     let totals: Vec<Option<u64>> =
         report["problems"].as_array().unwrap().iter().map(|p| p["candidates"]["total"].as_u64()).collect();
     assert_eq!(totals, [Some(23), Some(22)]);
@@ -594,7 +596,7 @@ fn a_budget_of_seconds_leaves_room_for_the_races() {
         match evolution.ask(now).unwrap() {
             Ask::Task(task) => {
                 races += usize::from(task.stage >= Stage::Race);
-                now += if is_of_device(task.stage) { task.seconds } else { 0.5 };
+                now += if task.stage.is_of_device() { task.seconds } else { 0.5 };
                 let outcome = landscape.evaluate(&task);
                 evolution.tell(&outcome).unwrap();
             }

@@ -19,8 +19,9 @@ use serde::{Deserialize, Serialize};
 
 use super::children::Group;
 use super::evaluate::{Evaluator, Fault, Look};
+use super::faults::is_lost;
 use super::task::{Finding, Outcome, Stage, Task};
-use ledger::{Environment, Rejection};
+use ledger::{Environment, Reason, Rejection};
 
 /// A line of a worker that is not an outcome.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
@@ -192,14 +193,14 @@ impl Worker {
 
     /// The outcome from a running worker.
     fn ask(&mut self, task: &Task) -> Result<Outcome, Fault> {
-        let line = serde_json::to_string(task).map_err(|error| Fault::new("crashed", error))?;
+        let line = serde_json::to_string(task).map_err(|error| Fault::new(Reason::Crashed, error))?;
         // A worker that ended while idle is replaced without a rejection.
         for attempt in 0..2 {
             let mut running = match self.running.take() {
                 Some(running) => running,
                 None => self.start().map_err(|error| {
                     let program = self.program.file.display();
-                    Fault::new("crashed", format!("the worker {program} cannot be started: {error}"))
+                    Fault::new(Reason::Crashed, format!("the worker {program} cannot be started: {error}"))
                 })?,
             };
             if attempt == 0 && !matches!(running.group.ended(), Ok(None)) {
@@ -214,13 +215,8 @@ impl Worker {
             }
             return answer;
         }
-        Err(Fault::new("crashed", "the worker ends as soon as it is started"))
+        Err(Fault::new(Reason::Crashed, "the worker ends as soon as it is started"))
     }
-}
-
-/// Whether this outcome means that the evaluator has lost its device or crashed.
-pub fn is_lost(outcome: &Outcome) -> bool {
-    matches!(&outcome.finding, Finding::Rejected(Rejection { reason, .. }) if reason == "hangs" || reason == "crashed")
 }
 
 impl Running {
@@ -239,18 +235,18 @@ impl Running {
                     let outcome: Outcome = serde_json::from_str(&line).map_err(|error| {
                         let begin: String = line.chars().take(80).collect();
                         Fault::new(
-                            "crashed",
+                            Reason::Crashed,
                             format!("the worker said {begin:?}, which is no outcome: {error}"),
                         )
                     })?;
                     if (outcome.candidate, outcome.stage) != (task.candidate, task.stage) {
-                        return Err(Fault::new("crashed", "the worker answered another task"));
+                        return Err(Fault::new(Reason::Crashed, "the worker answered another task"));
                     }
                     return Ok(outcome);
                 }
                 Err(RecvTimeoutError::Timeout) if since.elapsed() >= given => {
                     return Err(Fault::new(
-                        "hangs",
+                        Reason::Hangs,
                         format!("nothing came of it within {:.1} s", given.as_secs_f64()),
                     ));
                 }
@@ -259,7 +255,7 @@ impl Running {
                     if held > program.memory {
                         let (held, most) = (held >> 20, program.memory >> 20);
                         return Err(Fault::new(
-                            "memory",
+                            Reason::Memory,
                             format!("its worker held {held} MB of memory; accepted: at most {most} MB"),
                         ));
                     }
@@ -281,7 +277,7 @@ impl Running {
         }
         let complaint = self.complaint.lock().unwrap_or_else(PoisonError::into_inner);
         let words: Vec<&str> = complaint.iter().map(String::as_str).collect();
-        Fault::new("crashed", format!("its worker ended ({status}): {}", words.join(" | ")))
+        Fault::new(Reason::Crashed, format!("its worker ended ({status}): {}", words.join(" | ")))
     }
 }
 
@@ -304,7 +300,7 @@ impl Evaluator for Worker {
             Err(fault) => {
                 // The lost worker cannot report the device time, so all of the elapsed time counts.
                 let device_seconds =
-                    if is_of_device(task.stage) { began.elapsed().as_secs_f64() } else { 0.0 };
+                    if task.stage.is_of_device() { began.elapsed().as_secs_f64() } else { 0.0 };
                 Ok(Look { finding: Finding::Rejected(fault.at(task.stage)), device_seconds })
             }
         }
@@ -315,17 +311,9 @@ impl Evaluator for Worker {
     }
 }
 
-/// Whether a stage needs the device for itself.
-pub const fn is_of_device(stage: Stage) -> bool {
-    match stage {
-        Stage::Propose | Stage::Screen | Stage::Check => false,
-        Stage::Microbench | Stage::Race | Stage::HeldOut => true,
-    }
-}
-
 /// Evaluators that work in parallel, each on its thread: some compile and check, others measure. Tasks of the
 /// device wait only for each other, so that the device is not idle while there is work.
-pub struct Crew {
+pub struct WorkerPool {
     queues: Arc<Queues>,
     outcomes: Receiver<Outcome>,
     threads: Vec<std::thread::JoinHandle<()>>,
@@ -345,7 +333,7 @@ struct State {
 }
 
 impl Queues {
-    /// The next task of a kind; `None` after the crew is closed.
+    /// The next task of a kind; `None` after the pool is closed.
     fn next(&self, device: bool) -> Option<Task> {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         loop {
@@ -361,9 +349,9 @@ impl Queues {
     }
 }
 
-impl Crew {
+impl WorkerPool {
     /// Starts evaluators: `host` for stages without a device, `device` for the others.
-    pub fn start(host: Vec<Box<dyn Evaluator>>, device: Vec<Box<dyn Evaluator>>) -> Crew {
+    pub fn start(host: Vec<Box<dyn Evaluator>>, device: Vec<Box<dyn Evaluator>>) -> WorkerPool {
         let (tell, outcomes) = channel();
         let queues = Arc::new(Queues::default());
         let all = host.into_iter().map(|evaluator| (evaluator, false));
@@ -372,13 +360,13 @@ impl Crew {
             let (queues, tell) = (queues.clone(), tell.clone());
             std::thread::spawn(move || work(evaluator, &queues, device, &tell))
         });
-        Crew { threads: threads.collect(), queues, outcomes }
+        WorkerPool { threads: threads.collect(), queues, outcomes }
     }
 
     /// Queues a task.
     pub fn submit(&self, task: Task) {
         let mut state = self.queues.state.lock().unwrap_or_else(PoisonError::into_inner);
-        if is_of_device(task.stage) {
+        if task.stage.is_of_device() {
             state.device.push_back(task)
         } else {
             state.host.push_back(task)
@@ -408,7 +396,7 @@ fn work(mut evaluator: Box<dyn Evaluator>, queues: &Queues, device: bool, tell: 
 }
 
 /// Drops queued tasks and lets running ones finish.
-impl Drop for Crew {
+impl Drop for WorkerPool {
     fn drop(&mut self) {
         let mut state = self.queues.state.lock().unwrap_or_else(PoisonError::into_inner);
         (state.host, state.device, state.closed) = (VecDeque::new(), VecDeque::new(), true);

@@ -15,7 +15,7 @@ use flashcore_evolve::{Candidate, Finding, Language, Source, Stage, Target, Task
 use harness::{SCENARIO, passes};
 use kernels::Family;
 use kernels::select::Shape;
-use ledger::{CandidateId, TimeKind};
+use ledger::{CandidateId, Reason, TimeKind};
 use problem::{DType, Problem};
 
 #[test]
@@ -64,7 +64,7 @@ fn task(stage: Stage, subject: Candidate) -> Task {
     }
 }
 
-fn rejected(evaluator: &mut Cuda<GpuCard>, task: &Task) -> (String, String) {
+fn rejected(evaluator: &mut Cuda<GpuCard>, task: &Task) -> (Reason, String) {
     match evaluator.evaluate(task).finding {
         Finding::Rejected(found) => (found.reason, found.detail),
         other => panic!("{other:?}"),
@@ -104,12 +104,12 @@ fn unwritten() {
     let plan = plan(&card);
     let mut evaluator = Cuda::new(card, None);
     let (reason, detail) = rejected(&mut evaluator, &task(Stage::Microbench, plan.clone()));
-    assert!(reason == "wrong" && detail.contains("never written"), "{reason}: {detail}");
+    assert!(reason == Reason::Wrong && detail.contains("never written"), "{reason}: {detail}");
     let incumbent = Some((CandidateId(2), plan.clone()));
     for stage in [Stage::Race, Stage::HeldOut] {
         let race = Task { incumbent: incumbent.clone(), ..task(stage, plan.clone()) };
         let (reason, detail) = rejected(&mut evaluator, &race);
-        assert_eq!(reason, "wrong", "{detail}");
+        assert_eq!(reason, Reason::Wrong, "{detail}");
     }
 }
 
@@ -124,7 +124,7 @@ fn crash() {
     let mut evaluator = Cuda::new(card, None);
     for subject in [fails, plan] {
         let (reason, detail) = rejected(&mut evaluator, &task(Stage::Microbench, subject));
-        assert!(reason == "crashed" && detail.contains("ILLEGAL_ADDRESS"), "{reason}: {detail}");
+        assert!(reason == Reason::Crashed && detail.contains("ILLEGAL_ADDRESS"), "{reason}: {detail}");
     }
 }
 
@@ -145,13 +145,13 @@ fn refused() {
     let card = card();
     let plan = plan(&card);
     let (reason, detail) = rejected(&mut Cuda::new(card, None), &task(Stage::Screen, plan));
-    assert!(reason == "resources" && detail.contains("expected"), "{reason}: {detail}");
+    assert!(reason == Reason::Resources && detail.contains("expected"), "{reason}: {detail}");
 }
 
 fn unknown() {
     let fault = GpuCard::open(0).err().unwrap();
-    assert!(fault.reason == "device" && fault.detail.contains("sm_75; accepted: sm_80"), "{fault}");
-    assert_eq!(GpuCard::open(7).err().unwrap().reason, "device");
+    assert!(fault.reason == Reason::Device && fault.detail.contains("sm_75; accepted: sm_80"), "{fault}");
+    assert_eq!(GpuCard::open(7).err().unwrap().reason, Reason::Device);
 }
 
 #[test]

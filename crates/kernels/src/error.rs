@@ -12,10 +12,10 @@ pub enum KernelError {
     Plan(#[from] PlanError),
     /// The plan is a kernel of the [ladder](crate::ladder), which is shown and measured but not used.
     #[error(
-        "invalid value '{rung}' for plan: expected a plan of {accepted}; kernels of the ladder are exhibits, and \
-         some race"
+        "invalid value '{rung}' for plan: expected a plan of {accepted}; kernels of the ladder are shown and \
+         measured only, and some have races"
     )]
-    Exhibit {
+    Ladder {
         /// The kernel's name.
         rung: &'static str,
         /// The families whose plans are accepted.

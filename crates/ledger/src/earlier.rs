@@ -2,7 +2,8 @@
 
 use kernels::select::Shape;
 
-use super::{CandidateId, Ledger, LedgerError, RunId};
+use super::read::maybe;
+use super::{CandidateId, Ledger, LedgerError, Reason, RunId};
 
 /// A candidate of an earlier run with its verdicts and its short timing.
 #[derive(Clone, Debug, PartialEq)]
@@ -14,7 +15,7 @@ pub struct EarlierKernel {
     /// Whether it passed its check.
     pub passed: bool,
     /// Why it failed, on the device too: the reason of the rejection, and its detail.
-    pub failed: Option<(String, String)>,
+    pub failed: Option<(Reason, String)>,
     /// The short timing, µs: low, expected, high. A time that was itself taken over from another run is not
     /// included.
     pub us: Option<[f64; 3]>,
@@ -31,7 +32,7 @@ impl Ledger {
         if own.environment.commit.is_none() && own.config["program"].is_null() {
             return Ok(Vec::new());
         }
-        let sql = "SELECT c.id, c.run, s.ptx_hash, s.sass_hash,
+        let sql = format!("SELECT c.id, c.run, s.ptx_hash, s.sass_hash,
              EXISTS (SELECT 1 FROM check_result p JOIN outcome o ON o.id = p.outcome
                WHERE p.candidate = c.id AND o.stage = 'check' AND p.verdict = 'passed' AND o.at <= own.at) AS passed,
              m.us, m.low_us, m.high_us, r.reason, r.detail
@@ -41,19 +42,18 @@ impl Ledger {
              JOIN screening s ON s.candidate = c.id
              LEFT JOIN measurement m ON m.candidate = c.id AND m.trial = 'microbench' AND m.problem = c.problem
                AND length(m.samples) > 0 AND m.at <= own.at
-             LEFT JOIN rejection r ON r.candidate = c.id AND r.reason IN ('failed', 'wrong') AND r.stage <> 'held_out'
+             LEFT JOIN rejection r ON r.candidate = c.id AND r.reason IN ({}) AND r.stage <> 'held_out'
                AND r.at <= own.at
-           WHERE own.id = ?1 AND (m.us IS NOT NULL OR r.reason IS NOT NULL OR passed) ORDER BY c.id";
-        self.rows(sql, (run.0, super::write::text(problem)), |row| {
+           WHERE own.id = ?1 AND (m.us IS NOT NULL OR r.reason IS NOT NULL OR passed) ORDER BY c.id", Reason::listed(&Reason::ANYWHERE));
+        self.rows(&sql, (run.0, super::write::text(problem)), |row| {
             let hashes: [Option<String>; 2] = [row.get(2)?, row.get(3)?];
-            let failed: Option<String> = row.get(8)?;
             let us: Option<f64> = row.get(5)?;
             Ok(EarlierKernel {
                 candidate: CandidateId(row.get(0)?),
                 run: RunId(row.get(1)?),
                 hashes: hashes.into_iter().flatten().collect(),
                 passed: row.get(4)?,
-                failed: match failed {
+                failed: match maybe(row, 8)? {
                     Some(reason) => Some((reason, row.get(9)?)),
                     None => None,
                 },

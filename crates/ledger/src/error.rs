@@ -108,7 +108,7 @@ pub enum LedgerError {
     )]
     OfCandidate { path: PathBuf, forecast: i64, candidate: i64 },
     /// A value that the ledger does not accept.
-    #[error("{what} = {value} cannot be kept; accepted: {accepted}")]
+    #[error("invalid value '{value}' for {what}: expected {accepted}")]
     Value {
         /// The name of the value.
         what: &'static str,

@@ -5,7 +5,8 @@ use kernels::select::Shape;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use crate::{Candidate, Stage};
+use crate::stage::Stage;
+use crate::{Candidate, Reason};
 use bench::SpeedVerdict;
 use check::gate::Verdict;
 
@@ -215,11 +216,9 @@ pub struct Against {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Rejection {
     pub stage: Stage,
-    /// A single word for counting: `plan`, `emit`, `launch`, `identical`, `ptxas`, `spills`,
-    /// `predicted_slow`, `budget`, `refuted`, `incomplete`, `wrong`, `fault`, `hangs`, `crashed`, `slower`,
-    /// …. Only candidates without a rejection, with `slower`, or with `budget` and a time are ranked. A
+    /// Only candidates without a rejection, with one of [`Reason::RANKED`] and a time, are ranked. A
     /// rejection on a held-out problem does not count.
-    pub reason: String,
+    pub reason: Reason,
     /// The reason in words.
     pub detail: String,
 }

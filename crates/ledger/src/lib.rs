@@ -25,8 +25,10 @@ mod outcome;
 mod pages;
 mod rank;
 mod read;
+mod reason;
 pub mod schema;
 mod score;
+mod stage;
 mod totals;
 mod write;
 
@@ -45,12 +47,14 @@ pub use earlier::EarlierKernel;
 pub use error::LedgerError;
 pub use export::{Exported, Format};
 pub use facts::*;
-pub use outcome::{Finding, Outcome, Stage};
+pub use outcome::{Finding, Outcome};
 pub use pages::Line;
 pub use rank::{Ancestor, Ranked, Win};
 pub use read::{Decided, Dossier, Known, Resumed, RunLine};
+pub use reason::Reason;
 pub use score::{ByHand, Recalibration, SCORED, Score};
-pub use totals::{Corner, Cost, CostItem, Death, Earnings, Entered, Niche, Pair, Tally};
+pub use stage::Stage;
+pub use totals::{Corner, Cost, CostItem, Earnings, Entered, Niche, Pair, RejectionCount, Tally};
 
 /// Default time that a writer waits for another one.
 pub const PATIENCE: Duration = Duration::from_secs(15);

@@ -1,5 +1,6 @@
 //! Tests of file recognition, permissions and a full disk.
 
+use crate::Reason;
 use serde_json::Value;
 
 use super::tests::*;
@@ -118,11 +119,10 @@ fn verdicts(ledger: &Ledger) -> (RunId, [CandidateId; 6]) {
     let failed = add(ledger, run, "e", Arm::Random, &[]);
     ledger.tell(&outcome(failed, Stage::Screen, screened("p6", 6.0))).unwrap();
     ledger.tell(&outcome(failed, Stage::Check, judged(Verdict::Failed))).unwrap();
-    let no =
-        |stage, reason: &str| Rejection { stage, reason: reason.into(), detail: format!("it was {reason}") };
-    ledger.rejected(failed, &no(Stage::Check, "failed")).unwrap();
+    let no = |stage, reason: Reason| Rejection { stage, reason, detail: format!("it was {reason}") };
+    ledger.rejected(failed, &no(Stage::Check, Reason::Failed)).unwrap();
     for candidate in [control, crossing, wrong] {
-        ledger.rejected(candidate, &no(Stage::Race, "wrong")).unwrap();
+        ledger.rejected(candidate, &no(Stage::Race, Reason::Wrong)).unwrap();
     }
     (run, [seed, child, wrong, crossing, control, failed])
 }
@@ -156,7 +156,11 @@ fn an_older_ledger_says_and_counts_what_a_new_one_does() {
         }
         assert_eq!(old.entered(run).unwrap(), new.entered(run).unwrap(), "version {version}");
         assert_eq!(old.operators(run).unwrap(), new.operators(run).unwrap(), "version {version}");
-        assert_eq!(old.deaths(run).unwrap(), new.deaths(run).unwrap(), "version {version}");
+        assert_eq!(
+            old.rejections_by_reason(run).unwrap(),
+            new.rejections_by_reason(run).unwrap(),
+            "version {version}"
+        );
         assert_eq!(
             old.niches(run, &shape(128)).unwrap(),
             new.niches(run, &shape(128)).unwrap(),
@@ -168,7 +172,7 @@ fn an_older_ledger_says_and_counts_what_a_new_one_does() {
         assert!(found.is_sound(), "version {version}: {found:?}");
         // It goes on in the present words.
         let (run, _) = verdicts(&old);
-        assert!(old.check().unwrap().is_sound() && old.deaths(run).unwrap().len() == 3);
+        assert!(old.check().unwrap().is_sound() && old.rejections_by_reason(run).unwrap().len() == 3);
     }
 }
 

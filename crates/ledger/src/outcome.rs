@@ -1,29 +1,10 @@
-//! The stages of an evolution and the outcome of each, as plain data.
+//! The outcome of a task, as plain data.
 
 use kernels::select::Shape;
 use serde::{Deserialize, Serialize};
 
 use crate::facts::{CandidateId, CheckFact, MeasurementFact, Rejection, Screening};
-
-/// The stages of the cascade, cheapest first.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Stage {
-    /// Parsing of a proposer's answer.
-    Propose,
-    /// Plan check, emission, comparison with known kernels, ptxas and time model.
-    Screen,
-    /// The gate in the emulator.
-    #[serde(alias = "prove")]
-    Check,
-    /// The gate on the device and a short timing. Without the device, a prediction from more CTAs.
-    Microbench,
-    /// A race against the incumbent under the rules of `bench`.
-    Race,
-    /// A race on problems that the search never used; before that, the winner's second race on its own
-    /// problem.
-    HeldOut,
-}
+use crate::stage::Stage;
 
 /// The outcome of a task.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]

@@ -4,9 +4,9 @@ use kernels::select::Shape;
 use rusqlite::params;
 use serde::Serialize;
 
-use super::read::{rows, unword};
+use super::read::{maybe, rows, unword};
 use super::write::text;
-use super::{Arm, CandidateId, Ledger, LedgerError, RunId};
+use super::{Arm, CandidateId, Ledger, LedgerError, Reason, RunId};
 use crate::Stage;
 
 /// The baselines of a run are among its first candidates, up to this number.
@@ -22,7 +22,7 @@ pub struct Line {
     /// The last stage that the candidate reached.
     pub stage: Option<Stage>,
     /// The reason of its rejection.
-    pub rejected: Option<String>,
+    pub rejected: Option<Reason>,
     /// The predicted time, µs.
     pub predicted_us: Option<f64>,
     /// The measured time, µs.
@@ -65,13 +65,12 @@ impl Ledger {
             FROM candidate c JOIN standing s ON s.candidate = c.id WHERE c.run = ? AND c.id < ? ORDER BY c.id DESC LIMIT ?";
         let before = before.map_or(i64::MAX, |id| id.0);
         self.rows(sql, params![run.0, before, rows(most)], |row| {
-            let stage: Option<String> = row.get(3)?;
             Ok(Line {
                 id: CandidateId(row.get(0)?),
                 arm: unword(row, 1)?,
                 operator: row.get(2)?,
-                stage: if stage.is_some() { Some(unword(row, 3)?) } else { None },
-                rejected: row.get(4)?,
+                stage: maybe(row, 3)?,
+                rejected: maybe(row, 4)?,
                 predicted_us: row.get(5)?,
                 us: row.get(6)?,
                 promoted: row.get(7)?,

@@ -7,9 +7,9 @@ use rusqlite::Params;
 use serde::Serialize;
 use serde_json::Value;
 
-use super::read::{MEASUREMENT, measurement, parse, rows, unword};
+use super::read::{MEASUREMENT, maybe, measurement, parse, rows, unword};
 use super::write::{text, word};
-use super::{Against, Arm, CandidateId, Ledger, LedgerError, RunId, TimeKind, Trial};
+use super::{Against, Arm, CandidateId, Ledger, LedgerError, Reason, RunId, TimeKind, Trial};
 use crate::Candidate;
 
 /// A candidate with a time in a ranking.
@@ -43,8 +43,8 @@ pub struct Ranked {
     pub against: Option<Against>,
     /// The incumbent's time, µs, to which the ratio refers.
     pub incumbent_us: Option<f64>,
-    /// The reason of the rejection in one word.
-    pub rejected: Option<String>,
+    /// The reason of the rejection.
+    pub rejected: Option<Reason>,
     pub promoted: bool,
 }
 
@@ -81,7 +81,9 @@ const RANKED: &str = "SELECT s.candidate, s.run, p.shape, d.name, j.body, s.arm,
    FROM standing s JOIN problem p ON p.id = s.problem JOIN device d ON d.id = s.device JOIN subject j ON j.id = s.subject";
 
 /// Candidates whose times are valid: not rejected, rejected as slower, or not raced for lack of budget.
-pub(super) const SOUND: &str = "(s.rejected IS NULL OR s.rejected IN ('slower', 'budget'))";
+pub(super) fn sound() -> String {
+    format!("(s.rejected IS NULL OR s.rejected IN ({}))", Reason::listed(&Reason::RANKED))
+}
 
 /// Arms that are ranked. Baselines and controls are not.
 const CANDIDATES: [Arm; 2] = [Arm::Evolution, Arm::Random];
@@ -101,8 +103,9 @@ impl Ledger {
         };
         let sql = format!(
             "SELECT s.grade, s.us, s.candidate, s.subject FROM standing s
-             WHERE s.problem = ? AND s.device = ? AND s.kind = ? AND s.us IS NOT NULL AND {SOUND} AND s.arm IN {}
+             WHERE s.problem = ? AND s.device = ? AND s.kind = ? AND s.us IS NOT NULL AND {} AND s.arm IN {}
              ORDER BY s.grade DESC, s.us, s.candidate",
+            sound(),
             among(&CANDIDATES)
         );
         let (mut best, mut seen) = (Vec::new(), HashSet::new());
@@ -186,8 +189,9 @@ impl Ledger {
         // thousands of another arm.
         let sql = format!(
             "SELECT s.grade, s.us, s.candidate, s.subject FROM standing s
-             WHERE s.run = ? AND s.problem = (SELECT id FROM problem WHERE shape = ?) AND s.arm = ? AND s.us IS NOT NULL AND {SOUND}
-             ORDER BY s.grade DESC, s.us, s.candidate"
+             WHERE s.run = ? AND s.problem = (SELECT id FROM problem WHERE shape = ?) AND s.arm = ? AND s.us IS NOT NULL AND {}
+             ORDER BY s.grade DESC, s.us, s.candidate",
+            sound()
         );
         let (mut found, mut seen) = (Vec::new(), HashSet::new());
         for arm in arms {
@@ -233,7 +237,8 @@ impl Ledger {
         let sql = format!(
             "SELECT p.shape, j.body FROM problem p JOIN subject j ON j.id = (
                SELECT s.subject FROM standing s WHERE s.device = (SELECT id FROM device WHERE name = ?) AND s.problem = p.id AND s.won = 1
-                 AND {SOUND} AND s.arm IN {} ORDER BY s.promoted DESC, s.grade DESC, s.us LIMIT 1) ORDER BY p.id",
+                 AND {} AND s.arm IN {} ORDER BY s.promoted DESC, s.grade DESC, s.us LIMIT 1) ORDER BY p.id",
+            sound(),
             among(&CANDIDATES)
         );
         self.rows(&sql, [device], |row| Ok((parse(row, 0)?, parse(row, 1)?)))
@@ -354,7 +359,7 @@ fn ranked(row: &rusqlite::Row<'_>) -> rusqlite::Result<Ranked> {
         predicted_us: row.get(12)?,
         against: None,
         incumbent_us: None,
-        rejected: row.get(13)?,
+        rejected: maybe(row, 13)?,
         promoted: row.get(14)?,
         taken_over: row.get(15)?,
     })

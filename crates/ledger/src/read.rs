@@ -1,7 +1,7 @@
 //! Reads facts back: runs, the state for resuming a run, and dossiers of candidates.
 
 use kernels::select::Shape;
-use rusqlite::types::Type;
+use rusqlite::types::{Type, ValueRef};
 use rusqlite::{OptionalExtension, Params, Row};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -216,11 +216,11 @@ impl Ledger {
             .collect()
     }
 
-    fn finding(&self, told: i64, candidate: CandidateId, kind: &str) -> Result<Finding, LedgerError> {
-        let key = (candidate.0, told);
+    fn finding(&self, outcome: i64, candidate: CandidateId, kind: &str) -> Result<Finding, LedgerError> {
+        let key = (candidate.0, outcome);
         let lost = || LedgerError::Damaged {
             path: self.path.clone(),
-            what: format!("outcome {told} of candidate {} has no {kind} row", candidate.0),
+            what: format!("outcome {outcome} of candidate {} has no {kind} row", candidate.0),
         };
         let only = "WHERE candidate = ? AND outcome = ?";
         Ok(match kind {
@@ -411,7 +411,7 @@ pub(super) fn samples(bytes: &[u8]) -> Vec<f64> {
 const REJECTION: &str = "SELECT stage, reason, detail FROM rejection";
 
 fn rejection(row: &Row<'_>) -> rusqlite::Result<Rejection> {
-    Ok(Rejection { stage: unword(row, 0)?, reason: row.get(1)?, detail: row.get(2)? })
+    Ok(Rejection { stage: unword(row, 0)?, reason: unword(row, 1)?, detail: row.get(2)? })
 }
 
 /// Parses the JSON in a column.
@@ -425,6 +425,14 @@ pub(super) fn parse<T: DeserializeOwned>(row: &Row<'_>, column: usize) -> rusqli
 pub(super) fn unword<T: DeserializeOwned>(row: &Row<'_>, column: usize) -> rusqlite::Result<T> {
     serde_json::from_value(Value::String(row.get(column)?))
         .map_err(|e| rusqlite::Error::FromSqlConversionFailure(column, Type::Text, Box::new(e)))
+}
+
+/// As [`unword`], for a column that may be NULL.
+pub(super) fn maybe<T: DeserializeOwned>(row: &Row<'_>, column: usize) -> rusqlite::Result<Option<T>> {
+    match row.get_ref(column)? {
+        ValueRef::Null => Ok(None),
+        _ => unword(row, column).map(Some),
+    }
 }
 
 /// The value of a LIMIT clause; −1 means no limit in SQLite.

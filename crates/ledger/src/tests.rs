@@ -1,3 +1,4 @@
+use crate::Reason;
 use kernels::select::Shape;
 use problem::{DType, Problem};
 use serde_json::{Value, json};
@@ -68,8 +69,8 @@ pub fn timed(trial: Trial, us: f64, against: Option<Against>) -> Finding {
     Finding::Timed { check: None, measurement }
 }
 
-pub fn rejection(stage: Stage, reason: &str) -> Finding {
-    Finding::Rejected(Rejection { stage, reason: reason.into(), detail: format!("it was {reason}") })
+pub fn rejection(stage: Stage, reason: Reason) -> Finding {
+    Finding::Rejected(Rejection { stage, reason, detail: format!("it was {reason}") })
 }
 
 pub fn judged(verdict: Verdict) -> Finding {
@@ -100,7 +101,9 @@ fn an_answer_that_comes_twice_counts_once() {
     // A second report of an outcome is ignored, from another process or this one, even with other contents.
     let other = Ledger::open(&path).unwrap();
     assert!(!other.tell(&answer).unwrap());
-    assert!(!ledger.tell(&outcome(candidate, Stage::Screen, rejection(Stage::Screen, "spills"))).unwrap());
+    assert!(
+        !ledger.tell(&outcome(candidate, Stage::Screen, rejection(Stage::Screen, Reason::Spills))).unwrap()
+    );
     for (table, rows) in [("outcome", 1), ("screening", 1), ("forecast", 1), ("rejection", 0)] {
         assert_eq!(ledger.count(&format!("SELECT count(*) FROM {table}")).unwrap(), rows, "{table}");
     }
@@ -125,7 +128,7 @@ fn summaries_follow_from_the_facts() {
         ledger.tell(&outcome(candidate, Stage::Check, judged(Verdict::Passed))).unwrap();
         ledger.tell(&outcome(candidate, Stage::Microbench, timed(Trial::Microbench, us, None))).unwrap();
     }
-    ledger.tell(&outcome(child, Stage::Race, rejection(Stage::Race, "slower"))).unwrap();
+    ledger.tell(&outcome(child, Stage::Race, rejection(Stage::Race, Reason::Slower))).unwrap();
     let promoted = Decision { what: "promoted".into(), candidate: Some(child), why: Value::Null };
     ledger.decided(run, &promoted).unwrap();
     let row = |sql: &str| -> String {
@@ -166,15 +169,15 @@ fn who_is_out_leaves_niche_and_curve() {
         corners.iter().map(|c| (c.candidate, c.timed, c.candidates)).collect::<Vec<_>>()
     };
     assert_eq!((niche(), corners()), (vec![cheat], vec![(first, 1, 1), (cheat, 2, 2)]));
-    ledger.tell(&outcome(cheat, Stage::Race, rejection(Stage::Race, "fault"))).unwrap();
+    ledger.tell(&outcome(cheat, Stage::Race, rejection(Stage::Race, Reason::Fault))).unwrap();
     assert_eq!((niche(), corners()), (vec![sound], vec![(first, 1, 1), (middle, 3, 3), (sound, 4, 4)]));
     let later = time("e", 7.0);
     assert_eq!((niche(), corners().last().copied()), (vec![later], Some((later, 5, 5))));
     // Being slower than the baseline does not invalidate a time.
-    ledger.tell(&outcome(later, Stage::Race, rejection(Stage::Race, "slower"))).unwrap();
+    ledger.tell(&outcome(later, Stage::Race, rejection(Stage::Race, Reason::Slower))).unwrap();
     assert_eq!(niche(), [later]);
     for candidate in [first, middle, sound, later] {
-        ledger.rejected(candidate, &no(Stage::Race, "wrong")).unwrap();
+        ledger.rejected(candidate, &no(Stage::Race, Reason::Wrong)).unwrap();
     }
     assert_eq!((niche(), corners()), (Vec::new(), Vec::new()));
     assert!(ledger.check().unwrap().is_sound());
@@ -203,8 +206,8 @@ fn a_time_that_was_taken_over_is_no_pair() {
     assert_eq!(pairs().iter().map(|pair| pair.measured_us).collect::<Vec<_>>(), [11.0]);
 }
 
-fn no(stage: Stage, reason: &str) -> Rejection {
-    Rejection { stage, reason: reason.to_owned(), detail: String::new() }
+fn no(stage: Stage, reason: Reason) -> Rejection {
+    Rejection { stage, reason, detail: String::new() }
 }
 
 #[test]
@@ -345,7 +348,7 @@ pub fn story(ledger: &Ledger) -> (RunId, [CandidateId; 5], Vec<Outcome>) {
         outcomes.push(outcome(candidate, Stage::Microbench, timed(Trial::Microbench, us, None)));
     }
     outcomes.push(outcome(child, Stage::Race, timed(Trial::Race, 8.5, race(seed, 1.2))));
-    outcomes.push(outcome(wrong, Stage::Race, rejection(Stage::Race, "wrong")));
+    outcomes.push(outcome(wrong, Stage::Race, rejection(Stage::Race, Reason::Wrong)));
     outcomes.iter().for_each(|outcome| assert!(ledger.tell(outcome).unwrap()));
     (run, [seed, child, wrong, crossing, control], outcomes)
 }
@@ -388,10 +391,10 @@ fn what_is_compared_with_is_counted_by_itself() {
     assert_eq!((of(Arm::Baseline), of(Arm::Control)), (once.to_vec(), once.to_vec()));
     let all = [(Stage::Check, 3), (Stage::Microbench, 3), (Stage::Race, 2), (Stage::Screen, 3)];
     assert_eq!(of(Arm::Evolution), all);
-    let fault = Rejection { stage: Stage::Race, reason: "wrong".into(), detail: "the later one".into() };
+    let fault = Rejection { stage: Stage::Race, reason: Reason::Wrong, detail: "the later one".into() };
     ledger.rejected(crossing, &fault).unwrap();
     ledger.rejected(control, &fault).unwrap();
-    let deaths = ledger.deaths(run).unwrap();
+    let deaths = ledger.rejections_by_reason(run).unwrap();
     let told = |arm: Arm| {
         let death = deaths.iter().find(|death| death.arm == arm).unwrap();
         (death.candidates, death.latest, death.detail.as_str())
@@ -482,9 +485,9 @@ fn a_lucky_short_timing_is_not_the_best_and_what_lost_is_told_as_that() {
         ledger.tell(&outcome(candidate, Stage::Microbench, timed(Trial::Microbench, us, None))).unwrap();
     }
     ledger.tell(&outcome(lost, Stage::Race, timed(Trial::Race, 9.5, race(seed, 0.9)))).unwrap();
-    let rejected = Rejection { stage: Stage::Race, reason: "slower".into(), detail: String::new() };
+    let rejected = Rejection { stage: Stage::Race, reason: Reason::Slower, detail: String::new() };
     ledger.rejected(lost, &rejected).unwrap();
-    ledger.tell(&outcome(faulty, Stage::Race, rejection(Stage::Race, "fault"))).unwrap();
+    ledger.tell(&outcome(faulty, Stage::Race, rejection(Stage::Race, Reason::Fault))).unwrap();
     let top = ledger.topk(&shape(128), "L4", 10).unwrap();
     let order: Vec<CandidateId> = top.iter().map(|r| r.candidate).collect();
     assert_eq!(order, [child, lost, lucky, crossing]);
@@ -496,7 +499,7 @@ fn a_lucky_short_timing_is_not_the_best_and_what_lost_is_told_as_that() {
     let both: Vec<CandidateId> =
         ledger.best_of_run(run, &shape(128), 9).unwrap().iter().map(|r| r.candidate).collect();
     assert_eq!(both, [child, lost, lucky, drawn, crossing]);
-    assert_eq!((top[1].us, top[1].rejected.as_deref()), (10.0 / 0.9, Some("slower")));
+    assert_eq!((top[1].us, top[1].rejected), (10.0 / 0.9, Some(Reason::Slower)));
     let of_run = ledger.best_of_run(run, &shape(128), 2).unwrap();
     assert_eq!(of_run.iter().map(|r| r.candidate).collect::<Vec<_>>(), [child, lost]);
     // A search starts from race winners, not from lucky short timings.
@@ -508,7 +511,7 @@ fn a_lucky_short_timing_is_not_the_best_and_what_lost_is_told_as_that() {
     ] {
         let sql = format!(
             "EXPLAIN QUERY PLAN SELECT us FROM standing s WHERE {of} AND us IS NOT NULL AND {} ORDER BY grade DESC, us, candidate",
-            rank::SOUND
+            rank::sound()
         );
         let plan: Vec<String> = ledger.rows(&sql, [], |row| row.get(3)).unwrap();
         assert!(plan.len() == 1 && plan[0].contains(index), "{plan:?}");
@@ -550,7 +553,7 @@ fn who_raced_is_ranked_by_its_last_race() {
     };
     let measurement = MeasurementFact { problem: shape(256), ..measurement };
     ledger.tell(&elsewhere(256, Finding::Timed { check, measurement })).unwrap();
-    ledger.tell(&elsewhere(64, rejection(Stage::HeldOut, "wrong"))).unwrap();
+    ledger.tell(&elsewhere(64, rejection(Stage::HeldOut, Reason::Wrong))).unwrap();
     assert_eq!(ledger.topk(&shape(128), "L4", 1).unwrap(), top);
     assert!(ledger.check().unwrap().is_sound());
 }
@@ -588,8 +591,8 @@ fn what_is_counted_and_where_it_came_from() {
         ledger.lineage(crossing, 9).unwrap().iter().map(|a| (a.candidate, a.parents.len())).collect();
     assert_eq!(line, [(crossing, 2), (child, 1), (seed, 0)]);
     assert_eq!(ledger.lineage(crossing, 2).unwrap().len(), 2);
-    let deaths = ledger.deaths(run).unwrap();
-    assert_eq!((deaths.len(), deaths[0].reason.as_str(), deaths[0].stage), (1, "wrong", Stage::Race));
+    let deaths = ledger.rejections_by_reason(run).unwrap();
+    assert_eq!((deaths.len(), deaths[0].reason, deaths[0].stage), (1, Reason::Wrong, Stage::Race));
     ledger.spent(run, 1000.0, "warming").unwrap();
     let cost = ledger.cost(run).unwrap();
     assert_eq!(cost.device_seconds, 17.0 * 0.25 + 1000.0);

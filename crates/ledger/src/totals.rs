@@ -5,7 +5,7 @@ use kernels::select::Shape;
 use serde::Serialize;
 
 use super::read::{parse, rows, unword};
-use super::{Arm, CandidateId, Ledger, LedgerError, RunId, Trial};
+use super::{Arm, CandidateId, Ledger, LedgerError, Reason, RunId, Trial};
 use crate::Stage;
 
 /// Counts of an arm on a problem.
@@ -24,11 +24,10 @@ pub struct Tally {
 
 /// Number of candidates rejected for one reason.
 #[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct Death {
+pub struct RejectionCount {
     pub arm: Arm,
     pub stage: Stage,
-    /// The reason in one word.
-    pub reason: String,
+    pub reason: Reason,
     pub candidates: i64,
     /// The latest of these candidates.
     pub latest: CandidateId,
@@ -166,15 +165,15 @@ impl Ledger {
     ///
     /// # Errors
     /// When the ledger cannot be read.
-    pub fn deaths(&self, run: RunId) -> Result<Vec<Death>, LedgerError> {
+    pub fn rejections_by_reason(&self, run: RunId) -> Result<Vec<RejectionCount>, LedgerError> {
         let sql =
             "SELECT d.arm, d.stage, d.reason, d.candidates, r.candidate, r.detail FROM death d JOIN rejection r ON r.id = d.latest
            WHERE d.run = ? ORDER BY d.candidates DESC, d.reason";
         self.rows(sql, [run.0], |row| {
-            Ok(Death {
+            Ok(RejectionCount {
                 arm: unword(row, 0)?,
                 stage: unword(row, 1)?,
-                reason: row.get(2)?,
+                reason: unword(row, 2)?,
                 candidates: row.get(3)?,
                 latest: CandidateId(row.get(4)?),
                 detail: row.get(5)?,

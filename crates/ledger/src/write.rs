@@ -99,29 +99,29 @@ impl Ledger {
             if new == 0 {
                 return Ok(false);
             }
-            let told = Some(l.connection.last_insert_rowid());
-            l.found(told, run, outcome).map(|()| true)
+            let outcome_id = Some(l.connection.last_insert_rowid());
+            l.found(outcome_id, run, outcome).map(|()| true)
         })
     }
 
-    fn found(&self, told: Option<i64>, run: RunId, outcome: &Outcome) -> Result<(), LedgerError> {
+    fn found(&self, outcome_id: Option<i64>, run: RunId, outcome: &Outcome) -> Result<(), LedgerError> {
         let candidate = outcome.candidate;
         match &outcome.finding {
             Finding::Screened { screening, predicted_us, findings } => {
-                self.screening(told, candidate, screening, findings)?;
+                self.screening(outcome_id, candidate, screening, findings)?;
                 match predicted_us {
-                    Some(times) => self.predicted(told, run, candidate, &outcome.problem, *times),
+                    Some(times) => self.predicted(outcome_id, run, candidate, &outcome.problem, *times),
                     None => Ok(()),
                 }
             }
-            Finding::Judged(check) => self.judged(told, candidate, check),
+            Finding::Judged(check) => self.judged(outcome_id, candidate, check),
             Finding::Timed { check, measurement } => {
                 if let Some(check) = check {
-                    self.judged(told, candidate, check)?;
+                    self.judged(outcome_id, candidate, check)?;
                 }
-                self.measurement(told, candidate, measurement)
+                self.measurement(outcome_id, candidate, measurement)
             }
-            Finding::Rejected(rejection) => self.rejection(told, candidate, rejection),
+            Finding::Rejected(rejection) => self.rejection(outcome_id, candidate, rejection),
         }
     }
 
@@ -232,11 +232,11 @@ impl Forecast {
     }
 }
 
-/// Inserts single rows within a transaction. `told` is the outcome with which the rows came.
+/// Inserts single rows within a transaction. `outcome_id` is the outcome with which the rows came.
 impl Ledger {
     fn screening(
         &self,
-        told: Option<i64>,
+        outcome_id: Option<i64>,
         candidate: CandidateId,
         s: &Screening,
         findings: &Value,
@@ -246,7 +246,7 @@ impl Ledger {
             "INSERT INTO screening (outcome, candidate, ptx_hash, sass_hash, registers, spill_bytes, shared_bytes, bound, tile, findings)
                VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
             params![
-                told,
+                outcome_id,
                 candidate.0,
                 s.ptx_hash,
                 s.sass_hash,
@@ -263,7 +263,7 @@ impl Ledger {
 
     fn predicted(
         &self,
-        told: Option<i64>,
+        outcome_id: Option<i64>,
         run: RunId,
         candidate: CandidateId,
         problem: &Shape,
@@ -284,17 +284,17 @@ impl Ledger {
             us,
             high_us,
         };
-        self.expected(told, &forecast)?;
+        self.expected(outcome_id, &forecast)?;
         if let Some([low_us, us, high_us]) =
             self.recalibrated(&forecast.author, &forecast.device, [low_us, us, high_us])?
         {
             let author = format!("{}:recalibrated", forecast.author);
-            self.expected(told, &Forecast { author, low_us, us, high_us, ..forecast })?;
+            self.expected(outcome_id, &Forecast { author, low_us, us, high_us, ..forecast })?;
         }
         Ok(())
     }
 
-    fn expected(&self, told: Option<i64>, f: &Forecast) -> Result<i64, LedgerError> {
+    fn expected(&self, outcome_id: Option<i64>, f: &Forecast) -> Result<i64, LedgerError> {
         f.check()?;
         if let Some(candidate) = f.candidate {
             self.candidate_run(candidate)?;
@@ -323,7 +323,7 @@ impl Ledger {
                VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
             params![
                 now(),
-                told,
+                outcome_id,
                 f.candidate.map(|c| c.0),
                 f.hypothesis,
                 f.author,
@@ -336,12 +336,17 @@ impl Ledger {
         )
     }
 
-    fn judged(&self, told: Option<i64>, candidate: CandidateId, p: &CheckFact) -> Result<(), LedgerError> {
+    fn judged(
+        &self,
+        outcome_id: Option<i64>,
+        candidate: CandidateId,
+        p: &CheckFact,
+    ) -> Result<(), LedgerError> {
         self.candidate_run(candidate)?;
         self.insert(
             "INSERT INTO check_result (outcome, candidate, judge, verdict, reasons, hazards, error_rel, seconds) VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
             params![
-                told,
+                outcome_id,
                 candidate.0,
                 word(&p.judge),
                 word(&p.verdict),
@@ -356,7 +361,7 @@ impl Ledger {
 
     fn measurement(
         &self,
-        told: Option<i64>,
+        outcome_id: Option<i64>,
         candidate: CandidateId,
         m: &MeasurementFact,
     ) -> Result<(), LedgerError> {
@@ -375,7 +380,7 @@ impl Ledger {
                incumbent, ratio, ratio_low, ratio_high, noise, verdict) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
             params![
                 now(),
-                told,
+                outcome_id,
                 candidate.0,
                 word(&m.trial),
                 word(&m.kind),
@@ -395,11 +400,16 @@ impl Ledger {
         Ok(())
     }
 
-    fn rejection(&self, told: Option<i64>, candidate: CandidateId, r: &Rejection) -> Result<(), LedgerError> {
+    fn rejection(
+        &self,
+        outcome_id: Option<i64>,
+        candidate: CandidateId,
+        r: &Rejection,
+    ) -> Result<(), LedgerError> {
         self.candidate_run(candidate)?;
         self.insert(
             "INSERT INTO rejection (at, outcome, candidate, stage, reason, detail) VALUES (?, ?, ?, ?, ?, ?)",
-            params![now(), told, candidate.0, word(&r.stage), r.reason, r.detail],
+            params![now(), outcome_id, candidate.0, word(&r.stage), r.reason.name(), r.detail],
         )?;
         Ok(())
     }

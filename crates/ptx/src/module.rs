@@ -57,7 +57,7 @@ impl Target {
 
 /// A text that is not the name of a target.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("`{0}` is not a target; accepted: names such as `sm_80` or `sm_90a`")]
+#[error("invalid value '{0}' for a target: expected a name such as `sm_80` or `sm_90a`")]
 pub struct UnknownTarget(String);
 
 impl FromStr for Target {

@@ -13,7 +13,8 @@ use kernels::select::Shape;
 use kernels::{Arch, Family, Plan};
 use ledger::{
     Against, Arm, CandidateId, CheckFact, Decision, Environment, Forecast, ForecastOutcome, Judge, Ledger,
-    LedgerError, MeasurementFact, NewCandidate, Rejection, Run, RunEvent, RunId, Screening, TimeKind, Trial,
+    LedgerError, MeasurementFact, NewCandidate, Reason, Rejection, Run, RunEvent, RunId, Screening, TimeKind,
+    Trial,
 };
 use ledger::{Candidate, Finding, Outcome, Stage};
 use problem::Problem;
@@ -143,19 +144,24 @@ impl Search<'_> {
         let id = self.add(&plan, arm, &operator, &parents, changes)?;
         let us = made_up(&plan);
         if let Err(error) = plan.check(&self.shape.problem(), &self.arch) {
-            return self.reject(id, Stage::Screen, "plan", &error.to_string());
+            return self.reject(id, Stage::Screen, Reason::Plan, &error.to_string());
         }
         let dice: f64 = self.random.random();
         if !self.seen.insert(plan.clone()) {
-            return self.reject(id, Stage::Screen, "identical", "its PTX is that of a candidate before it");
+            return self.reject(
+                id,
+                Stage::Screen,
+                Reason::Identical,
+                "its PTX is that of a candidate before it",
+            );
         }
         if dice < 0.04 {
-            return self.reject(id, Stage::Screen, "spills", "ptxas spills 96 bytes a thread");
+            return self.reject(id, Stage::Screen, Reason::Spills, "ptxas spills 96 bytes a thread");
         }
         self.screen(id, &plan, us)?;
         if us > 2.6 * self.best.as_ref().map_or(us, |b| b.2) {
             let detail = "predicted to take more than twice the best's time";
-            return self.reject(id, Stage::Check, "predicted_slow", detail);
+            return self.reject(id, Stage::Check, Reason::PredictedSlow, detail);
         }
         if dice > 0.96 {
             return self.fail(id);
@@ -177,8 +183,8 @@ impl Search<'_> {
                 self.best = Some((id, plan, us));
                 Ok(())
             }
-            SpeedVerdict::Slower => self.reject(id, Stage::Race, "slower", "slower than the incumbent"),
-            SpeedVerdict::Undecided => self.reject(id, Stage::Race, "undecided", "within the noise floor"),
+            SpeedVerdict::Slower => self.reject(id, Stage::Race, Reason::Slower, "slower than the incumbent"),
+            SpeedVerdict::Undecided => self.reject(id, Stage::Race, Reason::Slower, "within the noise floor"),
         }
     }
 
@@ -291,11 +297,8 @@ impl Search<'_> {
             seconds: 0.3,
         };
         self.tell(id, Stage::Check, 0.0, Finding::Judged(check))?;
-        let rejection = Rejection {
-            stage: Stage::Check,
-            reason: "failed".into(),
-            detail: "race on shared memory".into(),
-        };
+        let rejection =
+            Rejection { stage: Stage::Check, reason: Reason::Failed, detail: "race on shared memory".into() };
         self.ledger.rejected(id, &rejection)
     }
 
@@ -334,8 +337,8 @@ impl Search<'_> {
         self.tell(id, stage, seconds, Finding::Timed { check: None, measurement })
     }
 
-    fn reject(&self, id: CandidateId, stage: Stage, reason: &str, detail: &str) -> Result<(), LedgerError> {
-        let rejection = Rejection { stage, reason: reason.into(), detail: detail.into() };
+    fn reject(&self, id: CandidateId, stage: Stage, reason: Reason, detail: &str) -> Result<(), LedgerError> {
+        let rejection = Rejection { stage, reason, detail: detail.into() };
         match stage {
             // The outcome of the race is stored already.
             Stage::Race => self.ledger.rejected(id, &rejection),

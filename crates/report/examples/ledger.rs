@@ -18,7 +18,7 @@ use kernels::forward::mma::MmaPlan;
 use kernels::select::Shape;
 use kernels::{Arch, Plan};
 use ledger::*;
-use ledger::{Candidate, Finding, Outcome, Stage};
+use ledger::{Candidate, Finding, Outcome, Reason, Stage};
 use problem::{DType, Problem};
 use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
@@ -185,17 +185,19 @@ impl Search<'_> {
             finding,
         };
         let die = |stage, reason: &str| {
-            Finding::Rejected(Rejection { stage, reason: reason.into(), detail: "as the stage found".into() })
+            Finding::Rejected(Rejection { stage, reason, detail: "as the stage found".into() })
         };
         let fate = self.rng.random_range(0..100);
         if fate < 40 {
-            let reason = ["plan", "identical", "spills", "emit"][self.rng.random_range(0..4)];
+            let reason =
+                [Reason::Plan, Reason::Identical, Reason::Spills, Reason::Emit][self.rng.random_range(0..4)];
             ledger.tell(&told(Stage::Screen, die(Stage::Screen, reason)))?;
             return Ok(());
         }
         ledger.tell(&told(Stage::Screen, self.screened(us)))?;
         if fate < 85 {
-            let (stage, reason) = [(Stage::Check, "failed"), (Stage::Screen, "predicted_slow")][fate % 2];
+            let (stage, reason) =
+                [(Stage::Check, Reason::Failed), (Stage::Screen, Reason::PredictedSlow)][fate % 2];
             ledger.tell(&told(stage, die(stage, reason)))?;
             return Ok(());
         }
@@ -293,7 +295,7 @@ fn ask(ledger: &Ledger) -> Fallible<f64> {
     time("best of every problem", &|| ledger.best_of_problems("h200").map(|r| r.len()))?;
     time("best 50 of a run", &|| ledger.best_of_run(run, &problem, 50).map(|r| r.len()))?;
     time("tallies", &|| ledger.tallies(run).map(|r| r.len()))?;
-    time("deaths", &|| ledger.deaths(run).map(|r| r.len()))?;
+    time("rejections", &|| ledger.rejections_by_reason(run).map(|r| r.len()))?;
     time("operators", &|| ledger.operators(run).map(|r| r.len()))?;
     time("progress", &|| ledger.progress(run, &problem).map(|r| r.len()))?;
     time("niches", &|| ledger.niches(run, &problem).map(|r| r.len()))?;

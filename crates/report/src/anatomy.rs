@@ -36,7 +36,7 @@ pub enum AnatomyError {
     #[error("the kernel is kept as CUDA C++; PTX alone is shown line by line")]
     Compiled,
     /// The device is not in the time model's table.
-    #[error("device {0:?} has no kernels; accepted: {accepted}", accepted = machine::MACHINES.map(|gpu| gpu.name).join(", "))]
+    #[error("invalid value '{0}' for the device: expected {accepted}", accepted = machine::MACHINES.map(|gpu| gpu.name).join(", "))]
     Device(String),
     /// The generator rejects the plan.
     #[error(transparent)]

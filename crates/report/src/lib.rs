@@ -1,7 +1,9 @@
 //! The page of a climb: one file without script or network, for screen and print, light and dark mode.
 
+#[cfg(feature = "search")]
 pub mod anatomy;
 mod chart;
+#[cfg(feature = "search")]
 pub mod evolution;
 mod panels;
 mod sections;

@@ -4,7 +4,9 @@ use std::convert::Infallible;
 
 use check::values::{Inputs, Values};
 use cpu::CpuPlan;
-use flashcore_bench::{Deck, Entrant, Mode, Origin, Race, Reading, Rules, Slot, Stage, Timing, Work, race};
+use flashcore_bench::{
+    Entrant, Mode, Origin, Race, RaceInputs, Reading, Rules, Slot, Stage, Timing, Work, race,
+};
 use problem::{DType, Problem};
 use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
@@ -173,6 +175,6 @@ pub fn race_on(mut device: Device, mode: Mode, origin: Origin) -> Race {
     let entrant = |name: &str, origin| Entrant { name: name.to_owned(), origin, calls };
     let entrants = [entrant("flashcore", Origin::Ours), entrant("other", origin)];
     let rules = Rules { most_rounds: 24, width: 0.0, ..Rules::new(mode, 60.0, None) };
-    let deck = Deck::draw(&problem(), 1).unwrap();
-    race(&mut device, &deck, &entrants, &rules).unwrap()
+    let drawn = RaceInputs::draw(&problem(), 1).unwrap();
+    race(&mut device, &drawn, &entrants, &rules).unwrap()
 }

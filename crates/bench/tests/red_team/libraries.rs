@@ -247,8 +247,8 @@ fn no_one_is_faster_than_the_device() {
     // 10 µs for a kernel that cannot take less than 12 µs on this device.
     let peaks = Peaks { flops: problem().flops() / 12e-6, bandwidth: 1e12, l2: 1e6 };
     let rules = Rules::new(Mode::Warm, 0.0, Some(peaks));
-    let deck = flashcore_bench::Deck::draw(&problem(), 1).unwrap();
-    let race = race(&mut Device::new(vec![honest(1.0)], CALLS), &deck, &entrants, &rules).unwrap();
+    let drawn = flashcore_bench::RaceInputs::draw(&problem(), 1).unwrap();
+    let race = race(&mut Device::new(vec![honest(1.0)], CALLS), &drawn, &entrants, &rules).unwrap();
     let fault = race.first().fault.clone().unwrap();
     assert!(matches!(fault, Fault::UnderFloor { .. }));
     let message = fault.to_string();

@@ -1,4 +1,5 @@
-//! What judges the outputs of any kernel: a built-in operation, another kernel, a file or a Python function.
+//! References: the expected outputs of any kernel, from a built-in operation, another kernel, a file or a
+//! Python function.
 //!
 //! A launch file states it (`[reference]`), [`ReferenceSpec`] is the validated form, and [`Reference`] is
 //! bound to the buffers of a launch. [`Reference::expect`] computes the expected elements with a tolerance
@@ -66,7 +67,7 @@ impl Source {
     }
 }
 
-/// The tolerance that a launch file states; what it leaves out follows from the element types.
+/// The tolerance that a launch file states. Fields that it leaves out follow from the element types.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Tolerance {
     pub atol: Option<f64>,

@@ -85,7 +85,7 @@ impl Call<'_> {
     }
 }
 
-/// The end of what a process said: the exception of a traceback is on the last lines.
+/// The last lines of a process's output, which hold the exception of a traceback.
 fn last_lines(said: &str) -> String {
     let lines: Vec<&str> = said.trim_end().lines().collect();
     match &lines[lines.len().saturating_sub(6)..] {

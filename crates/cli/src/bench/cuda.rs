@@ -6,7 +6,8 @@ use std::sync::Arc;
 use bench::gpu::{Contestant, race};
 use bench::provenance::Provenance;
 use bench::{
-    Deck, Mode, OURS, Peaks, Race, Row, Rules, Sensors, SpeedVerdict, Suite, problem_json, reasons, suites,
+    Mode, OURS, Peaks, Race, RaceInputs, Row, Rules, Sensors, SpeedVerdict, Suite, problem_json, reasons,
+    suites,
 };
 use check::gate::bind;
 use driver::{Buffer, Context, Stream};
@@ -203,7 +204,7 @@ impl Track<'_> {
         modes: &[Mode],
         plans: &[Named],
     ) -> Result<Vec<Race>, CliError> {
-        let deck = Deck::draw(problem, 1)?;
+        let drawn = RaceInputs::draw(problem, 1)?;
         let inputs = inputs(&self.context, problem)?;
         let calls = suites::calls(problem);
         let contestants = plans
@@ -214,7 +215,7 @@ impl Track<'_> {
         let mut races = Vec::new();
         for &mode in modes {
             let rules = Rules::new(mode, self.args.seconds.unwrap_or(SECONDS), self.peaks);
-            let race = race(&self.context, &deck, &contestants, &rules)?;
+            let race = race(&self.context, &drawn, &contestants, &rules)?;
             for fault in race.measurements.iter().filter_map(|m| m.fault.as_ref()) {
                 terminal::fault(format_args!("{} {}: {fault}", title(problem), mode.name()));
             }
@@ -262,7 +263,7 @@ impl Track<'_> {
         plan: Option<&Named>,
         races: u32,
     ) -> Result<Status, CliError> {
-        let deck = Deck::draw(problem, 1)?;
+        let drawn = RaceInputs::draw(problem, 1)?;
         let inputs = inputs(&self.context, problem)?;
         let plan = plan.and_then(|(_, plan)| plan.clone());
         let again = |name: &str| {
@@ -278,7 +279,7 @@ impl Track<'_> {
                 let rules = Rules { seed, ..Rules::new(mode, seconds, self.peaks) };
                 // Both are loaded anew for each race, because the addresses of kernel and tensors are part of
                 // the noise.
-                let race = race(&self.context, &deck, &[again("a")?, again("b")?], &rules)?;
+                let race = race(&self.context, &drawn, &[again("a")?, again("b")?], &rules)?;
                 if let Some(found) = race.measurements[1].comparison {
                     counts[found.verdict as usize] += 1;
                     ratios.push(found.ratio);

@@ -94,7 +94,7 @@ fn affordable(
 
 /// A short description of a problem.
 fn title(problem: &Problem) -> String {
-    report::evolution::shape(&Shape::of(problem))
+    Shape::of(problem).title()
 }
 
 /// The progress of races. With `--json` no progress is shown.

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use evolve::children::Limits;
 use evolve::proposer::{LIMITS, Proposal, Proposer};
-use evolve::workers::Crew;
+use evolve::workers::WorkerPool;
 use evolve::{Ask, Evolution, Progress, Question};
 use ledger::Rejection;
 
@@ -62,7 +62,11 @@ impl Asked {
 }
 
 /// Runs until the run is complete or the user interrupts it.
-pub fn drive(mut evolution: Evolution, crew: Crew, args: &Evolve) -> Result<(Evolution, Ended), CliError> {
+pub fn drive(
+    mut evolution: Evolution,
+    pool: WorkerPool,
+    args: &Evolve,
+) -> Result<(Evolution, Ended), CliError> {
     let presses = interruptions(how_to_go_on(&evolution));
     let asked = Asked::new(setup::proposer(evolution.config())?);
     let bar = if args.json { Bar::silent() } else { bar(&evolution) };
@@ -80,13 +84,13 @@ pub fn drive(mut evolution: Evolution, crew: Crew, args: &Evolve) -> Result<(Evo
         let ask = if stopping { Ask::Wait } else { evolution.ask(began.elapsed().as_secs_f64())? };
         match ask {
             Ask::Task(task) => {
-                crew.submit(*task);
+                pool.submit(*task);
                 under_way += 1;
             }
             Ask::Propose(question) => asked.ask(*question),
             Ask::Done => break Ended::Done,
             Ask::Wait => {
-                if let Some(outcome) = crew.outcome(LOOK) {
+                if let Some(outcome) = pool.outcome(LOOK) {
                     evolution.at(began.elapsed().as_secs_f64());
                     evolution.tell(&outcome)?;
                     under_way -= 1;

@@ -25,21 +25,21 @@ pub fn evolve(args: &Evolve) -> Result<Status, CliError> {
         source::distinct(argument, file, &inputs)?;
         store::appendable(file)?;
     }
-    let (evolution, crew) = match args.resume {
+    let (evolution, pool) = match args.resume {
         Some(number) => setup::resume(number, args)?,
         None => setup::begin(args)?,
     };
-    let (evolution, ended) = drive::drive(evolution, crew, args)?;
+    let (evolution, ended) = drive::drive(evolution, pool, args)?;
     let (report, going_on) = (evolution.report(), drive::how_to_go_on(&evolution));
     let mut out = crate::terminal::out();
     unless_closed(if args.json {
-        out.json("evolve", &report).map_err(CliError::from)
+        out.json("evolve", &json!(report)).map_err(CliError::from)
     } else {
         print::print(&mut out, &report)
     })?;
     match ended {
         Ended::Done => {
-            keep(&evolution, report, args)?;
+            keep(&evolution, &report, args)?;
             promote(&evolution, args)?;
         }
         Ended::Stopped => tell(format_args!("stopped; {going_on}")),
@@ -48,11 +48,11 @@ pub fn evolve(args: &Evolve) -> Result<Status, CliError> {
 }
 
 /// Appends the report as a row of evidence, with its provenance and without the path of the ledger.
-fn keep(evolution: &Evolution, report: Value, args: &Evolve) -> Result<(), CliError> {
+fn keep(evolution: &Evolution, report: &Report, args: &Evolve) -> Result<(), CliError> {
     let Some(file) = &args.evidence else { return Ok(()) };
     let environment = evolution.ledger().run(evolution.run())?.environment;
     let mut row = json!({ "suite": "evolution", "when": iso8601_now() });
-    for part in [report, json!(environment)] {
+    for part in [json!(report), json!(environment)] {
         if let (Some(row), Value::Object(part)) = (row.as_object_mut(), part) {
             row.extend(part);
         }

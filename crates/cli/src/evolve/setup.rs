@@ -7,7 +7,7 @@ use evolve::evaluate::cpu::CpuEvaluator;
 use evolve::evaluate::model::Model;
 use evolve::proposer::{self, Proposer, Sandbox};
 use evolve::setup::{self, Wanted};
-use evolve::workers::{Crew, Program, Worker};
+use evolve::workers::{Program, Worker, WorkerPool};
 use evolve::{Candidate, Case, Config, Configuration, Evaluator, Evolution, Limits, Target};
 use host::store;
 use kernels::select::Shape;
@@ -24,12 +24,12 @@ struct Device {
     target: Target,
     environment: Environment,
     arch: Option<Arch>,
-    crew: Crew,
+    pool: WorkerPool,
     limits: Limits,
 }
 
 /// Begins a run. The ledger is opened or created last, after all arguments are known to be valid.
-pub fn begin(args: &Evolve) -> Result<(Evolution, Crew), CliError> {
+pub fn begin(args: &Evolve) -> Result<(Evolution, WorkerPool), CliError> {
     check(args)?;
     findable(args)?;
     let target = target(&args.device, args.emulator)?;
@@ -53,11 +53,11 @@ pub fn begin(args: &Evolve) -> Result<(Evolution, Crew), CliError> {
     }
     let ledger = Ledger::open(&args.ledger.path)?;
     let evolution = Evolution::begin(ledger, config, device.environment, args.price, device.limits)?;
-    Ok((evolution, device.crew))
+    Ok((evolution, device.pool))
 }
 
 /// Resumes a run on the device on which it was begun.
-pub fn resume(number: Option<i64>, args: &Evolve) -> Result<(Evolution, Crew), CliError> {
+pub fn resume(number: Option<i64>, args: &Evolve) -> Result<(Evolution, WorkerPool), CliError> {
     check(args)?;
     let ledger = Ledger::open_existing(&args.ledger.path)?;
     let run = match setup::which(&ledger, number)? {
@@ -82,7 +82,7 @@ pub fn resume(number: Option<i64>, args: &Evolve) -> Result<(Evolution, Crew), C
     }
     setup::same(&ledger, run, &device.environment, program().as_deref())?;
     let evolution = Evolution::resume(ledger, run, device.limits)?;
-    Ok((evolution, device.crew))
+    Ok((evolution, device.pool))
 }
 
 /// The error for a run that cannot be resumed: the number that was asked for, and the runs that exist.
@@ -279,8 +279,8 @@ fn open(target: Target, args: &Evolve, has_proposer: bool) -> Result<Device, Cli
             // One task at a time: other work on the CPU would disturb a timing.
             let evaluator = CpuEvaluator::new();
             let environment = evaluator.environment();
-            let crew = Crew::start(vec![Box::new(evaluator)], vec![Box::new(CpuEvaluator::new())]);
-            Ok(Device { target, environment, arch: None, crew, limits: Limits::ALONE })
+            let pool = WorkerPool::start(vec![Box::new(evaluator)], vec![Box::new(CpuEvaluator::new())]);
+            Ok(Device { target, environment, arch: None, pool, limits: Limits::ALONE })
         }
         Target::Model { machine: name } => {
             let unknown = || CliError::Argument {
@@ -298,15 +298,15 @@ fn open(target: Target, args: &Evolve, has_proposer: bool) -> Result<Device, Cli
                 false => Ok(Box::new(model) as Box<dyn Evaluator>),
             };
             let host = host.into_iter().map(boxed).collect::<Result<_, _>>()?;
-            let crew = Crew::start(host, vec![boxed(beside)?]);
-            Ok(Device { target, environment, arch, crew, limits: Limits::beside_device(jobs) })
+            let pool = WorkerPool::start(host, vec![boxed(beside)?]);
+            Ok(Device { target, environment, arch, pool, limits: Limits::beside_device(jobs) })
         }
         Target::Cuda { ordinal } => {
             let (environment, arch) = card(*ordinal, args.emulator)?;
             let extra: &[&str] = if args.emulator { &["--emulator"] } else { &[] };
             let host = (0..jobs).map(|_| worker(extra, &environment)).collect::<Result<_, _>>()?;
-            let crew = Crew::start(host, vec![worker(extra, &environment)?]);
-            Ok(Device { target, environment, arch: Some(arch), crew, limits: Limits::beside_device(jobs) })
+            let pool = WorkerPool::start(host, vec![worker(extra, &environment)?]);
+            Ok(Device { target, environment, arch: Some(arch), pool, limits: Limits::beside_device(jobs) })
         }
     }
 }

@@ -157,8 +157,9 @@ mod tests {
                     continue;
                 }
                 let line = line.trim_start();
-                let typed =
-                    ["flashcore ", "cargo run --release -- "].iter().find_map(|p| line.strip_prefix(p));
+                let before =
+                    ["flashcore ", "cargo run --release -- ", "cargo run --release --features search -- "];
+                let typed = before.iter().find_map(|prefix| line.strip_prefix(prefix));
                 if let Some(typed) = typed {
                     seen += 1;
                     let parsed = parse(typed);

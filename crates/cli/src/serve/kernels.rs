@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use ledger::CandidateId;
 use report::anatomy::Anatomy;
-use report::evolution::{Exhibit, Work};
+use report::evolution::{AnalysedKernel, Work};
 use tokio::sync::{OnceCell, Semaphore};
 
 use super::Site;
@@ -30,7 +30,7 @@ impl Default for Kernels {
 }
 
 /// The analysed kernel of a candidate. Simultaneous requests for a kernel wait for one analysis.
-pub async fn exhibit(site: &Arc<Site>, id: CandidateId) -> Result<Exhibit, Trouble> {
+pub async fn analysed(site: &Arc<Site>, id: CandidateId) -> Result<AnalysedKernel, Trouble> {
     let work = site.ask(move |_, ledger| Ok(Work::of(ledger, id)?)).await?;
     let cell = site.kernels.cells.cell(work.clone());
     let made = cell.get_or_try_init(|| async {
@@ -45,7 +45,7 @@ pub async fn exhibit(site: &Arc<Site>, id: CandidateId) -> Result<Exhibit, Troub
         made.await.map_err(|error| Trouble::Internal(error.to_string()))
     });
     let anatomy = Arc::clone(made.await?);
-    site.ask(move |_, ledger| Ok(Exhibit::with(ledger, id, work, anatomy)?)).await
+    site.ask(move |_, ledger| Ok(AnalysedKernel::with(ledger, id, work, anatomy)?)).await
 }
 
 #[cfg(test)]
@@ -89,7 +89,7 @@ mod tests {
             drawn: Drawn::default(),
         });
         let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).build().unwrap();
-        let shown = || runtime.block_on(exhibit(&site, CandidateId(1))).ok().unwrap();
+        let shown = || runtime.block_on(analysed(&site, CandidateId(1))).ok().unwrap();
         let plan = CpuPlan::for_problem(&Problem::mission());
         let (ledger, new) = begin(&path, &plan);
         assert_eq!(shown().time, None);

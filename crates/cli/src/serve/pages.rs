@@ -12,7 +12,7 @@ use report::evolution::{self, pages};
 use serde_json::Value;
 
 use super::Site;
-use super::kernels::exhibit;
+use super::kernels::analysed;
 use super::recent::Recent;
 use super::trouble::Trouble;
 
@@ -106,7 +106,7 @@ pub async fn candidate(State(site): Shared, Path(candidate): Path<String>) -> Pa
 }
 
 pub async fn kernel(State(site): Shared, Path(candidate): Path<String>) -> Page {
-    let shown = exhibit(&site, CandidateId(number("candidate", &candidate)?)).await?;
+    let shown = analysed(&site, CandidateId(number("candidate", &candidate)?)).await?;
     Ok(Html(evolution::heat(&shown).into_string()))
 }
 
@@ -129,7 +129,7 @@ pub async fn pair(State(site): Shared, query: Asked) -> Page {
 
 pub async fn difference(State(site): Shared, query: Asked) -> Page {
     let (a, b) = two(&query)?;
-    let (a, b) = (exhibit(&site, a).await?, exhibit(&site, b).await?);
+    let (a, b) = (analysed(&site, a).await?, analysed(&site, b).await?);
     let page = tokio::task::spawn_blocking(move || {
         evolution::difference(&a, &b, evolution::Lines::Shown).into_string()
     })

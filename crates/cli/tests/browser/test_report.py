@@ -57,7 +57,7 @@ def test_charts_show_what_the_ledger_says(tab, report, facts):
     assert count("svg.niches g.niche") == facts.one("SELECT count(*) FROM niche")
     assert count("svg.scatter circle.dot") == facts.one("SELECT count(*) FROM pair WHERE author = 'model'")
     reasons = facts.one("SELECT count(*) FROM (SELECT DISTINCT stage, reason FROM death)")
-    assert count("svg.deaths g.row") == min(reasons, 14)
+    assert count("svg.rejections g.row") == min(reasons, 14)
     timed = facts.one("SELECT count(DISTINCT subject) FROM standing WHERE us IS NOT NULL AND arm IN ('evolution', 'random')")
     assert count("svg.ranking g.row") == min(timed, 12) + 2
     assert count("table.decisions tbody tr") == facts.one("SELECT count(*) FROM decision")

@@ -15,15 +15,14 @@ use serde_json::json;
 
 use super::cpu_proof::Cases;
 use super::{Evaluator, Look, word_of};
-use crate::faults::INCUMBENT;
 use crate::space::Domain;
 use crate::{Candidate, Finding, Stage, Task};
 use bench::provenance::Provenance;
-use bench::{CpuTimer, Deck, interval, median, race_plans};
+use bench::{CpuTimer, RaceInputs, interval, median, race_plans};
 use check::gate::Verdict;
 use ledger::{
-    Against, CandidateId, CheckFact, Environment, Judge, MeasurementFact, Rejection, Screening, TimeKind,
-    Trial,
+    Against, CandidateId, CheckFact, Environment, Judge, MeasurementFact, Reason, Rejection, Screening,
+    TimeKind, Trial,
 };
 
 /// Held for writing during a timing, and for reading during a check.
@@ -43,7 +42,7 @@ const LEAST_ROUNDS: usize = 5;
 struct Known {
     cases: Option<Arc<Cases>>,
     timer: Option<CpuTimer>,
-    deck: Option<Deck>,
+    drawn: Option<RaceInputs>,
 }
 
 #[derive(Default)]
@@ -51,8 +50,8 @@ pub struct CpuEvaluator {
     known: Vec<(Shape, Known)>,
 }
 
-fn reject(stage: Stage, reason: &str, detail: impl ToString) -> Rejection {
-    Rejection { stage, reason: reason.to_owned(), detail: detail.to_string() }
+fn reject(stage: Stage, reason: Reason, detail: impl ToString) -> Rejection {
+    Rejection { stage, reason, detail: detail.to_string() }
 }
 
 impl CpuEvaluator {
@@ -78,7 +77,7 @@ impl CpuEvaluator {
     fn check(&mut self, plan: &CpuPlan, shape: &Shape) -> Result<CheckFact, Rejection> {
         let _shared = MACHINE.read().unwrap_or_else(PoisonError::into_inner);
         let began = Instant::now();
-        let failed = |error: &dyn ToString| reject(Stage::Check, "crashed", error.to_string());
+        let failed = |error: &dyn ToString| reject(Stage::Check, Reason::Crashed, error.to_string());
         let known = self.known(shape);
         let cases = match &known.cases {
             Some(cases) => cases.clone(),
@@ -103,8 +102,8 @@ impl CpuEvaluator {
         let incumbent = incumbent(task)?;
         let known = self.known(&task.problem);
         let timer = known.timer.get_or_insert_with(|| CpuTimer::new(&task.problem.problem()));
-        let failed = |error| reject(Stage::Microbench, "crashed", error);
-        let theirs_failed = |error| reject(Stage::Microbench, INCUMBENT, error);
+        let failed = |error| reject(Stage::Microbench, Reason::Crashed, error);
+        let theirs_failed = |error| reject(Stage::Microbench, Reason::Incumbent, error);
         let _alone = MACHINE.write().unwrap_or_else(PoisonError::into_inner);
         let began = Instant::now();
         let (mut ours, mut logs) = (Vec::new(), Vec::new());
@@ -137,27 +136,27 @@ impl CpuEvaluator {
         let (id, incumbent) = incumbent(task)?.ok_or_else(|| {
             reject(
                 task.stage,
-                "crashed",
+                Reason::Crashed,
                 "task.incumbent = none; accepted for a race: the plan to race against",
             )
         })?;
-        let failed = |error: &dyn ToString| reject(task.stage, "crashed", error.to_string());
+        let failed = |error: &dyn ToString| reject(task.stage, Reason::Crashed, error.to_string());
         let known = self.known(&task.problem);
-        if known.deck.is_none() {
+        if known.drawn.is_none() {
             let _shared = MACHINE.read().unwrap_or_else(PoisonError::into_inner);
-            known.deck = Some(Deck::draw(&task.problem.problem(), 1).map_err(|error| failed(&error))?);
+            known.drawn = Some(RaceInputs::draw(&task.problem.problem(), 1).map_err(|error| failed(&error))?);
         }
-        let Some(deck) = &known.deck else { return Err(failed(&"no inputs")) };
+        let Some(drawn) = &known.drawn else { return Err(failed(&"no inputs")) };
         let _alone = MACHINE.write().unwrap_or_else(PoisonError::into_inner);
         let began = Instant::now();
-        let race = race_plans(deck, &[*plan, incumbent], task.seconds).map_err(|error| failed(&error))?;
+        let race = race_plans(drawn, &[*plan, incumbent], task.seconds).map_err(|error| failed(&error))?;
         let [ours, theirs] = &race.measurements[..] else { return Err(failed(&"not a race of two")) };
         if let Some(fault) = &ours.fault {
             return Err(reject(task.stage, word_of(fault), fault));
         }
         let Some(comparison) = theirs.comparison else {
             let why = theirs.fault.as_ref().map_or("no comparison".to_owned(), ToString::to_string);
-            return Err(reject(task.stage, INCUMBENT, format!("the incumbent is out: {why}")));
+            return Err(reject(task.stage, Reason::Incumbent, format!("the incumbent is out: {why}")));
         };
         let against = Against {
             incumbent: id,
@@ -175,9 +174,11 @@ fn incumbent(task: &Task) -> Result<Option<(CandidateId, CpuPlan)>, Rejection> {
     match &task.incumbent {
         None => Ok(None),
         Some((id, Candidate::Cpu(plan))) => Ok(Some((*id, *plan))),
-        Some(_) => {
-            Err(reject(task.stage, "crashed", "the incumbent is a kernel for a GPU; accepted: a CPU's plan"))
-        }
+        Some(_) => Err(reject(
+            task.stage,
+            Reason::Crashed,
+            "the incumbent is a kernel for a GPU; accepted: a CPU's plan",
+        )),
     }
 }
 
@@ -224,12 +225,16 @@ fn cycles_per_us() -> f64 {
 impl Evaluator for CpuEvaluator {
     fn look(&mut self, task: &Task) -> Result<Look, Rejection> {
         let problem = task.problem.problem();
-        Domain::Cpu(problem.clone()).check(&task.subject).map_err(|why| reject(task.stage, "plan", why))?;
+        Domain::Cpu(problem.clone())
+            .check(&task.subject)
+            .map_err(|why| reject(task.stage, Reason::Plan, why))?;
         let Candidate::Cpu(plan) = &task.subject else {
-            return Err(reject(task.stage, "plan", "a kernel for a GPU; accepted: a CPU's plan"));
+            return Err(reject(task.stage, Reason::Plan, "a kernel for a GPU; accepted: a CPU's plan"));
         };
         match task.stage {
-            Stage::Propose => Err(reject(Stage::Propose, "proposer", "the native kernels have plans only")),
+            Stage::Propose => {
+                Err(reject(Stage::Propose, Reason::Proposer, "the native kernels have plans only"))
+            }
             Stage::Screen => Ok(Look::without_device(screen(plan, &problem))),
             Stage::Check => {
                 self.check(plan, &task.problem).map(|fact| Look::without_device(Finding::Judged(fact)))
@@ -323,7 +328,10 @@ mod tests {
         };
         let bad = CpuPlan { splits: 1000, ..plan };
         let (reason, detail) = why(&task(Stage::Screen, &problem, bad, None));
-        assert!(reason == "plan" && detail.contains("invalid value '1000' for plan.splits"), "{detail}");
+        assert!(
+            reason == Reason::Plan && detail.contains("invalid value '1000' for plan.splits"),
+            "{detail}"
+        );
         let integers = CpuPlan { isa: Isa::Avx512Vnni, lanes: Lanes::Dims, ..plan };
         assert_eq!(
             why(&task(Stage::Screen, &problem, CpuPlan { vectors: 1, tile_rows: 1, ..integers }, None)).0,

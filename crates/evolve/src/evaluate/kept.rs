@@ -4,8 +4,8 @@ use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 
 use super::Evaluator;
+use crate::faults::is_lost;
 use crate::task::{Outcome, Target, Task};
-use crate::workers::is_lost;
 
 /// One evaluator per target. It is created with the target's first task, and again after it lost its device.
 #[derive(Default)]
@@ -43,15 +43,16 @@ mod tests {
     use super::*;
     use crate::evaluate::Look;
     use crate::{Candidate, Language, Source, Stage};
-    use ledger::{CandidateId, Environment, Rejection};
+    use ledger::{CandidateId, Environment, Reason, Rejection};
 
-    /// Rejects each candidate with its text as the reason.
-    struct Reason;
+    /// Rejects each candidate for the reason that its text names.
+    struct Refusing;
 
-    impl Evaluator for Reason {
+    impl Evaluator for Refusing {
         fn look(&mut self, task: &Task) -> Result<Look, Rejection> {
             let Candidate::Kernel(source) = &task.subject else { panic!("a kernel") };
-            Err(Rejection { stage: task.stage, reason: source.text.clone(), detail: String::new() })
+            let reason = Reason::named(&source.text).unwrap();
+            Err(Rejection { stage: task.stage, reason, detail: String::new() })
         }
 
         fn environment(&self) -> Environment {
@@ -75,7 +76,7 @@ mod tests {
             };
             let make = |_: &Target| -> Result<Box<dyn Evaluator>, Infallible> {
                 made += 1;
-                Ok(Box::new(Reason))
+                Ok(Box::new(Refusing))
             };
             let Ok(_) = evaluators.evaluate(&task, make);
             made

@@ -15,7 +15,7 @@ use check::gate::{CheckReport, Settings, bind, check_kernel};
 use check::launchfile::Bound;
 use check::study;
 use ledger::Candidate;
-use ledger::{CheckFact, Judge, Rejection, Screening};
+use ledger::{CheckFact, Judge, Reason, Rejection, Screening};
 
 /// Number of SMs for which persistent kernels are checked. With few CTAs, each takes several tiles of a small
 /// problem.
@@ -44,8 +44,8 @@ pub struct Built {
     pub sass_hash: Option<String>,
 }
 
-fn reject(stage: Stage, reason: &str, detail: impl ToString) -> Rejection {
-    Rejection { stage, reason: reason.to_owned(), detail: detail.to_string() }
+fn reject(stage: Stage, reason: Reason, detail: impl ToString) -> Rejection {
+    Rejection { stage, reason, detail: detail.to_string() }
 }
 
 impl Bench {
@@ -82,12 +82,13 @@ impl Bench {
                     Some(resources)
                 }
                 Some(Err(error @ PtxasError::Rejected { .. })) => {
-                    return Err(reject(Stage::Screen, "ptxas", error));
+                    return Err(reject(Stage::Screen, Reason::Ptxas, error));
                 }
                 // Without a working assembler the resources are estimated, and the kernel is not rejected.
                 Some(Err(_)) | None => estimate(&kernel.module, entry),
             };
-            resources.push(found.ok_or_else(|| reject(Stage::Screen, "emit", "the kernel has no body"))?);
+            resources
+                .push(found.ok_or_else(|| reject(Stage::Screen, Reason::Emit, "the kernel has no body"))?);
         }
         Ok(Built { bound, text, resources, sass_hash })
     }
@@ -166,12 +167,12 @@ impl Bench {
                 let arch = Arch { multiprocessors: FEW, ..self.arch };
                 bind(plan, &small, &arch)
                     .or_else(|_| bind(plan, problem, &self.arch))
-                    .map_err(|e| reject(Stage::Check, "plan", e))?
+                    .map_err(|e| reject(Stage::Check, Reason::Plan, e))?
             }
             _ => self.bound(candidate, problem)?,
         };
-        let check =
-            check_kernel(&bound, &Settings::quick()).map_err(|e| reject(Stage::Check, "incomplete", e))?;
+        let check = check_kernel(&bound, &Settings::quick())
+            .map_err(|e| reject(Stage::Check, Reason::Incomplete, e))?;
         Ok(fact(Judge::Emulator, &check, began.elapsed().as_secs_f64()))
     }
 

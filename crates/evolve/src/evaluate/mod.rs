@@ -15,15 +15,17 @@ use super::task::{Finding, Outcome, Task};
 pub use cuda::{Cuda, EmulatedCard, GpuCard};
 use host::panics::contain;
 pub use kept::Evaluators;
-use ledger::{Environment, Rejection};
+use ledger::{Environment, Reason, Rejection};
 pub use subject::{Fault, bound};
 
 /// The rejection reason for a disqualified contestant: its outputs are wrong, or its times do not count.
-const fn word_of(fault: &bench::Fault) -> &'static str {
+const fn word_of(fault: &bench::Fault) -> Reason {
     use bench::Fault::{Batched, FasterOnSeenInputs, Stale, TimerDisagrees, UnderFloor, Unwritten, Wrong};
     match fault {
-        Wrong { .. } | Unwritten { .. } | Stale => "wrong",
-        FasterOnSeenInputs { .. } | Batched { .. } | TimerDisagrees { .. } | UnderFloor { .. } => "fault",
+        Wrong { .. } | Unwritten { .. } | Stale => Reason::Wrong,
+        FasterOnSeenInputs { .. } | Batched { .. } | TimerDisagrees { .. } | UnderFloor { .. } => {
+            Reason::Fault
+        }
     }
 }
 
@@ -62,7 +64,7 @@ pub trait Evaluator: Send {
             Ok(Err(rejection)) => Look::without_device(Finding::Rejected(rejection)),
             Err(panic) => Look::without_device(Finding::Rejected(Rejection {
                 stage: task.stage,
-                reason: "crashed".to_owned(),
+                reason: Reason::Crashed,
                 detail: panic.to_string(),
             })),
         };

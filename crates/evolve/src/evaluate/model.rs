@@ -12,7 +12,7 @@ use super::{Evaluator, Look};
 use crate::{Candidate, Finding, Stage, Task};
 use bench::SpeedVerdict;
 use bench::provenance::built_from;
-use ledger::{Against, Environment, MeasurementFact, Rejection, TimeKind, Trial};
+use ledger::{Against, Environment, MeasurementFact, Reason, Rejection, TimeKind, Trial};
 
 /// Factor on the number of recorded CTAs, compared with a screening.
 const CLOSER: u64 = 2;
@@ -47,7 +47,7 @@ impl Model {
         let (prediction, _) =
             self.bench.predict(candidate, &problem, &built, CLOSER).ok_or_else(|| Rejection {
                 stage: Stage::Microbench,
-                reason: "no_prediction".to_owned(),
+                reason: Reason::NoPrediction,
                 detail: format!("the time model cannot replay it on {}", self.bench.gpu.name),
             })?;
         let time = [prediction.us_low, prediction.us, prediction.us_high];
@@ -100,7 +100,7 @@ impl Evaluator for Model {
             Stage::Race => self.timed(task, Trial::Race)?,
             Stage::HeldOut => self.timed(task, Trial::HeldOut)?,
             Stage::Propose => {
-                let (reason, detail) = ("proposer".to_owned(), "no proposer is given".to_owned());
+                let (reason, detail) = (Reason::Proposer, "no proposer is given".to_owned());
                 return Err(Rejection { stage: Stage::Propose, reason, detail });
             }
         };
@@ -200,7 +200,7 @@ mod tests {
         let other = Problem::new(1, 2, 128, 96, DType::F16);
         let unfit = task(Stage::Screen, &other, Plan::Ladder { rung: RungPlan::Phase4 });
         let Finding::Rejected(rejection) = model.evaluate(&unfit).finding else { panic!("rejected") };
-        assert_eq!(rejection.reason, "plan");
+        assert_eq!(rejection.reason, Reason::Plan);
         assert!(rejection.detail.contains("head_dim"), "{}", rejection.detail);
     }
 

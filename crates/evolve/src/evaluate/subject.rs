@@ -7,26 +7,24 @@ use problem::{Problem, Tensor};
 use crate::{Candidate, Language, Source, Stage};
 use check::launchfile::{Bound, LaunchSpec, Role};
 use host::tools::{NvrtcError, compile_cuda};
-use ledger::Rejection;
+use ledger::{Reason, Rejection};
 
 /// Why a candidate is rejected, without the stage.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{reason}: {detail}")]
 pub struct Fault {
-    /// The reason in one word, as in [`Rejection::reason`].
-    pub reason: &'static str,
-    /// The reason in words.
+    pub reason: Reason,
     pub detail: String,
 }
 
 impl Fault {
-    pub fn new(reason: &'static str, detail: impl ToString) -> Fault {
+    pub fn new(reason: Reason, detail: impl ToString) -> Fault {
         Fault { reason, detail: detail.to_string() }
     }
 
     /// The rejection at a stage.
     pub fn at(self, stage: Stage) -> Rejection {
-        Rejection { stage, reason: self.reason.to_owned(), detail: self.detail }
+        Rejection { stage, reason: self.reason, detail: self.detail }
     }
 }
 
@@ -43,38 +41,47 @@ pub fn bound(candidate: &Candidate, problem: &Problem, arch: &Arch) -> Result<Bo
         Candidate::Gpu(plan) => of_plan(plan, problem, arch),
         Candidate::Kernel(source) => of_source(source, problem, arch),
         Candidate::Cpu(_) => {
-            Err(Fault::new("plan", "it is a plan of the CPU's kernels; accepted: one of a GPU's"))
+            Err(Fault::new(Reason::Plan, "it is a plan of the CPU's kernels; accepted: one of a GPU's"))
         }
     }
 }
 
 fn of_plan(plan: &Plan, problem: &Problem, arch: &Arch) -> Result<Bound, Fault> {
-    plan.check(problem, arch).map_err(|error| Fault::new("plan", error))?;
+    plan.check(problem, arch).map_err(|error| Fault::new(Reason::Plan, error))?;
     let program = emit(problem, plan, arch).map_err(|error| match error {
-        KernelError::Plan(error) => Fault::new("plan", error),
-        error => Fault::new("emit", error),
+        KernelError::Plan(error) => Fault::new(Reason::Plan, error),
+        error => Fault::new(Reason::Emit, error),
     })?;
     Ok(Bound::of_program(program, problem))
 }
 
 fn of_source(source: &Source, problem: &Problem, arch: &Arch) -> Result<Bound, Fault> {
-    source.check_lengths().map_err(|error| Fault::new("source", error))?;
+    source.check_lengths().map_err(|error| Fault::new(Reason::Source, error))?;
     // The launch file is cheaper to parse, so it comes first.
-    let launch: LaunchSpec = source.launch.parse().map_err(|error| Fault::new("launch", error))?;
+    let launch: LaunchSpec = source.launch.parse().map_err(|error| Fault::new(Reason::Launch, error))?;
     let found = launch.problem.as_ref().ok_or_else(|| {
-        Fault::new("problem", "the launch file states none; accepted: [problem] with what is to be computed")
+        Fault::new(
+            Reason::Problem,
+            "the launch file states none; accepted: [problem] with what is to be computed",
+        )
     })?;
     if Shape::of(found) != Shape::of(problem) || found.softmax_scale() != problem.softmax_scale() {
         let shape = |problem: &Problem| serde_json::json!(Shape::of(problem));
         let (found, accepted) = (shape(found), shape(problem));
-        return Err(Fault::new("problem", format!("its launch file is for {found}; accepted: {accepted}")));
+        return Err(Fault::new(
+            Reason::Problem,
+            format!("its launch file is for {found}; accepted: {accepted}"),
+        ));
     }
     // No kernel needs more than four CTAs per output row, and running through more takes minutes.
     let rows = problem.batch * problem.heads_q * problem.seq_q;
     let ctas = launch.launches.iter().map(|step| step.grid.count()).sum::<u64>();
     let most = FEW_CTAS.max(4 * rows as u64);
     if ctas > most {
-        return Err(Fault::new("launch", format!("its grid has {ctas} CTAs; accepted: at most {most}")));
+        return Err(Fault::new(
+            Reason::Launch,
+            format!("its grid has {ctas} CTAs; accepted: at most {most}"),
+        ));
     }
     let compiled;
     let text = match source.language {
@@ -82,24 +89,24 @@ fn of_source(source: &Source, problem: &Problem, arch: &Arch) -> Result<Bound, F
         Language::Cuda => {
             compiled =
                 compile_cuda(&source.text, &virtual_architecture(arch)).map_err(|error| match error {
-                    NvrtcError::Source(_) | NvrtcError::NoHeaders { .. } => Fault::new("source", error),
+                    NvrtcError::Source(_) | NvrtcError::NoHeaders { .. } => Fault::new(Reason::Source, error),
                     NvrtcError::NotFound | NvrtcError::Python { .. } | NvrtcError::Load { .. } => {
-                        Fault::new("compiler", error)
+                        Fault::new(Reason::Compiler, error)
                     }
                 })?;
             &compiled
         }
     };
-    let module = ptx::parse(text).map_err(|error| Fault::new("source", error))?;
+    let module = ptx::parse(text).map_err(|error| Fault::new(Reason::Source, error))?;
     let target = module.target;
-    let module = module.verify().map_err(|violations| Fault::new("source", violations))?;
+    let module = module.verify().map_err(|violations| Fault::new(Reason::Source, violations))?;
     let module = module.for_device(arch.sm).ok_or_else(|| {
-        Fault::new("source", format!("its code is for {target}; accepted: what sm_{} runs", arch.sm))
+        Fault::new(Reason::Source, format!("its code is for {target}; accepted: what sm_{} runs", arch.sm))
     })?;
-    let bound = launch.bind(module).map_err(|error| Fault::new("launch", error))?;
+    let bound = launch.bind(module).map_err(|error| Fault::new(Reason::Launch, error))?;
     if !bound.then.is_empty() {
         let detail = format!("it has {} launches; accepted: one", 1 + bound.then.len());
-        return Err(Fault::new("launch", detail));
+        return Err(Fault::new(Reason::Launch, detail));
     }
     // A race needs these tensors.
     if let Some(missing) =
@@ -107,7 +114,7 @@ fn of_source(source: &Source, problem: &Problem, arch: &Arch) -> Result<Bound, F
     {
         let detail =
             format!("no argument is {}; accepted: all of q, k, v and out, and lse or not", missing.name());
-        return Err(Fault::new("launch", detail));
+        return Err(Fault::new(Reason::Launch, detail));
     }
     let other = bound
         .roles
@@ -115,7 +122,10 @@ fn of_source(source: &Source, problem: &Problem, arch: &Arch) -> Result<Bound, F
         .position(|role| !matches!(role, Role::Operand(Operand::Tensor(_)) | Role::Operand(Operand::Lse)));
     other.map_or(Ok(()), |index| {
         let name = &bound.kernel.buffers[index].name;
-        Err(Fault::new("launch", format!("{name} is a buffer of its own; accepted: q, k, v, out and lse")))
+        Err(Fault::new(
+            Reason::Launch,
+            format!("{name} is a buffer of its own; accepted: q, k, v, out and lse"),
+        ))
     })?;
     Ok(bound)
 }
@@ -183,7 +193,7 @@ pub(crate) mod tests {
             ),
         ] {
             let fault = of_source(&source, problem, &arch).unwrap_err();
-            assert!(fault.reason == reason && fault.detail.contains(said), "{reason} {said}: {fault}");
+            assert!(fault.reason.name() == reason && fault.detail.contains(said), "{reason} {said}: {fault}");
         }
         // A kernel without an output, and one that reads no V: neither can be judged or raced.
         let nothing = ".version 7.4\n.target sm_80\n.address_size 64\n.visible .entry nothing(.param .u64 a, .param .u64 b, \
@@ -194,12 +204,12 @@ pub(crate) mod tests {
         {
             let args: String = roles.iter().map(|role| format!("[[arg]]\nrole = \"{role}\"\n")).collect();
             let fault = of_source(&with(nothing, &format!("{table}{args}")), &problem, &arch).unwrap_err();
-            assert!(fault.reason == "launch" && fault.detail.contains(said), "{said}: {fault}");
+            assert!(fault.reason == Reason::Launch && fault.detail.contains(said), "{said}: {fault}");
         }
         let plan = kernels::Family::Mma.default_for(&other, &arch).unwrap();
         let mut genes = serde_json::json!(plan);
         genes["block_n"] = 7.into();
         let plan = Candidate::Gpu(serde_json::from_value(genes).unwrap());
-        assert_eq!(bound(&plan, &other, &arch).unwrap_err().reason, "plan");
+        assert_eq!(bound(&plan, &other, &arch).unwrap_err().reason, Reason::Plan);
     }
 }

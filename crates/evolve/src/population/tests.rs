@@ -6,7 +6,7 @@ use serde_json::json;
 
 use super::*;
 use crate::report::random_arm;
-use ledger::{MeasurementFact, RunId, Trial};
+use ledger::{MeasurementFact, Reason, RunId, Trial};
 
 /// A population that receives candidates with given times.
 struct Tale {
@@ -85,10 +85,10 @@ impl Tale {
     /// Adds a candidate of a known plan, which is rejected.
     fn repeat(&mut self, id: i64, arm: Arm, plan: usize) {
         let rejection = self.admit(id, arm, "restart", plan).expect("known");
-        assert_eq!(rejection.reason, "identical");
+        assert_eq!(rejection.reason, Reason::Identical);
         assert!(self.population.members[&CandidateId(id)].is_open(), "its end is told like every other");
         self.tell(id, rejection.stage, Finding::Rejected(rejection));
-        assert_eq!(self.population.members[&CandidateId(id)].place, Place::Dead);
+        assert_eq!(self.population.members[&CandidateId(id)].place, Place::Rejected);
     }
 
     fn elites(&self) -> Vec<i64> {
@@ -155,7 +155,7 @@ fn arms_are_compared_at_equal_budget() {
     tale.time(2, Trial::Race, 8.0, race(1.2, SpeedVerdict::Faster));
     tale.time(3, Trial::Race, 9.0, race(1.1, SpeedVerdict::Faster));
     tale.time(5, Trial::Race, 3.0, race(3.0, SpeedVerdict::Faster));
-    let arm = random_arm(&tale.population);
+    let arm = json!(random_arm(&tale.population));
     assert!(arm["gain"]["ratio"].as_f64().is_some_and(|ratio| ratio < 1.0), "{arm}");
     assert_eq!(arm["at_equal_budget"], json!({ "candidates": 1, "evolution_us": 9.0, "random_us": 8.0 }));
 }
@@ -170,7 +170,7 @@ fn the_default_may_be_the_best() {
     tale.timed(4, Arm::Random, 1, 12.0);
     tale.time(2, Trial::Race, 10.0, race(1.0, SpeedVerdict::Undecided));
     tale.time(4, Trial::Race, 12.0, race(0.8, SpeedVerdict::Slower));
-    let arm = random_arm(&tale.population);
+    let arm = json!(random_arm(&tale.population));
     assert!((arm["gain"]["ratio"].as_f64().unwrap() - 1.25).abs() < 1e-9, "{arm}");
     assert_eq!(
         arm["says"],
@@ -181,25 +181,24 @@ fn the_default_may_be_the_best() {
 /// The model picks among the rest, whatever the reason for the last rejection in the draw.
 #[test]
 fn a_draw_is_whole_when_its_last_is_dead() {
-    let no = |reason: &str| {
-        Finding::Rejected(Rejection { stage: Stage::Screen, reason: reason.into(), detail: String::new() })
-    };
+    let no =
+        |reason: Reason| Finding::Rejected(Rejection { stage: Stage::Screen, reason, detail: String::new() });
     for is_repeat in [false, true] {
         let mut tale = Tale::new(5);
         for id in 2..6 {
             tale.admit(id, Arm::Evolution, cascade::DRAWN, id as usize);
-            let died = tale.screen(id, id as usize);
-            assert!(died.is_empty() && tale.population.members[&CandidateId(id)].place == Place::Held);
+            let rejected = tale.screen(id, id as usize);
+            assert!(rejected.is_empty() && tale.population.members[&CandidateId(id)].place == Place::Held);
         }
-        let died = if is_repeat {
+        let rejected = if is_repeat {
             let rejection = tale.admit(6, Arm::Evolution, cascade::DRAWN, 2).unwrap();
             tale.tell(6, Stage::Screen, Finding::Rejected(rejection))
         } else {
             tale.admit(6, Arm::Evolution, cascade::DRAWN, 6);
-            tale.tell(6, Stage::Screen, no("ptxas"))
+            tale.tell(6, Stage::Screen, no(Reason::Ptxas))
         };
-        let died: Vec<(i64, &str)> = died.iter().map(|(id, r)| (id.0, r.reason.as_str())).collect();
-        assert_eq!(died, [(4, "predicted_slow"), (5, "predicted_slow")]);
+        let rejected: Vec<(i64, &str)> = rejected.iter().map(|(id, r)| (id.0, r.reason.name())).collect();
+        assert_eq!(rejected, [(4, "predicted_slow"), (5, "predicted_slow")]);
         let place = |id| tale.population.members[&CandidateId(id)].place;
         assert_eq!((place(2), place(3)), (Place::Ready(Stage::Check), Place::Ready(Stage::Check)));
     }

@@ -18,7 +18,7 @@ use super::children::{Confinement, Limits, Said, run, run_command};
 use super::task::Stage;
 pub use answer::Proposal;
 use host::store::{Scratch, StoreError};
-use ledger::Rejection;
+use ledger::{Reason, Rejection};
 pub use sandbox::Sandbox;
 
 /// Default limits of a proposer. A model that is queried over a network needs minutes.
@@ -92,12 +92,12 @@ impl Proposer {
             object.insert("answers".to_owned(), answer::help());
         }
         let said = self.run(format!("{brief}\n").into_bytes()).map_err(|fault| match fault {
-            Unheard::Confinement(Confinement::Time(_)) => rejection("hangs", fault),
-            _ => rejection("proposer", fault),
+            Unheard::Confinement(Confinement::Time(_)) => rejection(Reason::Hangs, fault),
+            _ => rejection(Reason::Proposer, fault),
         })?;
         if !said.status.success() {
             let detail = format!("it ended with {}: {}", said.status, end(&said.complaint));
-            return Err(rejection("proposer", detail));
+            return Err(rejection(Reason::Proposer, detail));
         }
         let text = String::from_utf8(said.output).map_err(|error| {
             rejection(
@@ -105,8 +105,9 @@ impl Proposer {
                 format!("its answer is no text: {error}; accepted: one JSON object in UTF-8"),
             )
         })?;
-        Proposal::parse(&text)
-            .map_err(|error| rejection("proposer", format!("{error}; it answered {:?}", quoted(text.trim()))))
+        Proposal::parse(&text).map_err(|error| {
+            rejection(Reason::Proposer, format!("{error}; it answered {:?}", quoted(text.trim())))
+        })
     }
 }
 
@@ -125,8 +126,8 @@ pub fn missing(line: &str) -> Option<&str> {
     is_missing.then_some(word)
 }
 
-fn rejection(reason: &str, detail: impl ToString) -> Rejection {
-    Rejection { stage: Stage::Propose, reason: reason.to_owned(), detail: detail.to_string() }
+fn rejection(reason: Reason, detail: impl ToString) -> Rejection {
+    Rejection { stage: Stage::Propose, reason, detail: detail.to_string() }
 }
 
 /// The beginning of a text.

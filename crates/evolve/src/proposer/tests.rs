@@ -13,11 +13,11 @@ fn ask(line: &str, limits: Limits) -> Result<Proposal, Rejection> {
     Proposer::new(line, limits).propose(&json!({ "problem": { "seq_q": 64 } }))
 }
 
-fn refused(line: &str) -> (String, String) {
+fn refused(line: &str) -> (&'static str, String) {
     let limits = Limits { wall: Duration::from_secs(1), ..SHORT };
     let found = ask(line, if line.contains("sleep") { limits } else { SHORT }).unwrap_err();
     assert_eq!(found.stage, Stage::Propose);
-    (found.reason, found.detail)
+    (found.reason.name(), found.detail)
 }
 
 fn plan() -> Candidate {

@@ -4,7 +4,7 @@ use super::*;
 
 /// A report without the ledger's path and run numbers.
 pub(super) fn essence(evolution: &Evolution) -> Value {
-    let mut report = evolution.report();
+    let mut report = json!(evolution.report());
     let object = report.as_object_mut().unwrap();
     for key in ["run", "ledger", "seconds"] {
         object.remove(key);

@@ -1,6 +1,7 @@
 //! Tests of results taken over between runs of one ledger, and of the device's cost.
 
 use super::*;
+use ledger::Reason;
 
 /// Runs to the end and passes each task to `see` first.
 fn run(page: &Page, config: &Config, landscape: &mut Landscape, mut see: impl FnMut(&Task)) -> Evolution {
@@ -22,7 +23,7 @@ fn by(program: Option<&str>) -> Config {
 }
 
 fn count(evolution: &Evolution, what: &str) -> u64 {
-    evolution.report()["taken_over"][what].as_u64().unwrap()
+    json!(evolution.report())["taken_over"][what].as_u64().unwrap()
 }
 
 #[test]
@@ -46,7 +47,7 @@ fn no_kernel_is_gated_or_timed_twice_on_a_ledger() {
     assert!(
         count(&second, "verdicts") > 20 && count(&second, "times") > 20,
         "{}",
-        second.report()["taken_over"]
+        json!(second.report())["taken_over"]
     );
     // Each result names its origin and has the same ratio to the baseline.
     let ledger = page.open();
@@ -70,7 +71,7 @@ fn no_kernel_is_gated_or_timed_twice_on_a_ledger() {
         assert!((then / now - 1.0).abs() < 1e-9, "{then} {now}");
     }
     let failed: Vec<&Rejection> =
-        dossiers.iter().flat_map(|d| &d.rejections).filter(|r| r.reason == "failed").collect();
+        dossiers.iter().flat_map(|d| &d.rejections).filter(|r| r.reason == Reason::Failed).collect();
     assert!(!failed.is_empty());
     assert!(failed.iter().all(|r| r.detail.starts_with("taken over from candidate ")), "{failed:?}");
     let soundness = ledger.check().unwrap();
@@ -145,7 +146,7 @@ fn held_time_is_kept_and_costs() {
     loop {
         match evolution.ask(now).unwrap() {
             Ask::Task(task) => {
-                let is_of_device = is_of_device(task.stage);
+                let is_of_device = task.stage.is_of_device();
                 first = first.or(is_of_device.then_some(now));
                 now += 3.0;
                 evolution.at(now);
@@ -163,7 +164,7 @@ fn held_time_is_kept_and_costs() {
     assert!((cost.device_seconds - held).abs() < 1e-6, "{} of {held}", cost.device_seconds);
     assert!((cost.price.unwrap() - held * 7.2 / 3600.0).abs() < 1e-9);
     assert!(cost.items.iter().any(|item| item.what == "between tasks"), "{:?}", cost.items);
-    let told = &evolution.report()["cost"];
+    let told = &json!(evolution.report())["cost"];
     assert_eq!(told["price"].as_f64(), cost.price);
     assert_eq!(told["device_seconds"].as_f64(), Some(cost.device_seconds));
 }

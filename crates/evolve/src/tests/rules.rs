@@ -1,8 +1,8 @@
 //! Tests of races, budgets, proposers and faults.
 
 use super::*;
-use crate::engine::EvolveError;
-use ledger::Source;
+use crate::error::EvolveError;
+use ledger::{Reason, Source};
 
 /// A landscape whose findings a function may change.
 struct Meddled<F>(Landscape, F);
@@ -44,8 +44,8 @@ fn nobody(_: &Question) -> Result<Proposal, Rejection> {
     panic!("nobody proposes")
 }
 
-fn no(stage: Stage, reason: &str) -> Rejection {
-    Rejection { stage, reason: reason.to_owned(), detail: format!("{reason}, it says") }
+fn no(stage: Stage, reason: Reason) -> Rejection {
+    Rejection { stage, reason, detail: format!("{reason}, it says") }
 }
 
 fn verdict_of(race: &mut Finding, ratio: f64, verdict: SpeedVerdict) {
@@ -79,7 +79,7 @@ fn who_wins_by_luck_is_not_promoted() {
         assert!(task.stage != Stage::HeldOut || task.problem == own, "nobody comes so far");
     })
     .unwrap();
-    let report = evolution.report();
+    let report = json!(evolution.report());
     assert!(again >= 3, "{again} races once more");
     assert_eq!((&report["promoted"], &report["verdict"]), (&Value::Null, &json!("UNDECIDED")));
     assert_eq!(report["speedup"], 1.0);
@@ -111,7 +111,7 @@ fn who_wins_twice_is_promoted_by_the_second_race() {
         }
     })
     .unwrap();
-    let report = evolution.report();
+    let report = json!(evolution.report());
     assert_eq!((order.first(), order.iter().filter(|own| **own).count()), (Some(&true), 1), "{order:?}");
     assert_eq!((&report["promoted"]["id"], &report["speedup"]), (&report["best"]["id"], &json!(1.0625)));
     assert_eq!(report["promoted"]["race"]["ratio"], 1.0625);
@@ -148,7 +148,7 @@ fn from_a_slow_seed(page: &Page, shipped: f64, verdict: SpeedVerdict) -> Evoluti
 fn who_loses_to_what_ships_is_not_promoted() {
     let page = Page::new("shipped");
     let evolution = from_a_slow_seed(&page, 1.58, SpeedVerdict::Faster);
-    let report = evolution.report();
+    let report = json!(evolution.report());
     assert_eq!((&report["verdict"], &report["promoted"]), (&json!("FASTER"), &Value::Null));
     assert_eq!(evolution.promoted(&Environment::default(), "run", "now"), []);
     let why = report["refused"]["why"].as_str().unwrap();
@@ -166,7 +166,7 @@ fn who_loses_to_what_ships_is_not_promoted() {
 fn who_does_not_lose_to_what_ships_is_promoted() {
     let page = Page::new("ships-even");
     let evolution = from_a_slow_seed(&page, 1.01, SpeedVerdict::Undecided);
-    let report = evolution.report();
+    let report = json!(evolution.report());
     assert_eq!(report["promoted"]["shipped"]["ratio"], 1.01, "{}", report["refused"]);
     assert_eq!(report["promoted"]["shipped"]["incumbent"], report["promoted"]["id"]);
     assert_eq!(report["refused"], Value::Null);
@@ -219,7 +219,7 @@ fn the_promoted_one_is_described_where_it_is_not_the_best() {
         }
     });
     run_out(&mut evolution, &mut evaluator, nobody, |_| {}).unwrap();
-    let report = evolution.report();
+    let report = json!(evolution.report());
     let (best, promoted) = (&report["best"], &report["promoted"]);
     assert_ne!(best["id"], promoted["id"]);
     assert!(promoted["candidate"]["gpu"].is_object() && promoted["candidate"] != best["candidate"]);
@@ -246,7 +246,7 @@ fn a_control_that_is_off_promotes_nobody() {
         }
     });
     run_out(&mut evolution, &mut evaluator, nobody, |_| {}).unwrap();
-    let report = evolution.report();
+    let report = json!(evolution.report());
     assert_eq!((&report["control"]["sound"], &report["promoted"]), (&json!(false), &Value::Null));
     assert!(report["refused"]["why"].as_str().unwrap().contains("control"), "{}", report["refused"]);
     assert_eq!(report["verdict"], "FASTER");
@@ -264,7 +264,7 @@ fn failures_of_a_proposer_stay_dead() {
     let page = Page::new("failures");
     let (mut evolution, config) = proposing(&page, 140, Limits::ALONE);
     let mut landscape = Landscape::new(6, &config);
-    let fails = |_: &Question| Err(no(Stage::Propose, "hangs"));
+    let fails = |_: &Question| Err(no(Stage::Propose, Reason::Hangs));
     // Three equal answers, and each question takes a while.
     let (mut now, mut asked) = (0.0, 0);
     while asked < 3 {
@@ -294,7 +294,7 @@ fn failures_of_a_proposer_stay_dead() {
     let mut ends = 0;
     for known in ledger.resume(run).unwrap().candidates.iter().filter(|c| c.new.operator == "proposer") {
         let found = ledger.candidate(known.id).unwrap().rejections;
-        let found: Vec<(Stage, &str)> = found.iter().map(|r| (r.stage, r.reason.as_str())).collect();
+        let found: Vec<(Stage, &str)> = found.iter().map(|r| (r.stage, r.reason.name())).collect();
         assert_eq!(found, [(Stage::Propose, "hangs")], "{:?}", known.id);
         ends += 1;
     }
@@ -341,7 +341,7 @@ fn open_questions_are_of_the_budget() {
                     turns += 1;
                     match (under_way.is_empty(), open.take()) {
                         (idle, Some(question)) if idle || turns >= wait => {
-                            let answer = Err(no(Stage::Propose, "proposer"));
+                            let answer = Err(no(Stage::Propose, Reason::Proposer));
                             evolution.answer(&question, answer).unwrap();
                         }
                         (_, still) => {
@@ -370,7 +370,7 @@ fn every_configuration_asks_a_proposer() {
         let mut asked = 0;
         let answer = |_: &Question| {
             asked += 1;
-            Err(no(Stage::Propose, "proposer"))
+            Err(no(Stage::Propose, Reason::Proposer))
         };
         run_out(&mut evolution, &mut Landscape::new(6, &config), answer, |_| {}).unwrap();
         assert!(asked > 0, "{configuration:?}");
@@ -424,8 +424,8 @@ fn a_lost_device_stops_the_run() {
     let mut evolution = Evolution::resume(page.open(), run, Limits::ALONE).unwrap();
     let mut lost = |task: &Task| {
         let mut outcome = Evaluator::evaluate(&mut landscape, task);
-        if is_of_device(task.stage) {
-            outcome.finding = Finding::Rejected(no(task.stage, "crashed"));
+        if task.stage.is_of_device() {
+            outcome.finding = Finding::Rejected(no(task.stage, Reason::Crashed));
         }
         outcome
     };
@@ -434,7 +434,7 @@ fn a_lost_device_stops_the_run() {
         match evolution.ask(0.0) {
             Ok(Ask::Task(task)) => {
                 let outcome = lost(&task);
-                crashed += usize::from(is_of_device(task.stage));
+                crashed += usize::from(task.stage.is_of_device());
                 evolution.tell(&outcome).unwrap();
             }
             Ok(other) => panic!("{other:?}"),
@@ -461,17 +461,17 @@ fn a_device_lost_before_the_races_ends_nobody() {
         let run = evolution.run();
         let mut lost = Meddled(Landscape::new(12, &config), |task: &Task, finding: &mut Finding| {
             if task.stage == Stage::Race {
-                *finding = Finding::Rejected(no(task.stage, "crashed"));
+                *finding = Finding::Rejected(no(task.stage, Reason::Crashed));
             }
         });
         let error = run_out(&mut evolution, &mut lost, nobody, |_| {}).unwrap_err();
         assert!(matches!(error, EvolveError::Faults { .. }), "{error}");
         drop(evolution);
-        let deaths = page.open().deaths(run).unwrap();
-        assert!(!deaths.iter().any(|death| death.reason == "crashed"), "{deaths:?}");
+        let deaths = page.open().rejections_by_reason(run).unwrap();
+        assert!(!deaths.iter().any(|death| death.reason == Reason::Crashed), "{deaths:?}");
         let mut evolution = Evolution::resume(page.open(), run, Limits::ALONE).unwrap();
         run_out(&mut evolution, &mut lost.0, nobody, |_| {}).unwrap();
-        let report = evolution.report();
+        let report = json!(evolution.report());
         assert_eq!(report["control"]["sound"], true, "{report}");
         assert_eq!(report["promoted"].is_object(), candidates == 60, "{report}");
     }
@@ -489,16 +489,16 @@ fn a_candidates_own_fault_is_its_own() {
         if task.stage == Stage::Microbench && task.candidate > CandidateId(2) {
             let is_bad = *bad.get_or_insert(task.candidate) == task.candidate;
             if seen.insert(task.candidate) || is_bad {
-                *finding = Finding::Rejected(no(task.stage, "crashed"));
+                *finding = Finding::Rejected(no(task.stage, Reason::Crashed));
             }
         }
     });
     run_out(&mut evolution, &mut evaluator, nobody, |_| {}).unwrap();
-    let report = evolution.report();
+    let report = json!(evolution.report());
     assert_eq!(report["rejected"]["crashed"], 1, "{}", report["rejected"]);
     assert!(report["candidates"]["timed"].as_u64() > Some(5), "{}", report["candidates"]);
-    let deaths = page.open().deaths(evolution.run()).unwrap();
-    assert_eq!(deaths.iter().filter(|d| d.reason == "crashed").map(|d| d.candidates).sum::<i64>(), 1);
+    let deaths = page.open().rejections_by_reason(evolution.run()).unwrap();
+    assert_eq!(deaths.iter().filter(|d| d.reason == Reason::Crashed).map(|d| d.candidates).sum::<i64>(), 1);
 }
 
 /// A failed race is not a wrong output, and its message is reported.
@@ -510,11 +510,11 @@ fn a_held_out_race_that_breaks_down_is_no_wrong_answer() {
     let mut evolution = begin(&page, &config, Limits::ALONE);
     let mut evaluator = Meddled(Landscape::new(12, &config), move |task: &Task, finding: &mut Finding| {
         if task.stage == Stage::HeldOut && task.problem != own {
-            *finding = Finding::Rejected(no(task.stage, "hangs"));
+            *finding = Finding::Rejected(no(task.stage, Reason::Hangs));
         }
     });
     run_out(&mut evolution, &mut evaluator, nobody, |_| {}).unwrap();
-    let report = evolution.report();
+    let report = json!(evolution.report());
     let end = &report["held_out"][0];
     assert_eq!((&end["end"], &end["reason"]), (&json!("failed"), &json!("hangs")));
     let why = report["refused"]["why"].as_str().unwrap();
@@ -533,14 +533,14 @@ fn an_incumbents_fault_is_not_the_candidates() {
             let count = tries.entry(task.candidate).or_default();
             *count += 1;
             if *count == 1 {
-                *finding = Finding::Rejected(no(task.stage, "incumbent"));
+                *finding = Finding::Rejected(no(task.stage, Reason::Incumbent));
             }
         }
     });
     let mut races = 0;
     run_out(&mut evolution, &mut evaluator, nobody, |task| races += usize::from(task.stage == Stage::Race))
         .unwrap();
-    let report = evolution.report();
+    let report = json!(evolution.report());
     assert_eq!(report["rejected"]["incumbent"], Value::Null, "{}", report["rejected"]);
     assert!(races >= 8 && report["speedup"].as_f64().is_some(), "{races}");
 }
@@ -581,7 +581,7 @@ fn the_time_is_kept() {
     assert!(!cut.is_empty());
     for id in cut {
         let rejections = ledger.candidate(id).unwrap().rejections;
-        assert_eq!(rejections.iter().map(|r| r.reason.as_str()).collect::<Vec<_>>(), ["budget"]);
+        assert_eq!(rejections.iter().map(|r| r.reason).collect::<Vec<_>>(), [Reason::Budget]);
     }
     assert!(evolution.report()["best"]["id"].as_i64().is_some());
 }
@@ -614,7 +614,7 @@ fn no_race_runs_beside_a_proposer() {
                 assert!(now < 60.0 - 6.0 * 1.5, "{now}");
                 evolution.at(now);
                 assert_eq!(evolution.ask(now).unwrap(), Ask::Wait);
-                evolution.answer(&question, Err(no(Stage::Propose, "hangs"))).unwrap();
+                evolution.answer(&question, Err(no(Stage::Propose, Reason::Hangs))).unwrap();
             }
             Ask::Done => break,
         }
@@ -656,7 +656,7 @@ fn races_for_which_there_is_no_time_are_not_run() {
             }
         }
         assert!(now <= seconds + (race - 1.5 * 1.5_f64).max(0.0), "{now} of {seconds} s");
-        let report = evolution.report();
+        let report = json!(evolution.report());
         let cases = report["problems"].as_array().cloned().unwrap_or_else(|| vec![report.clone()]);
         let mut skipped = 0;
         for case in &cases {
@@ -670,8 +670,8 @@ fn races_for_which_there_is_no_time_are_not_run() {
         }
         assert!(skipped > 0, "{report}");
         // A finalist without a race is rejected for lack of time, not of speed.
-        let late = page.open().deaths(evolution.run()).unwrap();
-        assert!(late.iter().any(|d| d.stage == Stage::Race && d.reason == "budget"), "{late:?}");
+        let late = page.open().rejections_by_reason(evolution.run()).unwrap();
+        assert!(late.iter().any(|d| d.stage == Stage::Race && d.reason == Reason::Budget), "{late:?}");
     }
 }
 
@@ -710,7 +710,7 @@ fn cases_share_what_is_held_out() {
     let known = page.open().resume(run).unwrap();
     let references = known.candidates.iter().filter(|c| c.new.operator == "held_out").count();
     let raced = known.outcomes.iter().filter(|o| o.stage == Stage::HeldOut).count();
-    let report = evolution.report();
+    let report = json!(evolution.report());
     assert_eq!(references, 1, "{report:#}");
     assert!(raced >= 4, "each winner on its own problem and on the other: {raced}");
 }

@@ -3,7 +3,7 @@ use problem::{DType, Problem};
 
 use super::*;
 use crate::{Candidate, Language, Source, Target};
-use ledger::CandidateId;
+use ledger::{CandidateId, Reason};
 
 /// A task whose kernel text contains orders for a scripted worker.
 fn task(number: i64, stage: Stage, orders: &str) -> Task {
@@ -31,14 +31,14 @@ while read -r line; do
     }
     case $line in
         *HANG*) echo '{"allow":0.3}'; sleep 60;;
-        *SLOW*) echo '{"allow":0.3}'; sleep 0.2; echo '{"allow":0.3}'; sleep 0.2; answer slow;;
+        *SLOW*) echo '{"allow":0.3}'; sleep 0.2; echo '{"allow":0.3}'; sleep 0.2; answer slower;;
         *CRASH*) echo "no more" >&2; kill -9 $$;;
-        *LEAVE*) answer left; exit 0;;
+        *LEAVE*) answer budget; exit 0;;
         *LOST*) answer crashed;;
         *GARBAGE*) echo "%&/";;
-        *OTHER*) number=999; answer other;;
+        *OTHER*) number=999; answer plan;;
         *GREEDY*) exec python3 -c "x = b'x' * (300 << 20); import time; time.sleep(60)";;
-        *) answer fine;;
+        *) answer plan;;
     esac
 done
 "#;
@@ -52,7 +52,7 @@ fn worker() -> Worker {
     Worker::new(program(), Environment::default())
 }
 
-fn rejected(worker: &mut Worker, orders: &str) -> (String, String) {
+fn rejected(worker: &mut Worker, orders: &str) -> (Reason, String) {
     match worker.evaluate(&task(3, Stage::Microbench, orders)).finding {
         Finding::Rejected(found) => {
             assert_eq!(found.stage, Stage::Microbench);
@@ -67,18 +67,18 @@ fn what_ends_a_worker_is_recorded_and_the_next_task_is_done() {
     let mut worker = worker();
     let (_, first) = rejected(&mut worker, "good");
     for (orders, reason, said) in [
-        ("HANG", "hangs", "within 0.3 s"),
-        ("CRASH", "crashed", "no more"),
-        ("GARBAGE", "crashed", "no outcome"),
-        ("OTHER", "crashed", "another task"),
-        ("GREEDY", "memory", "accepted: at most 150 MB"),
-        ("LOST", "crashed", "by "),
+        ("HANG", Reason::Hangs, "within 0.3 s"),
+        ("CRASH", Reason::Crashed, "no more"),
+        ("GARBAGE", Reason::Crashed, "no outcome"),
+        ("OTHER", Reason::Crashed, "another task"),
+        ("GREEDY", Reason::Memory, "accepted: at most 150 MB"),
+        ("LOST", Reason::Crashed, "by "),
     ] {
         let before = worker.started();
         let (found, detail) = rejected(&mut worker, orders);
         assert!(found == reason && detail.contains(said), "{orders}: {found}, {detail}");
         let (found, detail) = rejected(&mut worker, "good");
-        assert_eq!(found, "fine", "after {orders}: {detail}");
+        assert_eq!(found, Reason::Plan, "after {orders}: {detail}");
         assert_eq!(worker.started(), before + 1, "{orders}");
     }
     assert_ne!(rejected(&mut worker, "good").1, first);
@@ -88,12 +88,12 @@ fn what_ends_a_worker_is_recorded_and_the_next_task_is_done() {
 fn a_sound_worker_is_kept_and_one_that_left_is_replaced() {
     let mut worker = worker();
     let (_, first) = rejected(&mut worker, "good");
-    assert_eq!(rejected(&mut worker, "SLOW"), ("slow".to_owned(), first.clone()));
-    assert_eq!(rejected(&mut worker, "LEAVE"), ("left".to_owned(), first.clone()));
+    assert_eq!(rejected(&mut worker, "SLOW"), (Reason::Slower, first.clone()));
+    assert_eq!(rejected(&mut worker, "LEAVE"), (Reason::Budget, first.clone()));
     // The worker ended after its outcome, so no candidate is rejected.
     std::thread::sleep(Duration::from_millis(100));
     let (reason, second) = rejected(&mut worker, "good");
-    assert_eq!((reason.as_str(), worker.started()), ("fine", 2));
+    assert_eq!((reason, worker.started()), (Reason::Plan, 2));
     assert_ne!(first, second);
 }
 
@@ -102,30 +102,33 @@ fn a_program_that_is_none_is_told() {
     let absent = Program { file: "/nonexistent/worker".into(), ..program() };
     let mut worker = Worker::new(absent, Environment::default());
     let (reason, detail) = rejected(&mut worker, "good");
-    assert!(reason == "crashed" && detail.contains("/nonexistent/worker cannot be started"), "{detail}");
+    assert!(
+        reason == Reason::Crashed && detail.contains("/nonexistent/worker cannot be started"),
+        "{detail}"
+    );
     let brief = Program { args: vec!["-c".into(), "exit 3".into()], ..program() };
     let (reason, detail) = rejected(&mut Worker::new(brief, Environment::default()), "good");
-    assert!(reason == "crashed" && detail.contains("exit status: 3"), "{detail}");
+    assert!(reason == Reason::Crashed && detail.contains("exit status: 3"), "{detail}");
 }
 
 #[test]
 fn the_device_does_not_wait_for_the_host() {
     let boxed =
         |count: usize| -> Vec<Box<dyn Evaluator>> { (0..count).map(|_| Box::new(worker()) as _).collect() };
-    let crew = Crew::start(boxed(2), boxed(1));
+    let pool = WorkerPool::start(boxed(2), boxed(1));
     // Both host workers are busy, one of them forever.
-    crew.submit(task(1, Stage::Check, "SLOW"));
-    crew.submit(task(2, Stage::Screen, "HANG"));
+    pool.submit(task(1, Stage::Check, "SLOW"));
+    pool.submit(task(2, Stage::Screen, "HANG"));
     for number in 10..15 {
-        crew.submit(task(number, Stage::Microbench, "good"));
+        pool.submit(task(number, Stage::Microbench, "good"));
     }
-    crew.submit(task(20, Stage::Screen, "good"));
-    let outcomes: Vec<Outcome> = (0..8).map(|_| crew.outcome(Duration::from_secs(20)).unwrap()).collect();
+    pool.submit(task(20, Stage::Screen, "good"));
+    let outcomes: Vec<Outcome> = (0..8).map(|_| pool.outcome(Duration::from_secs(20)).unwrap()).collect();
     let order: Vec<i64> = outcomes.iter().map(|outcome| outcome.candidate.0).collect();
     assert_eq!(order[..5], [10, 11, 12, 13, 14], "{order:?}");
     assert!(order.contains(&1) && order.contains(&2) && order.contains(&20), "{order:?}");
     assert!(outcomes.iter().all(|outcome| outcome.seconds < 10.0));
-    assert_eq!(crew.waiting(), (0, 0));
+    assert_eq!(pool.waiting(), (0, 0));
 }
 
 #[test]
@@ -140,7 +143,7 @@ fn tasks_are_served_line_by_line() {
             problem: task.problem,
             seconds: 1.0,
             device_seconds: 0.0,
-            finding: Finding::Rejected(Fault::new("plan", "no").at(task.stage)),
+            finding: Finding::Rejected(Fault::new(Reason::Plan, "no").at(task.stage)),
         })
     };
     serve(input.as_bytes(), &mut output, evaluate).unwrap();

@@ -44,7 +44,7 @@ pub(super) fn candidates(
     let of = |plan: &Plan, source| Candidate { plan: plan.clone(), source };
     if let Some(Plan::Ladder { rung }) = given {
         let accepted = Family::ALL.map(Family::name).join(", ");
-        return Err(KernelError::Exhibit { rung: rung.name(), accepted });
+        return Err(KernelError::Ladder { rung: rung.name(), accepted });
     }
     if let Some(plan) = given {
         return Ok((vec![of(plan, PlanSource::Given)], vec!["chosen: the plan that was given".to_owned()]));

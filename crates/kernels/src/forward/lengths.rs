@@ -34,7 +34,7 @@ pub(crate) fn declare_lengths(
     Some(Lengths { q, kv, left_pad, batch: c.u32(k, "batch", problem.batch as u32) })
 }
 
-/// Whether batch entries have keys of their own number or place.
+/// Whether the number of keys, or the row where they start, differs between batch entries.
 pub(crate) const fn keys_are_uneven(problem: &Problem) -> bool {
     !problem.lengths.kv.is_even() || problem.lengths.left_padded
 }

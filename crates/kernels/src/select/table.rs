@@ -1,5 +1,6 @@
 //! The table of tuned plans: one JSON object per line, each with its origin.
 
+use std::fmt;
 use std::sync::OnceLock;
 
 use problem::{Band, DType, Layout, Problem};
@@ -48,6 +49,32 @@ impl Shape {
             ..Problem::new(self.batch, self.heads_q, self.seq_q, self.head_dim, self.dtype)
         };
         problem.with_layout(Layout::Bhsd)
+    }
+
+    /// The shape as a title: `bf16 B4 H32/8 S1×8192 D128 causal`.
+    pub fn title(&self) -> String {
+        let heads = pair(self.heads_q, self.heads_kv, '/');
+        let seq = pair(self.seq_q, self.seq_kv, '×');
+        let dim = pair(self.head_dim, self.head_dim_v, '/');
+        let mask = if self.mask == Band::FULL { String::new() } else { format!(" {}", self.mask) };
+        format!("{} B{} H{heads} S{seq} D{dim}{mask}", self.dtype, self.batch)
+    }
+}
+
+/// Two extents, written once if they are equal.
+fn pair(a: usize, b: usize, between: char) -> String {
+    if a == b { a.to_string() } else { format!("{a}{between}{b}") }
+}
+
+/// The shape in words, as commands read it: `4,32/8,1x8192,128,bf16,causal`. Equal extents of queries and
+/// keys, and of keys and values, are written once.
+impl fmt::Display for Shape {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let heads = pair(self.heads_q, self.heads_kv, '/');
+        let seq = pair(self.seq_q, self.seq_kv, 'x');
+        let dim = pair(self.head_dim, self.head_dim_v, '/');
+        write!(f, "{},{heads},{seq},{dim},{}", self.batch, self.dtype)?;
+        if self.mask == Band::FULL { Ok(()) } else { write!(f, ",{}", self.mask) }
     }
 }
 

@@ -5,7 +5,7 @@ use maud::{Markup, html};
 use super::axis::{grouped, percent, ratio};
 use super::progress::px;
 use super::ranking::clip;
-use super::view::{Reason, RunView};
+use super::view::{Rejected, RunView};
 use super::{Links, stage_name};
 use ledger::Earnings;
 
@@ -28,7 +28,7 @@ pub(super) fn funnel(view: &RunView) -> Markup {
             text.head x=(WIDTH - 12.0) y="16" text-anchor="end" { "passed" }
             @for (i, passage) in view.funnel.iter().enumerate() {
                 @let y = top + ROW * i as f64;
-                @let passed = passage.entered - passage.died;
+                @let passed = passage.entered - passage.rejected;
                 @let share = passed as f64 / passage.entered.max(1) as f64;
                 g.row {
                     text.name x="12" y=(y + 16.0) { (stage_name(passage.stage)) }
@@ -38,7 +38,7 @@ pub(super) fn funnel(view: &RunView) -> Markup {
                     }
                     text.value x=(right + 70.0) y=(y + 16.0) text-anchor="end" { (grouped(passage.entered)) }
                     text.value x=(WIDTH - 12.0) y=(y + 16.0) text-anchor="end" { (grouped(passed)) }
-                    title { (stage_name(passage.stage)) ": " (passage.died) " of " (passage.entered) " rejected" }
+                    title { (stage_name(passage.stage)) ": " (passage.rejected) " of " (passage.entered) " rejected" }
                 }
             }
         }
@@ -47,42 +47,42 @@ pub(super) fn funnel(view: &RunView) -> Markup {
 }
 
 /// The reasons of rejection by stage as bars, each with an example.
-pub(super) fn deaths(view: &RunView, links: Links) -> Markup {
-    if view.deaths.is_empty() {
+pub(super) fn rejections(view: &RunView, links: Links) -> Markup {
+    if view.rejections.is_empty() {
         return html! { p.soft { "No candidate was rejected yet." } };
     }
-    let all: i64 = view.deaths.iter().map(|d| d.count).sum();
-    let mut shown: Vec<&Reason> = view.deaths.iter().take(REASONS).collect();
+    let all: i64 = view.rejections.iter().map(|d| d.count).sum();
+    let mut shown: Vec<&Rejected> = view.rejections.iter().take(REASONS).collect();
     shown.sort_by_key(|d| (d.stage, std::cmp::Reverse(d.count)));
     let most = shown.iter().map(|d| d.count).max().unwrap_or(1);
     let (left, right) = (218.0, WIDTH - 112.0);
     let top = 26.0;
     let height = top + ROW * shown.len() as f64 + 8.0;
     html! {
-        svg.chart.deaths viewBox=(format!("0 0 {WIDTH} {height}")) role="img" aria-label="Reasons why candidates were rejected" {
+        svg.chart.rejections viewBox=(format!("0 0 {WIDTH} {height}")) role="img" aria-label="Reasons why candidates were rejected" {
             text.head x="12" y="16" { "stage" }
             text.head x="92" y="16" { "reason" }
             text.head x=(WIDTH - 12.0) y="16" text-anchor="end" { "candidates" }
-            @for (i, death) in shown.iter().enumerate() {
+            @for (i, found) in shown.iter().enumerate() {
                 @let y = top + ROW * i as f64;
-                @let first = i == 0 || shown[i - 1].stage != death.stage;
+                @let first = i == 0 || shown[i - 1].stage != found.stage;
                 g.row {
-                    @if first { text.tick x="12" y=(y + 16.0) { (stage_name(death.stage)) } }
-                    @let reason = html! { text.name x="92" y=(y + 16.0) { (clip(&death.reason.replace('_', " "), 18)) } };
-                    @let (id, detail) = &death.example;
+                    @if first { text.tick x="12" y=(y + 16.0) { (stage_name(found.stage)) } }
+                    @let reason = html! { text.name x="92" y=(y + 16.0) { (clip(&found.reason.name().replace('_', " "), 18)) } };
+                    @let (id, detail) = &found.example;
                     (links.candidate(*id, reason))
-                    @let long = death.count as f64 / most as f64 * (right - left);
-                    rect.died x=(left) y=(y + 4.0) height=(ROW - 8.0) width=(px(long.max(1.0))) {}
+                    @let long = found.count as f64 / most as f64 * (right - left);
+                    rect.rejected x=(left) y=(y + 4.0) height=(ROW - 8.0) width=(px(long.max(1.0))) {}
                     text.value x=(WIDTH - 12.0) y=(y + 4.0 + ROW / 2.0) text-anchor="end" {
-                        (grouped(death.count)) " · " (percent(death.count as f64 / all as f64))
+                        (grouped(found.count)) " · " (percent(found.count as f64 / all as f64))
                     }
-                    title { (death.reason) ": #" (id.0) ", " (detail) }
+                    title { (found.reason.name()) ": #" (id.0) ", " (detail) }
                 }
             }
         }
-        @if view.deaths.len() > REASONS {
-            @let rest: i64 = view.deaths.iter().skip(REASONS).map(|d| d.count).sum();
-            p.soft { (view.deaths.len() - REASONS) " rarer reasons, " (grouped(rest)) " candidates." }
+        @if view.rejections.len() > REASONS {
+            @let rest: i64 = view.rejections.iter().skip(REASONS).map(|d| d.count).sum();
+            p.soft { (view.rejections.len() - REASONS) " rarer reasons, " (grouped(rest)) " candidates." }
         }
     }
 }

@@ -99,7 +99,7 @@ fn in_line(value: &Value) -> String {
                 return format!("{} ({low} to {high}), {}", ratio(race.ratio), race.verdict.name());
             }
             if let Ok(problem) = serde_json::from_value::<Shape>(value.clone()) {
-                return shape(&problem);
+                return problem.title();
             }
             let fields = fields.iter().filter(|(_, value)| !value.is_null());
             fields

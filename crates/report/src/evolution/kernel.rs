@@ -18,7 +18,7 @@ use ledger::{CandidateId, Ledger, LedgerError, TimeKind};
 
 /// A candidate with the analysis of its kernel.
 #[derive(Clone, Debug)]
-pub struct Exhibit {
+pub struct AnalysedKernel {
     pub id: CandidateId,
     /// A description in a few words.
     pub name: String,
@@ -58,18 +58,18 @@ impl Work {
     }
 }
 
-impl Exhibit {
+impl AnalysedKernel {
     /// Analyses a candidate of the ledger: emits its kernel and runs a few of its CTAs. Takes about a second.
     ///
     /// # Errors
     /// When there is no such candidate, or the ledger cannot be read. A failed analysis is not an error.
-    pub fn of(ledger: &Ledger, id: CandidateId) -> Result<Exhibit, LedgerError> {
+    pub fn of(ledger: &Ledger, id: CandidateId) -> Result<AnalysedKernel, LedgerError> {
         let work = Work::of(ledger, id)?;
         let anatomy = Arc::new(work.anatomy());
-        Exhibit::with(ledger, id, work, anatomy)
+        AnalysedKernel::with(ledger, id, work, anatomy)
     }
 
-    /// An exhibit with an existing analysis. The ledger's facts are read now.
+    /// An analysed with an existing analysis. The ledger's facts are read now.
     ///
     /// # Errors
     /// When the ledger cannot be read.
@@ -78,9 +78,9 @@ impl Exhibit {
         id: CandidateId,
         work: Work,
         anatomy: Arc<Result<Anatomy, String>>,
-    ) -> Result<Exhibit, LedgerError> {
+    ) -> Result<AnalysedKernel, LedgerError> {
         let time = ledger.standing(id)?.map(|ranked| (ranked.us, ranked.kind));
-        Ok(Exhibit { id, name: in_words(&work.candidate), candidate: work.candidate, time, anatomy })
+        Ok(AnalysedKernel { id, name: in_words(&work.candidate), candidate: work.candidate, time, anatomy })
     }
 
     fn anatomy(&self) -> Option<&Anatomy> {
@@ -108,20 +108,20 @@ const AROUND: usize = 3;
 const PATIENCE: Duration = Duration::from_millis(400);
 
 /// A kernel: its predicted time, the root causes, and each line.
-pub fn heat(exhibit: &Exhibit) -> Markup {
-    let anatomy = match exhibit.anatomy.as_ref() {
+pub fn heat(analysed: &AnalysedKernel) -> Markup {
+    let anatomy = match analysed.anatomy.as_ref() {
         Ok(anatomy) => anatomy,
-        Err(why) => return html! { p { (exhibit.name) ". " (why) "." } (genes(exhibit)) },
+        Err(why) => return html! { p { (analysed.name) ". " (why) "." } (genes(analysed)) },
     };
     let heat = Heat::of(anatomy);
     html! {
         p {
-            (exhibit.name)
+            (analysed.name)
             @if let Some(p) = &anatomy.prediction {
                 ": predicted " b { (time(p.us)) " µs" } " (" (time(p.us_low)) " to " (time(p.us_high)) ") on " (p.machine)
                 ", bound by " (p.bound.name())
             }
-            @if let Some((us, TimeKind::Measured)) = exhibit.time { "; measured " b { (time(us)) " µs" } }
+            @if let Some((us, TimeKind::Measured)) = analysed.time { "; measured " b { (time(us)) " µs" } }
             "."
         }
         (findings(&anatomy.findings))
@@ -176,9 +176,9 @@ fn dearest(anatomy: &Anatomy) -> Markup {
     }
 }
 
-fn genes(exhibit: &Exhibit) -> Markup {
+fn genes(analysed: &AnalysedKernel) -> Markup {
     html! {
-        ul.figures { @for (gene, value) in exhibit.genes() { li { span.soft { (gene.replace('_', " ")) } " " (value) } } }
+        ul.figures { @for (gene, value) in analysed.genes() { li { span.soft { (gene.replace('_', " ")) } " " (value) } } }
     }
 }
 
@@ -220,7 +220,7 @@ pub enum Lines {
 }
 
 /// Two kernels side by side: times, genes, findings and lines.
-pub fn difference(a: &Exhibit, b: &Exhibit, shown: Lines) -> Markup {
+pub fn difference(a: &AnalysedKernel, b: &AnalysedKernel, shown: Lines) -> Markup {
     html! {
         div.pair {
             @for side in [a, b] {
@@ -251,7 +251,7 @@ pub fn difference(a: &Exhibit, b: &Exhibit, shown: Lines) -> Markup {
 }
 
 /// A table of the genes that differ, and one line with the others.
-fn gene_table(a: &Exhibit, b: &Exhibit) -> Markup {
+fn gene_table(a: &AnalysedKernel, b: &AnalysedKernel) -> Markup {
     let (left, right) = (a.genes(), b.genes());
     let mut names: Vec<&String> = left.iter().chain(&right).map(|(name, _)| name).collect();
     let mut seen = std::collections::HashSet::new();
@@ -392,14 +392,14 @@ mod tests {
     fn a_native_plan_shows_its_genes_and_why_no_lines() {
         let problem = problem::Problem::mission();
         let plan = |block_kv| cpu::CpuPlan { block_kv, ..cpu::CpuPlan::for_problem(&problem) };
-        let exhibit = |id, block_kv| Exhibit {
+        let analysed = |id, block_kv| AnalysedKernel {
             id: CandidateId(id),
             name: "<native>".into(),
             candidate: Candidate::Cpu(plan(block_kv)),
             time: Some((12.5, TimeKind::Measured)),
             anatomy: Arc::new(Err("no PTX".into())),
         };
-        let page = difference(&exhibit(1, 64), &exhibit(2, 128), Lines::Shown).into_string();
+        let page = difference(&analysed(1, 64), &analysed(2, 128), Lines::Shown).into_string();
         assert!(page.contains("&lt;native&gt;") && page.contains("no PTX."), "{page}");
         assert_eq!(page.matches("<tr class=\"changed\">").count(), 1, "{page}");
         assert!(page.contains("12.50 µs"));

@@ -8,12 +8,12 @@ use super::axis::{grouped, percent, ratio, time};
 use super::decisions::figures;
 use super::lineage::changes;
 use super::view::{RunRow, RunView, in_words, moment, speedup};
-use super::{Links, Section, arm_name, frame, scatter, shape, stage_name, title, trial_name, with_contents};
+use super::{Links, Section, arm_name, frame, scatter, stage_name, title, trial_name, with_contents};
 use bench::suites::words;
 use ledger::Candidate;
 use ledger::{
-    ByHand, CandidateId, CheckFact, Dossier, Forecast, Judge, Line, MeasurementFact, Pair, Ranked, RunId,
-    Screening, TimeKind, Trial,
+    ByHand, CandidateId, CheckFact, Dossier, Forecast, Judge, Line, MeasurementFact, Pair, Ranked, Reason,
+    RunId, Screening, TimeKind, Trial,
 };
 
 /// Number of children listed on a candidate's page.
@@ -71,8 +71,8 @@ fn run_row(row: &RunRow) -> Markup {
             td { (line.device) }
             td { @match row.problems.as_slice() {
                 [] => "–",
-                [one] => (shape(one)),
-                [first, rest @ ..] => { (shape(first)) " and " (rest.len()) " more" }
+                [one] => (one.title()),
+                [first, rest @ ..] => { (first.title()) " and " (rest.len()) " more" }
             } }
             td { (row.begun) }
             td { span class=(format!("state {}", row.state.name())) { (row.state.name()) } }
@@ -119,7 +119,7 @@ pub fn candidates(run: RunId, lines: &[Line], before: Option<i64>) -> String {
                 tr {
                     td { (number(line.id)) @if line.promoted { " ★" } }
                     td { (arm_name(line.arm)) } td { (line.operator) } td { (line.stage.map_or("–", stage_name)) }
-                    td { (line.rejected.as_deref().unwrap_or("–").replace('_', " ")) }
+                    td { (line.rejected.map_or("–", Reason::name).replace('_', " ")) }
                     td.n { (us(line.predicted_us)) } td.n { (us(line.us)) }
                 }
             } }
@@ -138,7 +138,7 @@ pub fn candidate(view: &Dossier, device: &str) -> String {
         h1 { "Candidate #" (id) }
         p.lead {
             (in_words(&new.candidate)) ", of " a href=(format!("/run/{}", new.run.0)) { "run " (new.run.0) }
-            " on " (device) ", for " (shape(&new.problem)) ". "
+            " on " (device) ", for " (new.problem.title()) ". "
             "Group: " (arm_name(new.arm)) "; operator: " b { (new.operator) } "; " (moment(view.known.at)) "."
         }
         @if !new.parents.is_empty() {
@@ -155,7 +155,7 @@ pub fn candidate(view: &Dossier, device: &str) -> String {
         }
         @for rejection in &view.rejections {
             div.hazard {
-                b { "Rejected at " (stage_name(rejection.stage)) ": " (rejection.reason.replace('_', " ")) } br; (rejection.detail)
+                b { "Rejected at " (stage_name(rejection.stage)) ": " (rejection.reason.name().replace('_', " ")) } br; (rejection.detail)
             }
         }
         section #plan { h2 { "Plan" } (plan(&new.candidate)) }
@@ -245,7 +245,7 @@ pub(super) fn times(forecasts: &[Forecast], measurements: &[MeasurementFact], ow
                 @for m in measurements { tr {
                     @let second = m.trial == Trial::HeldOut && m.problem == *own;
                     td { (if second { "second race" } else { trial_name(m.trial) }) @if m.kind == TimeKind::Predicted { span.soft { ", predicted" } } }
-                    td { (shape(&m.problem)) } td.n { b { (time(m.us)) } }
+                    td { (m.problem.title()) } td.n { b { (time(m.us)) } }
                     td.n { (time(m.low_us)) " – " (time(m.high_us)) } td.n { (m.samples.len()) }
                     td { @match m.against {
                         Some(a) => {
@@ -290,10 +290,10 @@ pub fn top(problems: &[(Shape, String)], chosen: Option<(&Shape, &str)>, best: &
         @if problems.is_empty() { p.soft { "No plan has a time yet." } }
         nav.contents { @for (problem, device) in problems {
             @let current = chosen.is_some_and(|(p, d)| p == problem && d == device);
-            a href=(address(problem, device)) aria-current=[current.then_some("page")] { (shape(problem)) " on " (device) }
+            a href=(address(problem, device)) aria-current=[current.then_some("page")] { (problem.title()) " on " (device) }
         } }
         @if let Some((problem, device)) = chosen {
-            h2 { (shape(problem)) " on " (device) }
+            h2 { (problem.title()) " on " (device) }
             div.scroll { table.best {
                 thead { tr {
                     th { "candidate" } th { "plan" } th { "operator" } th.n { "µs" } th.n { "interval" } th { "by" } th { "over its incumbent" }

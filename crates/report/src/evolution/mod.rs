@@ -22,7 +22,7 @@ use axis::{grouped, percent, ratio, time};
 use ledger::Stage;
 use ledger::{Against, Arm, CandidateId, Pair, Ranked, Score, TimeKind, Trial};
 
-pub use kernel::{Exhibit, Lines, Work, difference, heat};
+pub use kernel::{AnalysedKernel, Lines, Work, difference, heat};
 pub use live::{SCRIPT, SCRIPT_TEXT, failure};
 pub use view::{ProblemView, RunRow, RunView, State, in_words};
 
@@ -82,18 +82,18 @@ impl Section {
     }
 }
 
-/// The page of a run as one file without script or network. `exhibits` are the kernels to show line by line:
+/// The page of a run as one file without script or network. `analysed` are the kernels to show line by line:
 /// the baseline and the best.
-pub fn page(view: &RunView, exhibits: &[Exhibit]) -> String {
-    let shown: Vec<CandidateId> = exhibits.iter().map(|e| e.id).collect();
+pub fn page(view: &RunView, analysed: &[AnalysedKernel]) -> String {
+    let shown: Vec<CandidateId> = analysed.iter().map(|e| e.id).collect();
     let mut sections = sections(view, Links::Within(&shown));
-    if let [first, second] = exhibits {
+    if let [first, second] = analysed {
         let body = difference(first, second, Lines::Folded);
         sections.push(Section::new("difference", "The best beside the baseline", body));
     }
-    sections.extend(exhibits.iter().map(|exhibit| {
-        let title = format!("Kernel #{}, line by line", exhibit.id.0);
-        Section::new(format!("kernel-{}", exhibit.id.0), &title, kernel::heat(exhibit))
+    sections.extend(analysed.iter().map(|analysed| {
+        let title = format!("Kernel #{}, line by line", analysed.id.0);
+        Section::new(format!("kernel-{}", analysed.id.0), &title, kernel::heat(analysed))
     }));
     let body = with_contents(&sections);
     frame(&title(view), "", body)
@@ -120,7 +120,7 @@ fn frame(title: &str, script: &str, body: Markup) -> String {
 }
 
 fn title(view: &RunView) -> String {
-    let problem = view.problems.first().map_or_else(String::new, |p| format!(": {}", shape(&p.problem)));
+    let problem = view.problems.first().map_or_else(String::new, |p| format!(": {}", p.problem.title()));
     format!("Run {}{problem}", view.id.0)
 }
 
@@ -146,7 +146,7 @@ pub fn sections(view: &RunView, links: Links) -> Vec<Section> {
         // With a single problem, titles do not name it.
         let named = |title: &str| match view.problems.len() {
             1 => title.to_owned(),
-            _ => format!("{title}: {}", shape(&problem.problem)),
+            _ => format!("{title}: {}", problem.problem.title()),
         };
         let floor = roofline::floor_us(&view.run.device, problem);
         let mut add = |id: &str, title: &str, body| {
@@ -176,8 +176,8 @@ pub fn sections(view: &RunView, links: Links) -> Vec<Section> {
             }
         },
     ));
-    sections.push(Section::new("deaths", "Why candidates were rejected", html! {
-        div.halves { div { h3 { "Stage by stage" } (cascade::funnel(view)) } div { h3 { "By reason" } (cascade::deaths(view, links)) } }
+    sections.push(Section::new("rejections", "Why candidates were rejected", html! {
+        div.halves { div { h3 { "Stage by stage" } (cascade::funnel(view)) } div { h3 { "By reason" } (cascade::rejections(view, links)) } }
     }));
     sections.push(Section::new(
         "operators",
@@ -204,7 +204,7 @@ fn summary(view: &RunView, links: Links) -> Markup {
             span class=(format!("state {}", view.state.name())) { (view.state.name()) } "."
         }
         @for (i, problem) in view.problems.iter().enumerate() {
-            @if view.problems.len() > 1 { h3 { (shape(&problem.problem)) } }
+            @if view.problems.len() > 1 { h3 { (problem.problem.title()) } }
             (tiles(problem, i == 0, view, links))
         }
     }
@@ -349,23 +349,6 @@ fn scatter_legend(pairs: &[Pair]) -> Markup {
     }
 }
 
-/// A problem in a few words: `f16 B1 H8 S512 D64`.
-pub fn shape(shape: &Shape) -> String {
-    let pair = |a: usize, b: usize, sign: char| if a == b { a.to_string() } else { format!("{a}{sign}{b}") };
-    let mut text = format!(
-        "{} B{} H{} S{} D{}",
-        shape.dtype,
-        shape.batch,
-        pair(shape.heads_q, shape.heads_kv, '/'),
-        pair(shape.seq_q, shape.seq_kv, '×'),
-        pair(shape.head_dim, shape.head_dim_v, '/')
-    );
-    if shape.mask != Band::FULL {
-        text += &format!(" {}", shape.mask);
-    }
-    text
-}
-
 const fn arm_class(arm: Arm) -> &'static str {
     match arm {
         Arm::Baseline => "baseline",
@@ -412,7 +395,7 @@ mod tests {
     use super::*;
     use bench::SpeedVerdict;
     use host::store::Scratch;
-    use ledger::{Candidate, Finding, Language, Outcome, Source};
+    use ledger::{Candidate, Finding, Language, Outcome, Reason, Source};
     use ledger::{Environment, Ledger, MeasurementFact, NewCandidate, Rejection, Run, RunId};
 
     const HOSTILE: &str = "<script>alert('x')</script>";
@@ -479,7 +462,7 @@ mod tests {
             let operator = ["baseline", "control", "mutate:stages", "mutate:stages", "random"][i];
             let candidate = add_to(&ledger, run, 128, operator, arm);
             let rejection =
-                Rejection { stage: Stage::Screen, reason: "spills".into(), detail: format!("of {operator}") };
+                Rejection { stage: Stage::Screen, reason: Reason::Spills, detail: format!("of {operator}") };
             let outcome = Outcome {
                 candidate,
                 stage: Stage::Screen,
@@ -493,9 +476,9 @@ mod tests {
         let view = RunView::of(&ledger, run).unwrap();
         assert_eq!(view.candidates, 3);
         let screened = view.funnel.iter().find(|passage| passage.stage == Stage::Screen).unwrap();
-        assert_eq!((screened.entered, screened.died), (3, 3));
+        assert_eq!((screened.entered, screened.rejected), (3, 3));
         let reasons: Vec<(i64, &str)> =
-            view.deaths.iter().map(|death| (death.count, death.example.1.as_str())).collect();
+            view.rejections.iter().map(|found| (found.count, found.example.1.as_str())).collect();
         assert_eq!(reasons, [(3, "of random")]);
         let mut operators: Vec<(&str, i64)> =
             view.operators.iter().map(|o| (o.operator.as_str(), o.candidates)).collect();
@@ -575,7 +558,7 @@ mod tests {
         let (_folder, ledger) = ledger();
         let run = begin(&ledger, HOSTILE);
         let id = add(&ledger, run, 128, HOSTILE);
-        let rejection = Rejection { stage: Stage::Screen, reason: HOSTILE.into(), detail: HOSTILE.into() };
+        let rejection = Rejection { stage: Stage::Screen, reason: Reason::Plan, detail: HOSTILE.into() };
         ledger.rejected(id, &rejection).unwrap();
         let view = RunView::of(&ledger, run).unwrap();
         let rows: Vec<RunRow> =

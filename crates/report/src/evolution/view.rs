@@ -8,7 +8,7 @@ use serde_json::json;
 use bench::provenance::iso8601;
 use ledger::{
     Ancestor, Arm, CandidateId, Corner, Cost, Decided, Earnings, Entered, Ledger, LedgerError, Niche, Pair,
-    Ranked, Run, RunEvent, RunId, RunLine, Tally, TimeKind, Trial,
+    Ranked, Reason, Run, RunEvent, RunId, RunLine, Tally, TimeKind, Trial,
 };
 use ledger::{Candidate, Stage};
 
@@ -47,7 +47,7 @@ pub struct RunView {
     pub funnel: Vec<Passage>,
     pub problems: Vec<ProblemView>,
     /// Reasons of rejection, the most frequent first.
-    pub deaths: Vec<Reason>,
+    pub rejections: Vec<Rejected>,
     /// Results of the operators, the largest gain first.
     pub operators: Vec<Earnings>,
     /// The model's newest forecasts with an outcome.
@@ -92,15 +92,14 @@ pub struct Passage {
     /// How often the stage was carried out.
     pub entered: i64,
     /// Number of candidates that the stage rejected.
-    pub died: i64,
+    pub rejected: i64,
 }
 
-/// A reason of rejection.
+/// Candidates that were rejected at one stage for one reason.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Reason {
+pub struct Rejected {
     pub stage: Stage,
-    /// The reason in one word.
-    pub reason: String,
+    pub reason: Reason,
     pub count: i64,
     /// The latest such candidate, with the details of its rejection.
     pub example: (CandidateId, String),
@@ -209,7 +208,7 @@ impl RunView {
         let counted = || tallies.iter().filter(|t| is_candidate(t.arm));
         let problems = shapes.iter().map(|shape| ProblemView::of(ledger, id, shape, &curves(shape)));
         let cost = ledger.cost(id)?;
-        let deaths = reasons(ledger, id)?;
+        let rejections = reasons(ledger, id)?;
         Ok(RunView {
             id,
             begun: moment(begun),
@@ -217,12 +216,12 @@ impl RunView {
             state: State::after(ledger.events(id)?.last().map(|(_, event)| *event)),
             candidates: counted().map(|t| t.candidates).sum(),
             timed: counted().map(|t| t.timed).sum(),
-            funnel: funnel(&ledger.entered(id)?, &deaths),
+            funnel: funnel(&ledger.entered(id)?, &rejections),
             problems: problems.collect::<Result<_, _>>()?,
             operators: ledger.operators(id)?.into_iter().take(OPERATORS).collect(),
             forecasts: ledger.pairs_of_run(id, MODEL, POINTS)?,
             run,
-            deaths,
+            rejections,
             cost,
             decisions: ledger.latest_decisions(id, DECISIONS)?,
         })
@@ -239,21 +238,21 @@ fn is_candidate(arm: Arm) -> bool {
     matches!(arm, Arm::Evolution | Arm::Random)
 }
 
-fn reasons(ledger: &Ledger, run: RunId) -> Result<Vec<Reason>, LedgerError> {
-    let mut reasons: Vec<Reason> = Vec::new();
-    for death in ledger.deaths(run)?.into_iter().filter(|death| is_candidate(death.arm)) {
-        let example = (death.latest, death.detail);
-        match reasons.iter_mut().find(|r| r.stage == death.stage && r.reason == death.reason) {
+fn reasons(ledger: &Ledger, run: RunId) -> Result<Vec<Rejected>, LedgerError> {
+    let mut reasons: Vec<Rejected> = Vec::new();
+    for found in ledger.rejections_by_reason(run)?.into_iter().filter(|found| is_candidate(found.arm)) {
+        let example = (found.latest, found.detail);
+        match reasons.iter_mut().find(|r| r.stage == found.stage && r.reason == found.reason) {
             Some(reason) => {
-                reason.count += death.candidates;
+                reason.count += found.candidates;
                 if example.0 > reason.example.0 {
                     reason.example = example;
                 }
             }
-            None => reasons.push(Reason {
-                stage: death.stage,
-                reason: death.reason,
-                count: death.candidates,
+            None => reasons.push(Rejected {
+                stage: found.stage,
+                reason: found.reason,
+                count: found.candidates,
                 example,
             }),
         }
@@ -262,12 +261,12 @@ fn reasons(ledger: &Ledger, run: RunId) -> Result<Vec<Reason>, LedgerError> {
     Ok(reasons)
 }
 
-fn funnel(entered: &[Entered], deaths: &[Reason]) -> Vec<Passage> {
+fn funnel(entered: &[Entered], rejections: &[Rejected]) -> Vec<Passage> {
     let passage = |stage: Stage| {
         let counted = entered.iter().filter(|e| e.stage == stage && is_candidate(e.arm));
-        let died = deaths.iter().filter(|d| d.stage == stage).map(|d| d.count).sum();
+        let rejected = rejections.iter().filter(|d| d.stage == stage).map(|d| d.count).sum();
         // A rejection may be written without an outcome.
-        Passage { stage, entered: counted.map(|e| e.count).sum::<i64>().max(died), died }
+        Passage { stage, entered: counted.map(|e| e.count).sum::<i64>().max(rejected), rejected }
     };
     // Runs without a proposer do not show its stage.
     STAGES.into_iter().map(passage).filter(|p| p.stage != Stage::Propose || p.entered > 0).collect()

@@ -9,11 +9,7 @@
 //! no other triple gives all results of its segment. The tests compare all 2²³ fractions (both binades for
 //! the roots, both sides of 1 for the logarithm) with a digest of the device's results.
 
-use super::tables::{EX2, LG2, RCP, RSQRT, SQRT};
-
-/// `C0`, `C1` and `C2` of a segment.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Segment(pub(super) i32, pub(super) i32, pub(super) i32);
+use super::tables::{EX2, LG2, RCP, RSQRT, SQRT, Segment};
 
 const NAN: u32 = 0x7fff_ffff;
 const INFINITY: u32 = 0x7f80_0000;

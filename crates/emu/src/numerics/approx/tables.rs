@@ -1,7 +1,9 @@
 //! The coefficients of the MUFU, derived from results of an H200. Each triple is the only one that gives
 //! every result of its segment.
 
-use super::mufu::Segment;
+/// `C0`, `C1` and `C2` of a segment.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Segment(pub(super) i32, pub(super) i32, pub(super) i32);
 
 /// 2^x on [0, 1).
 #[rustfmt::skip]

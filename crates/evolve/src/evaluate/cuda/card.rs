@@ -15,9 +15,9 @@ use super::watched::Watched;
 use crate::evaluate::subject::Fault;
 use bench::gpu::{Contestant, ContestantError, GpuStage};
 use bench::provenance::Provenance;
-use bench::{Deck, Mode, Peaks, Race, RaceError, Rules, race, suites};
+use bench::{Mode, Peaks, Race, RaceError, RaceInputs, Rules, race, suites};
 use check::launchfile::Bound;
-use ledger::{Environment, TimeKind};
+use ledger::{Environment, Reason, TimeKind};
 
 /// The resources of a compiled kernel.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -71,7 +71,7 @@ pub trait Card: Send {
     /// When the device fails, or one of the two cannot race.
     fn race(
         &mut self,
-        deck: &Deck,
+        drawn: &RaceInputs,
         pair: [&Bound; 2],
         seconds: f64,
         turn: &mut dyn FnMut(),
@@ -104,13 +104,13 @@ impl GpuCard {
     /// # Errors
     /// When there is no such device, or no kernel supports its architecture.
     pub fn open(ordinal: i32) -> Result<GpuCard, Fault> {
-        let gpu = Gpu::open(ordinal).map_err(|error| Fault::new("device", error))?;
+        let gpu = Gpu::open(ordinal).map_err(|error| Fault::new(Reason::Device, error))?;
         let (context, info) = (gpu.context().clone(), gpu.info().clone());
         let arch = Arch::of(info.sm()).ok_or_else(|| {
             let accepted = Arch::ALL.map(|arch| format!("sm_{}", arch.sm)).join(", ");
-            Fault::new("device", format!("{} is sm_{}; accepted: {accepted}", info.name, info.sm()))
+            Fault::new(Reason::Device, format!("{} is sm_{}; accepted: {accepted}", info.name, info.sm()))
         })?;
-        let made = |error: DriverError| told(error);
+        let made = |error: DriverError| fault_of(error);
         Ok(GpuCard {
             arch: Arch { multiprocessors: info.sms, ..arch },
             stream: Stream::new(&context).map_err(made)?,
@@ -185,21 +185,21 @@ impl GpuCard {
 }
 
 /// Translates a driver's error into a candidate's fault.
-pub(super) fn told(error: DriverError) -> Fault {
+pub(super) fn fault_of(error: DriverError) -> Fault {
     let reason = match &error {
-        error if error.is_hang() => "hangs",
-        DriverError::Poisoned { .. } => "crashed",
-        DriverError::Compile { .. } => "compile",
-        DriverError::Admission { .. } => "resources",
-        DriverError::Contract { .. } | DriverError::TensorMap(_) | DriverError::Call { .. } => "launch",
-        DriverError::OutOfMemory { .. } | DriverError::Copy { .. } => "memory",
+        error if error.is_hang() => Reason::Hangs,
+        DriverError::Poisoned { .. } => Reason::Crashed,
+        DriverError::Compile { .. } => Reason::Compile,
+        DriverError::Admission { .. } => Reason::Resources,
+        DriverError::Contract { .. } | DriverError::TensorMap(_) | DriverError::Call { .. } => Reason::Launch,
+        DriverError::OutOfMemory { .. } | DriverError::Copy { .. } => Reason::Memory,
         DriverError::NoDriver
         | DriverError::DriverTooOld { .. }
         | DriverError::MissingSymbol { .. }
         | DriverError::NoDevice { .. }
         | DriverError::NoPermission { .. }
         | DriverError::Forked
-        | DriverError::OtherDevice { .. } => "device",
+        | DriverError::OtherDevice { .. } => Reason::Device,
     };
     Fault::new(reason, error)
 }
@@ -225,11 +225,11 @@ impl Card for GpuCard {
     }
 
     fn fault(error: DriverError) -> Fault {
-        told(error)
+        fault_of(error)
     }
 
     fn build(&mut self, kernel: &Kernel) -> Result<Built, Fault> {
-        let resources = self.function(kernel).map_err(told)?.resources();
+        let resources = self.function(kernel).map_err(fault_of)?.resources();
         let info = self.gpu.info();
         // The cache holds code from the driver's linker. Code from the driver's loader is not accessible.
         let key = Key::new(&kernel.module.to_string(), info.sm(), &info.compiler());
@@ -242,35 +242,35 @@ impl Card for GpuCard {
     }
 
     fn time(&mut self, bound: &Bound, contents: &[Vec<u8>], seconds: f64) -> Result<Vec<f64>, Fault> {
-        self.samples(bound, contents, seconds).map_err(told)
+        self.samples(bound, contents, seconds).map_err(fault_of)
     }
 
     fn race(
         &mut self,
-        deck: &Deck,
+        drawn: &RaceInputs,
         pair: [&Bound; 2],
         seconds: f64,
         turn: &mut dyn FnMut(),
     ) -> Result<Race, Fault> {
         let context = self.gpu.context().clone();
-        let inputs = inputs(&context, &deck.problem).map_err(told)?;
+        let inputs = inputs(&context, &drawn.problem).map_err(fault_of)?;
         let slices = [inputs[0].slice(), inputs[1].slice(), inputs[2].slice()];
-        let calls = suites::calls(&deck.problem);
+        let calls = suites::calls(&drawn.problem);
         let contestant = |bound: &Bound, name: &str| {
             Contestant::kernel(&self.stream, bound, slices, calls, Some(name), None).map_err(|error| {
                 match error {
-                    ContestantError::Driver(error) => told(error),
-                    other => Fault::new("launch", other),
+                    ContestantError::Driver(error) => fault_of(error),
+                    other => Fault::new(Reason::Launch, other),
                 }
             })
         };
         let contestants = [contestant(pair[0], "candidate")?, contestant(pair[1], "incumbent")?];
         let rules = Rules::new(Mode::Warm, seconds, Peaks::of(&context.info().name));
         let entrants = contestants.each_ref().map(|contestant| contestant.entrant().clone());
-        let mut stage = Watched { stage: GpuStage::new(&context, &contestants).map_err(told)?, turn };
-        race(&mut stage, deck, &entrants, &rules).map_err(|error| match error {
-            RaceError::Stage(error) => told(error),
-            RaceError::Nobody => Fault::new("crashed", error),
+        let mut stage = Watched { stage: GpuStage::new(&context, &contestants).map_err(fault_of)?, turn };
+        race(&mut stage, drawn, &entrants, &rules).map_err(|error| match error {
+            RaceError::Stage(error) => fault_of(error),
+            RaceError::Nobody => Fault::new(Reason::Crashed, error),
         })
     }
 }

@@ -11,10 +11,10 @@ use super::card::{Built, Card};
 use super::watched::Watched;
 use crate::evaluate::subject::Fault;
 use bench::provenance::built_from;
-use bench::{Deck, Entrant, Mode, Race, RaceError, Reading, Rules, Slot, Stage, Timing, Work, race};
+use bench::{Entrant, Mode, Race, RaceError, RaceInputs, Reading, Rules, Slot, Stage, Timing, Work, race};
 use check::launchfile::{Bound, Role};
 use check::values::{Inputs, Values};
-use ledger::{Environment, TimeKind};
+use ledger::{Environment, Reason, TimeKind};
 
 /// Warp instructions per simulated µs.
 const A_MICROSECOND: f64 = 1000.0;
@@ -40,14 +40,14 @@ impl EmulatedCard {
 }
 
 /// Translates an error of the emulator into the fault that a GPU would give.
-fn told(error: EmuError) -> Fault {
+fn fault_of(error: EmuError) -> Fault {
     let reason = match &error {
-        EmuError::StepLimit { .. } | EmuError::GridLimit { .. } | EmuError::GridSize { .. } => "hangs",
-        EmuError::Hazards { first, .. } if first.contains(HazardKind::Deadlock.name()) => "hangs",
-        EmuError::Hazards { .. } => "crashed",
-        EmuError::Unsupported { .. } | EmuError::Malformed { .. } => "compile",
-        EmuError::MemoryLimit { .. } => "memory",
-        _ => "launch",
+        EmuError::StepLimit { .. } | EmuError::GridLimit { .. } | EmuError::GridSize { .. } => Reason::Hangs,
+        EmuError::Hazards { first, .. } if first.contains(HazardKind::Deadlock.name()) => Reason::Hangs,
+        EmuError::Hazards { .. } => Reason::Crashed,
+        EmuError::Unsupported { .. } | EmuError::Malformed { .. } => Reason::Compile,
+        EmuError::MemoryLimit { .. } => Reason::Memory,
+        _ => Reason::Launch,
     };
     Fault::new(reason, error)
 }
@@ -90,17 +90,17 @@ impl Card for EmulatedCard {
     }
 
     fn fault(error: EmuError) -> Fault {
-        told(error)
+        fault_of(error)
     }
 
     fn build(&mut self, kernel: &Kernel) -> Result<Built, Fault> {
         let found = predict::resources::estimate(&kernel.module, &kernel.entry)
-            .ok_or_else(|| Fault::new("compile", format!("{} has no body", kernel.entry)))?;
+            .ok_or_else(|| Fault::new(Reason::Compile, format!("{} has no body", kernel.entry)))?;
         let shared = u64::from(found.shared) + u64::from(kernel.launch.dynamic_shared);
         if shared > u64::from(self.arch.shared_per_cta) {
             let accepted = self.arch.shared_per_cta;
             return Err(Fault::new(
-                "resources",
+                Reason::Resources,
                 format!("{shared} bytes of shared memory; accepted: at most {accepted}"),
             ));
         }
@@ -114,26 +114,26 @@ impl Card for EmulatedCard {
 
     fn time(&mut self, bound: &Bound, contents: &[Vec<u8>], _: f64) -> Result<Vec<f64>, Fault> {
         let mut buffers: Vec<Buffer> = contents.iter().map(|bytes| Buffer::from_bytes(bytes)).collect();
-        let us = clock(bound, &mut buffers, &self.options).map_err(told)?;
+        let us = clock(bound, &mut buffers, &self.options).map_err(fault_of)?;
         Ok(vec![us; SAMPLES])
     }
 
     fn race(
         &mut self,
-        deck: &Deck,
+        drawn: &RaceInputs,
         pair: [&Bound; 2],
         _: f64,
         turn: &mut dyn FnMut(),
     ) -> Result<Race, Fault> {
         let contestants = pair.map(|bound| Runner::new(bound.clone()));
         let entrants = ["candidate", "incumbent"].map(|name| Entrant::ours(Some(name), 1));
-        let problem = deck.problem.clone();
+        let problem = drawn.problem.clone();
         let stage = Track { problem, contestants, staged: [None, None], options: self.options.clone() };
         let mut stage = Watched { stage, turn };
         let rules = Rules { most_rounds: Rules::LEAST_ROUNDS, ..Rules::new(Mode::Warm, 0.0, None) };
-        race(&mut stage, deck, &entrants, &rules).map_err(|error| match error {
-            RaceError::Stage(error) => told(error),
-            RaceError::Nobody => Fault::new("crashed", error),
+        race(&mut stage, drawn, &entrants, &rules).map_err(|error| match error {
+            RaceError::Stage(error) => fault_of(error),
+            RaceError::Nobody => Fault::new(Reason::Crashed, error),
         })
     }
 }
@@ -251,7 +251,7 @@ mod tests {
         Candidate::Gpu(with_genes(&default, &genes).unwrap())
     }
 
-    fn rejected(stage: Step, subject: Candidate) -> (String, String) {
+    fn rejected(stage: Step, subject: Candidate) -> (Reason, String) {
         match evaluator().evaluate(&task(stage, subject)).finding {
             Finding::Rejected(found) => {
                 assert_eq!(found.stage, stage);
@@ -293,7 +293,7 @@ mod tests {
             assert!(against.ratio > 1.0 && against.low <= against.ratio, "{against:?}");
         }
         let Finding::Rejected(found) = look(&task(Step::Race, plan(json!({})))) else { panic!() };
-        assert_eq!(found.reason, "crashed");
+        assert_eq!(found.reason, Reason::Crashed);
     }
 
     /// A race has as many turns as it needs, each as long as a call. The time of other turns does not make a
@@ -322,10 +322,10 @@ mod tests {
         let first = "ld.param.u64";
         let hang = format!("{{\nFOREVER:\n\tbra FOREVER;\n}}\n\t{first}");
         let (reason, detail) = rejected(Step::Microbench, spoilt(first, &hang));
-        assert_eq!(reason, "hangs", "{detail}");
+        assert_eq!(reason, Reason::Hangs, "{detail}");
         let (reason, detail) =
             rejected(Step::Microbench, spoilt("\tret;", "\tst.global.u32 [0], 7;\n\tret;"));
-        assert_eq!(reason, "crashed", "{detail}");
+        assert_eq!(reason, Reason::Crashed, "{detail}");
         // The kernel runs, but Q and K are swapped.
         let source = as_source(&tiny());
         let (q, k) = ("role = \"q\"", "role = \"k\"");
@@ -333,8 +333,8 @@ mod tests {
             source.launch.replacen(q, "role = \"?\"", 1).replacen(k, q, 1).replacen("role = \"?\"", k, 1);
         let (reason, detail) =
             rejected(Step::Microbench, Candidate::Kernel(Source { launch: swapped, ..source }));
-        assert!(reason == "wrong" && detail.contains("wrong answer"), "{reason}: {detail}");
+        assert!(reason == Reason::Wrong && detail.contains("wrong answer"), "{reason}: {detail}");
         let (reason, detail) = rejected(Step::Screen, plan(json!({ "block_n": 7 })));
-        assert!(reason == "plan" && detail.contains("expected"), "{reason}: {detail}");
+        assert!(reason == Reason::Plan && detail.contains("expected"), "{reason}: {detail}");
     }
 }

@@ -2,6 +2,7 @@
 //! bit-identical repetitions.
 
 use kernels::Operand;
+use ledger::Reason;
 use problem::{Problem, Tensor};
 use rayon::prelude::*;
 
@@ -57,13 +58,13 @@ impl Gate {
         if self.known.iter().any(|(known, _)| known == problem) {
             return Ok(());
         }
-        let refused = |error| Fault::new("problem", error);
+        let refused = |error| Fault::new(Reason::Problem, error);
         let cases = if Answer::is_whole(problem) {
             let drawn = DRAWS.iter().filter_map(|&(style, seed)| Feed::draw(bound, style, seed));
             let cases = drawn.map(|feed| {
                 let references = feed.references(bound).map_err(refused)?;
                 let truth =
-                    Truth::Whole(references.ok_or_else(|| Fault::new("problem", "it has no answer"))?);
+                    Truth::Whole(references.ok_or_else(|| Fault::new(Reason::Problem, "it has no answer"))?);
                 Ok(Case { feed, truth })
             });
             cases.collect::<Result<Vec<Case>, Fault>>()?
@@ -92,7 +93,7 @@ impl Gate {
         let problem = problem_of(bound)?;
         let cases = self.known.iter().find(|(known, _)| known == problem).map(|(_, cases)| cases.as_slice());
         let [first, ..] = cases.unwrap_or_default() else {
-            return Err(Fault::new("problem", "nothing was drawn for it"));
+            return Err(Fault::new(Reason::Problem, "nothing was drawn for it"));
         };
         let cases = cases.unwrap_or_default();
         let feeds = cases.iter().map(|case| &case.feed).chain(std::iter::repeat_n(&first.feed, REPEATS));
@@ -115,7 +116,7 @@ impl Gate {
         for (repeat, again) in (1..).zip(repeats) {
             if again.check(bound, &first.feed, None).outputs(bound) != outputs {
                 let detail = format!("launch {repeat} on the same inputs gave other bits than the first");
-                return Err(Fault::new("wrong", detail));
+                return Err(Fault::new(Reason::Wrong, detail));
             }
         }
         let contents = first.feed.buffers(bound).iter().map(emu::Buffer::to_bytes).collect();
@@ -127,13 +128,13 @@ fn problem_of(bound: &Bound) -> Result<&Problem, Fault> {
     bound
         .problem
         .as_ref()
-        .ok_or_else(|| Fault::new("problem", "the kernel states no problem to be judged by"))
+        .ok_or_else(|| Fault::new(Reason::Problem, "the kernel states no problem to be judged by"))
 }
 
 fn lost<C: Card>(error: TrialError<<C::Machine as ptx::Machine>::Error>) -> Fault {
     match error {
         TrialError::Machine(error) => C::fault(error),
-        TrialError::Oracle(error) => Fault::new("problem", error),
+        TrialError::Oracle(error) => Fault::new(Reason::Problem, error),
     }
 }
 
@@ -146,7 +147,7 @@ impl Case {
         };
         let run = run.check(bound, &self.feed, references);
         if !run.is_right() {
-            return Err(Fault::new("wrong", run.reasons.join("; ")));
+            return Err(Fault::new(Reason::Wrong, run.reasons.join("; ")));
         }
         let Truth::Rows(answer) = &self.truth else {
             let error = run.error;
@@ -155,11 +156,12 @@ impl Case {
         let problem = problem_of(bound)?;
         let out = bound.roles.iter().position(|&role| role == Role::Operand(Operand::Tensor(Tensor::Out)));
         let Some(bytes) = out.map(|index| &run.after[index]) else {
-            return Err(Fault::new("launch", "it has no output"));
+            return Err(Fault::new(Reason::Launch, "it has no output"));
         };
         let values = Values::from_bytes(problem.dtype, bytes).gather(problem, Tensor::Out);
         debug_assert_eq!(values.len(), dense(problem).span(Tensor::Out).map_or(0, |(elements, _)| elements));
-        let figures = answer.judge(&values, Origin::Ours).map_err(|fault| Fault::new("wrong", fault))?;
+        let figures =
+            answer.judge(&values, Origin::Ours).map_err(|fault| Fault::new(Reason::Wrong, fault))?;
         Ok((run, Some(figures)))
     }
 }

@@ -25,16 +25,15 @@ use serde_json::json;
 use super::kernel::{self, Bench};
 use super::subject::{Fault, bound};
 use super::{Evaluator, Look, word_of};
-use crate::faults::INCUMBENT;
 use crate::{Finding, Stage, Task};
-use bench::{Deck, Race, interval};
+use bench::{Race, RaceInputs, interval};
 pub use card::{Built, Card, GpuCard};
 use check::gate::Verdict;
 use check::launchfile::Bound;
 pub use emulated::EmulatedCard;
 use gate::Gate;
 use ledger::{
-    Against, CandidateId, CheckFact, Environment, Judge, MeasurementFact, Rejection, TimeKind, Trial,
+    Against, CandidateId, CheckFact, Environment, Judge, MeasurementFact, Reason, Rejection, TimeKind, Trial,
 };
 
 /// Called with the time limit of the next piece of work. After that time, the supervisor may kill the
@@ -50,7 +49,7 @@ const CHECK: Duration = Duration::from_secs(900);
 const HANGS: Duration = Duration::from_secs(8);
 /// Minimum rate at which the host draws, copies and judges a kernel's buffers, bytes per second.
 const BYTES_A_SECOND: f64 = 16e6;
-/// Number of decks kept: that of the problem and those of held-out problems.
+/// Number of drawn kept: that of the problem and those of held-out problems.
 const DECKS: usize = 4;
 
 /// An evaluator for one card.
@@ -61,7 +60,7 @@ pub struct Cuda<C> {
     /// Whether the time model has this very device, not only one of the same architecture.
     predicts: bool,
     gate: Gate,
-    decks: Vec<(Problem, Deck)>,
+    drawn: Vec<(Problem, RaceInputs)>,
     allow: Allow,
 }
 
@@ -71,8 +70,8 @@ impl<C: Card> Cuda<C> {
         let arch = card.arch();
         let alike = MACHINES.into_iter().find(|gpu| gpu.sm == arch.sm).unwrap_or(&L4);
         let bench = Bench { gpu: model.unwrap_or(alike), arch, ptxas: None };
-        let (gate, decks) = (Gate::default(), Vec::new());
-        Cuda { card, bench, predicts: model.is_some(), gate, decks, allow: Box::new(|_| {}) }
+        let (gate, drawn) = (Gate::default(), Vec::new());
+        Cuda { card, bench, predicts: model.is_some(), gate, drawn, allow: Box::new(|_| {}) }
     }
 
     /// Calls `allow` with the time limit before each piece of work.
@@ -158,34 +157,34 @@ impl<C: Card> Cuda<C> {
     fn race(&mut self, task: &Task, trial: Trial, held: &mut Held) -> Result<Finding, Fault> {
         let problem = task.problem.problem();
         let Some((incumbent, rival)) = &task.incumbent else {
-            return Err(Fault::new("crashed", "the task names no incumbent to race against"));
+            return Err(Fault::new(Reason::Crashed, "the task names no incumbent to race against"));
         };
         let arch = self.card.arch();
         let ours = bound(&task.subject, &problem, &arch)?;
         let rival = bound(rival, &problem, &arch)
-            .map_err(|fault| Fault::new(INCUMBENT, format!("the incumbent cannot race: {fault}")))?;
+            .map_err(|fault| Fault::new(Reason::Incumbent, format!("the incumbent cannot race: {fault}")))?;
         (self.allow)(HOST_WORK);
         self.build(&ours)?;
-        let deck = self.deck(&problem)?;
+        let drawn = self.drawn(&problem)?;
         let (patience, allow) = (patience(&ours), &mut self.allow);
         allow(patience);
         held.since = Some(Instant::now());
-        let deck = &self.decks[deck].1;
-        let race = self.card.race(deck, [&ours, &rival], task.seconds, &mut || allow(patience))?;
+        let drawn = &self.drawn[drawn].1;
+        let race = self.card.race(drawn, [&ours, &rival], task.seconds, &mut || allow(patience))?;
         outcome(&race, *incumbent, trial, self.card.kind(), task.problem)
     }
 
-    /// The index of the problem's deck.
-    fn deck(&mut self, problem: &Problem) -> Result<usize, Fault> {
-        if let Some(known) = self.decks.iter().position(|(of, _)| of == problem) {
+    /// The index of the problem's drawn.
+    fn drawn(&mut self, problem: &Problem) -> Result<usize, Fault> {
+        if let Some(known) = self.drawn.iter().position(|(of, _)| of == problem) {
             return Ok(known);
         }
-        if self.decks.len() == DECKS {
-            self.decks.remove(0);
+        if self.drawn.len() == DECKS {
+            self.drawn.remove(0);
         }
-        let deck = Deck::draw(problem, 1).map_err(|error| Fault::new("problem", error))?;
-        self.decks.push((problem.clone(), deck));
-        Ok(self.decks.len() - 1)
+        let drawn = RaceInputs::draw(problem, 1).map_err(|error| Fault::new(Reason::Problem, error))?;
+        self.drawn.push((problem.clone(), drawn));
+        Ok(self.drawn.len() - 1)
     }
 }
 
@@ -210,13 +209,13 @@ fn outcome(
     problem: Shape,
 ) -> Result<Finding, Fault> {
     let [ours, rival] = &race.measurements[..] else {
-        return Err(Fault::new("crashed", "the race had other contestants than two"));
+        return Err(Fault::new(Reason::Crashed, "the race had other contestants than two"));
     };
     if let Some(fault) = &ours.fault {
         return Err(Fault::new(word_of(fault), fault));
     }
     if let Some(fault) = &rival.fault {
-        return Err(Fault::new(INCUMBENT, format!("the incumbent is out: {fault}")));
+        return Err(Fault::new(Reason::Incumbent, format!("the incumbent is out: {fault}")));
     }
     let against = rival.comparison.map(|found| Against {
         incumbent,

@@ -1,5 +1,5 @@
-//! Keys that several CTAs divide ([`MmaPlan::splits`]): what the first kernel stores, and the second kernel,
-//! which merges.
+//! Split-KV: several CTAs divide the keys of a row block ([`MmaPlan::splits`]). The first kernel stores
+//! partial results, and the second kernel merges them.
 
 use attend::{OnlineSoftmax, Partials, Sinks};
 use problem::{Problem, Tensor};

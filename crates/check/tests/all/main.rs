@@ -1,0 +1,14 @@
+//! The tests of the crate from outside, as one program.
+
+mod bands;
+mod blind_spots;
+mod common;
+mod cuda;
+mod diagnosis;
+mod gate;
+mod launches;
+mod lengths;
+mod programs;
+mod range;
+mod splits;
+mod verdicts;

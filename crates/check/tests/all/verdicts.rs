@@ -1,0 +1,206 @@
+//! The lists by which the gate is judged: what it must reject, each for its reason; what it must pass; and
+//! which synchronisation of the latter must not be removed. Separate idioms are in `filetests/hazard` and
+//! `filetests/run`, faults at every site of the fused family in `gate.rs`.
+
+use std::path::Path;
+
+use crate::common::small_tiles;
+use flashcore_check::gate::mutate::{Fault, mutant, sites};
+use flashcore_check::gate::{Settings, Verdict, check_kernel};
+use flashcore_check::launchfile::{Bound, LaunchSpec};
+use kernels::forward::mma::QueryHome;
+use kernels::ladder::RungPlan;
+use kernels::{Arch, Plan};
+use problem::{Band, DType, Layout, Problem};
+use ptx::{Item, Kernel, Op, Statement};
+
+/// A rung of the ladder on one head.
+fn rung(rung: RungPlan) -> Bound {
+    let problem = Problem::new(1, 1, 128, 64, DType::F16).with_band(rung.mask());
+    let step = kernels::emit(&problem, &Plan::Ladder { rung }, &Arch::SM_80).unwrap();
+    Bound::of_program(step, &problem)
+}
+
+/// The fused family, causal, with ragged tails and several blocks of keys.
+fn fused_as(seq_q: usize, seq_kv: usize, queries: QueryHome, stages: u32) -> Bound {
+    let problem = Problem::new(1, 1, seq_q, 64, DType::F16).with_seq_kv(seq_kv, Layout::Bhsd);
+    small_tiles(&problem.with_band(Band::CAUSAL), queries, stages)
+}
+
+/// The first rows see less than a key block, so that later blocks do not hide an error there.
+fn fused() -> Bound {
+    fused_as(170, 217, QueryHome::Registers, 2)
+}
+
+/// A kernel of `filetests/corpus`, launched as in its launch file.
+fn compiled(name: &str, sm: u32) -> Bound {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../filetests/corpus");
+    let text =
+        |file: String| std::fs::read_to_string(folder.join(&file)).unwrap_or_else(|e| panic!("{file}: {e}"));
+    let launch: LaunchSpec = text(format!("{name}.toml")).parse().unwrap();
+    launch.bind(ptx::parse(&text(format!("{name}_sm{sm}.ptx"))).unwrap().verify().unwrap()).unwrap()
+}
+
+/// The kernel with a fault at one of its sites.
+fn with(fault: Fault, site: usize, bound: Bound) -> Bound {
+    let kernel = mutant(&bound.kernel, fault, site).unwrap_or_else(|| panic!("{fault:?} has no site {site}"));
+    Bound { kernel, ..bound }
+}
+
+/// The kernel with a fault at the first site behind the first instruction of a kind.
+fn with_behind(first: fn(&Op) -> bool, fault: Fault, bound: Bound) -> Bound {
+    let mut before = bound.kernel.module.clone().into_module();
+    for item in &mut before.items {
+        if let Item::Function(function) = item
+            && let Some(body) = &mut function.body
+        {
+            let at = body.statements.iter().position(|s| matches!(s, Statement::Inst(i) if first(&i.op)));
+            body.statements.truncate(at.expect("an instruction of the kind"));
+        }
+    }
+    let before = Kernel { module: before.assume_verified(), ..bound.kernel.clone() };
+    with(fault, sites(&before, fault), bound)
+}
+
+/// The kernel launched with one row of CTAs too few.
+fn short_of_a_cta(mut bound: Bound) -> Bound {
+    bound.kernel.launch.grid.0 -= 1;
+    bound
+}
+
+/// Kernels that must be rejected, with the words of the reason.
+fn must_fail() -> Vec<(&'static str, Bound, &'static str)> {
+    use Fault::{
+        ComparisonOffByOne, DropAsyncWait, DropBarrier, DropCopy, DropFence, DropWarpBarrier, SkipRescale,
+        SkipStore, WrongScale,
+    };
+    let product = |op: &Op| matches!(op, Op::Mma(_));
+    // A copy for blocks behind the diagonal, whose stages have all held other blocks before.
+    let last_copy = sites(&fused().kernel, DropCopy) - 1;
+    let short_tail = fused_as(135, 249, QueryHome::Registers, 2);
+    let split = || compiled("cuda_split_reduce", 80);
+    vec![
+        ("Phase 4: the barrier after S is dropped", rung(RungPlan::Phase4Race), "race at"),
+        ("stage B: the union of codes and floats", rung(RungPlan::U8StageB), "race at"),
+        ("warp reductions that share a cell", rung(RungPlan::NanReduction), "race at"),
+        ("a barrier is dropped", with(DropBarrier, 1, fused()), "race at"),
+        ("a barrier of a warp is dropped", with(DropWarpBarrier, 1, fused()), "race at"),
+        ("a wait for copies is dropped", with(DropAsyncWait, 1, fused()), "async_not_waited at"),
+        ("no fence before the flag of another CTA", with(DropFence, 0, split()), "race at"),
+        ("no fence after the flag of another CTA", with(DropFence, 1, split()), "race at"),
+        ("the mask is off by one", with_behind(product, ComparisonOffByOne, fused()), "wrong answer"),
+        // The first quarter of a tile's rows: the tail must end in it.
+        ("an index is off by one", with(ComparisonOffByOne, 0, short_tail), "out_of_bounds at"),
+        ("a rescale is missing", with(SkipRescale, 0, fused()), "wrong answer"),
+        ("a tile is stale", with(DropCopy, last_copy, fused()), "wrong answer"),
+        ("a tile is never loaded", with(DropCopy, 0, fused()), "uninitialised_read at"),
+        ("the tail is not written", short_of_a_cta(fused()), "unwritten_output at"),
+        ("a store is left out", with(SkipStore, 0, fused()), "unwritten_output at"),
+        ("the scale is wrong", with(WrongScale, 0, fused()), "wrong answer"),
+    ]
+}
+
+#[test]
+fn what_must_fail_fails_for_its_reason() {
+    for (name, bound, reason) in must_fail() {
+        let check = check_kernel(&bound, &Settings::quick()).unwrap();
+        let first = check.reasons.first().map_or("", String::as_str);
+        assert_eq!(check.verdict, Verdict::Failed, "{name}");
+        assert!(first.contains(reason), "{name}: {reason} expected, but: {:#?}", check.reasons);
+    }
+}
+
+/// Compiled from this project's sources in `filetests/corpus/src`.
+const COMPILED: [&str; 17] = [
+    "cuda_dispatch",
+    "cuda_flash",
+    "cuda_histogram",
+    "cuda_layernorm",
+    "cuda_matmul",
+    "cuda_scan",
+    "cuda_softmax",
+    "cuda_split_reduce",
+    "cuda_transpose",
+    "triton_flash",
+    "triton_histogram",
+    "triton_layernorm",
+    "triton_matmul",
+    "triton_scan",
+    "triton_softmax",
+    "triton_split_reduce",
+    "triton_transpose",
+];
+
+/// The rungs that are right, however slow.
+const RIGHT_RUNGS: [RungPlan; 11] = [
+    RungPlan::Minimal,
+    RungPlan::Phase1,
+    RungPlan::Phase3,
+    RungPlan::Phase4,
+    RungPlan::Phase6It1,
+    RungPlan::Phase6It2,
+    RungPlan::P1Wmma,
+    RungPlan::U8Baseline,
+    RungPlan::U8Cycle2a,
+    RungPlan::U8StageA,
+    RungPlan::U8StageBRepaired,
+];
+
+fn assert_passes(name: &str, bound: &Bound, settings: &Settings) {
+    let check = check_kernel(bound, settings).unwrap();
+    assert_eq!(check.verdict, Verdict::Passed, "{name}: {:#?}", check.reasons);
+    assert!(check.runs > 0, "{name} was not run");
+}
+
+#[test]
+fn what_compilers_make_passes() {
+    for name in COMPILED {
+        for sm in [80, 89] {
+            let name_sm = format!("{name} sm_{sm}");
+            assert_passes(&name_sm, &compiled(name, sm), &Settings::thorough());
+        }
+    }
+}
+
+#[test]
+fn what_is_right_passes() {
+    // The rungs with scalar arithmetic are slow: one schedule here, more in their own crate.
+    let one_run = Settings::quick().first_run();
+    RIGHT_RUNGS.into_iter().for_each(|plan| assert_passes(plan.name(), &rung(plan), &one_run));
+    for (queries, stages) in [(QueryHome::Registers, 2), (QueryHome::Shared, 1), (QueryHome::Shared, 3)] {
+        let fused = fused_as(170, 217, queries, stages);
+        assert_passes(&format!("fused, {queries:?}, {stages} stages"), &fused, &Settings::thorough());
+    }
+}
+
+/// Synchronisation that Triton emits without an effect on ordering in these launches.
+const IDLE: [(&str, Fault, usize, &str); 8] = [
+    (
+        "triton_flash",
+        Fault::DropBarrier,
+        2,
+        "the loop ends with a barrier: only a CTA without keys needs this one",
+    ),
+    ("triton_flash", Fault::DropAsyncWait, 1, "nobody reads what is requested past the last block"),
+    ("triton_histogram", Fault::DropBarrier, 1, "nobody writes shared memory any more"),
+    ("triton_histogram", Fault::DropBarrier, 2, "nor reads it"),
+    ("triton_matmul", Fault::DropBarrier, 1, "another stands right before the loop, and at its end"),
+    ("triton_matmul", Fault::DropAsyncWait, 1, "the same wait stands there, too"),
+    ("triton_matmul", Fault::DropAsyncWait, 2, "it stands there twice"),
+    ("triton_matmul", Fault::DropAsyncWait, 3, "it stands there twice"),
+];
+
+#[test]
+fn what_compiled_kernels_synchronise_is_needed() {
+    for name in COMPILED {
+        let right = compiled(name, 80);
+        for fault in [Fault::DropBarrier, Fault::DropWarpBarrier, Fault::DropAsyncWait, Fault::DropFence] {
+            for site in 0..sites(&right.kernel, fault) {
+                let check = check_kernel(&with(fault, site, right.clone()), &Settings::thorough()).unwrap();
+                let idle = IDLE.iter().any(|known| (known.0, known.1, known.2) == (name, fault, site));
+                let expected = if idle { Verdict::Passed } else { Verdict::Failed };
+                assert_eq!(check.verdict, expected, "{name} {fault:?} {site}: {:#?}", check.reasons);
+            }
+        }
+    }
+}

@@ -1,0 +1,13 @@
+//! The tests of the command, as one program.
+
+mod cli;
+mod evolve;
+mod folder;
+mod hostile;
+mod microbench;
+mod proposers;
+mod sandbox;
+mod schemas;
+mod source_lines;
+mod sources;
+mod worker;

@@ -1,0 +1,245 @@
+//! `check` on sources and launches as people have them: options in place of a launch file, `.cu` files with
+//! host code, references. Without NVRTC or NumPy the messages say what is missing.
+
+use std::process::Output;
+
+use crate::folder::{Folder, text};
+
+const PTX: &str = ".version 7.0
+.target sm_80
+.address_size 64
+.visible .entry _Z5twicePKfPfi(.param .u64 x, .param .u64 y, .param .u32 n)
+{
+    .reg .b64 %rd<6>;
+    .reg .b32 %r<6>;
+    .reg .f32 %f<2>;
+    .reg .pred %p<2>;
+    ld.param.u64 %rd1, [x];
+    ld.param.u64 %rd2, [y];
+    ld.param.u32 %r5, [n];
+    mov.u32 %r1, %tid.x;
+    mov.u32 %r2, %ctaid.x;
+    mov.u32 %r3, %ntid.x;
+    mad.lo.u32 %r4, %r2, %r3, %r1;
+    setp.ge.u32 %p1, %r4, %r5;
+    @%p1 ret;
+    cvta.to.global.u64 %rd1, %rd1;
+    cvta.to.global.u64 %rd2, %rd2;
+    mul.wide.u32 %rd3, %r4, 4;
+    add.s64 %rd4, %rd1, %rd3;
+    add.s64 %rd5, %rd2, %rd3;
+    ld.global.f32 %f1, [%rd4];
+    add.f32 %f1, %f1, %f1;
+    st.global.f32 [%rd5], %f1;
+    ret;
+}
+";
+
+/// Asserts an exit code and words of the output, or that NVRTC is missing.
+fn assert_told(output: &Output, code: i32, words: &[&str]) {
+    let (out, error) = (text(&output.stdout), text(&output.stderr));
+    if error.contains("FLASHCORE_NVRTC") {
+        return;
+    }
+    assert_eq!(output.status.code(), Some(code), "{out}{error}");
+    for word in words {
+        assert!(out.contains(word) || error.contains(word), "{word}: {out}{error}");
+    }
+}
+
+#[test]
+fn a_launch_can_be_stated_by_options() {
+    let folder = Folder::new("stated");
+    let ptx = folder.write("twice.ptx", PTX);
+    let run = |args: &[&str]| folder.run(&[&["check", &ptx], args].concat());
+    let base = ["--grid", "4", "--block", "32,1", "--arg", "x:f32:100=random", "--arg"];
+    let passed = run(&[&base[..], &["y:f32:100", "--arg", "n:i32=100"]].concat());
+    assert_told(&passed, 0, &["passed after 3 runs", "output not judged"]);
+    let short = run(&[&base[..], &["y:f32:64", "--arg", "n:i32=100", "--entry", "twice"]].concat());
+    assert_told(&short, 1, &["out_of_bounds", "y["]);
+    for (args, said) in [
+        (&["--grid", "4"][..], "0 [[arg]] given, but entry _Z5twicePKfPfi takes 3 parameters"),
+        (&["--grid", "4", "--block", "32"], "0 [[arg]] given, but entry"),
+        (&["--grid", "x"], "invalid value 'x' for --grid"),
+        (&["--grid", "4", "--launch", "a.toml"], "cannot be used with"),
+        (&["--block", "32"], "--grid"),
+        (&[], "missing --launch: state the launch in a file, or by --grid"),
+        (&["--suggest", "--json"], "invalid value '--json' for check --suggest"),
+    ] {
+        assert_told(&run(args), 3, &[said]);
+    }
+    let wrong = run(&[&base[..], &["y:f33:100"]].concat());
+    assert_told(&wrong, 3, &["invalid value 'y:f33:100' for --arg: expected a type of elements"]);
+}
+
+#[test]
+fn a_suggestion_can_be_edited_and_checked() {
+    let folder = Folder::new("suggest");
+    let ptx = folder.write("twice.ptx", PTX);
+    let suggested = folder.run(&["check", &ptx, "--suggest"]);
+    assert_eq!(suggested.status.code(), Some(0), "{}", text(&suggested.stderr));
+    let launch = folder.write("twice.toml", &text(&suggested.stdout));
+    assert_told(&folder.run(&["check", &ptx, "--launch", &launch]), 0, &["passed after 3 runs"]);
+}
+
+/// A NumPy function, which is right, wrong, failing or endless.
+#[test]
+fn a_python_function_judges() {
+    let folder = Folder::new("python");
+    let ptx = folder.write("twice.ptx", PTX);
+    folder.write(
+        "ref.py",
+        "import time\ndef twice(x, n):\n    return x[:n] * 2\ndef thrice(x, n):\n    return x * 3\n\
+         def fails(x, n):\n    raise ValueError('no such row')\ndef endless(x, n):\n    time.sleep(60)\n\
+         def other(x, n):\n    return x[:5]\n",
+    );
+    let check = |function: &str, more: &str| {
+        let launch = format!(
+            "[launch]\ngrid = [4]\nblock = [32]\n[[arg]]\nname = \"x\"\nrole = \"buffer\"\ndtype = \"f32\"\nshape = [100]\n\
+             init = \"random\"\n[[arg]]\nname = \"y\"\nrole = \"buffer\"\ndtype = \"f32\"\nshape = [100]\n[[arg]]\nrole = \"i32\"\n\
+             value = 100\n[reference]\npython = \"ref.py:{function}\"\n{more}"
+        );
+        let launch = folder.write("launch.toml", &launch);
+        folder.run(&["check", &ptx, "--launch", &launch])
+    };
+    if text(&check("twice", "").stderr).contains("NumPy is missing") {
+        return;
+    }
+    assert_told(&check("twice", ""), 0, &["y judged by the Python function ref.py:twice"]);
+    assert_told(&check("thrice", ""), 1, &["wrong answer in y", "the Python function ref.py:thrice says"]);
+    assert_told(&check("fails", ""), 3, &["ValueError: no such row"]);
+    assert_told(&check("endless", "timeout = 0.5\n"), 3, &["it did not end within 0.5 s"]);
+    assert_told(&check("other", ""), 3, &["it returned an array of shape [5], expected [100]"]);
+    assert_told(&check("nothing", ""), 3, &["has no function nothing"]);
+}
+
+const CUDA: &str = r#"#include <stdio.h>
+#include <cstdint>
+#include <vector>
+#include <algorithm>
+#include <cassert>
+#include <cuda_runtime.h>
+#include "part.cuh"
+
+#define CHECK(call) do { cudaError_t error = (call); if (error != cudaSuccess) { fprintf(stderr, "%s\n", cudaGetErrorString(error)); exit(1); } } while (0)
+
+__constant__ float factors[4];
+
+struct Timer { cudaEvent_t start; Timer() { cudaEventCreate(&start); } };
+
+template <typename T, int N>
+__global__ void __launch_bounds__(N) scale(const T* x, T* y, uint32_t n) {
+    uint32_t i = blockIdx.x * N + threadIdx.x;
+    assert(n > 0);
+    if (i < n) y[i] = twice(x[i]) * T(FACTOR) + T(std::max(0.0f, factors[i % 4]));
+}
+
+static float* filled(std::vector<float>& host) {
+    for (auto& x : host) x = rand() / 2.0f;
+    return host.data();
+}
+
+template <typename T> void run(T* x, T* y, int n) {
+    scale<T, 32><<<(n + 31) / 32, 32>>>(x, y, n);
+    CHECK(cudaDeviceSynchronize());
+}
+
+int main(int argc, char** argv) {
+    std::vector<float> host(100);
+    Timer timer;
+    float *x, *y;
+    CHECK(cudaMalloc(&x, 400));
+    CHECK(cudaMalloc(&y, 400));
+    CHECK(cudaMemcpy(x, filled(host), 400, cudaMemcpyHostToDevice));
+    run<float>(x, y, 100);
+    scale<float, 32><<<4, 32>>>(x, y, 100);
+    printf("done\n");
+    return 0;
+}
+"#;
+
+const LAUNCH: &str = "[launch]\nentry = \"scale<float, 32>\"\ngrid = [4]\n[[arg]]\nname = \"x\"\nrole = \"buffer\"\n\
+    dtype = \"f32\"\nshape = [100]\ninit = 2\n[[arg]]\nname = \"y\"\nrole = \"buffer\"\ndtype = \"f32\"\nshape = [100]\n\
+    [[arg]]\nrole = \"u32\"\nvalue = 100\n[[constant]]\nname = \"factors\"\ndtype = \"f32\"\nvalues = [0.0, 0.0, 0.0, 0.0]\n\
+    [reference]\noutput = \"y\"\nkernel = \"plain.cu\"\nblock = [32]\n";
+
+const PLAIN: &str = "extern \"C\" __global__ void plain(const float* x, float* y, unsigned n) {\n\
+    unsigned i = blockIdx.x * blockDim.x + threadIdx.x;\n if (i < n) y[i] = 6 * x[i];\n}\n\
+    int main() { plain<<<1, 32>>>(0, 0, 0); }\n";
+
+#[test]
+fn cuda_files_may_have_host_code_templates_and_headers_of_their_own() {
+    let folder = Folder::new("host-code");
+    let cuda = folder.write("scale.cu", CUDA);
+    folder.write("plain.cu", PLAIN);
+    std::fs::create_dir(folder.0.join("include")).unwrap();
+    folder.write(
+        "include/part.cuh",
+        "#pragma once\ntemplate <typename T> __device__ T twice(T x) { return x + x; }\n",
+    );
+    let launch = folder.write("scale.toml", LAUNCH);
+    let options = ["-I", "include", "-DFACTOR=3", "--instantiate", "scale<float, 32>", "--block", "32"];
+    let check = |options: &[&str]| folder.run(&[&["check", &cuda, "--launch", &launch], options].concat());
+    let block = folder.write("scale.toml", &LAUNCH.replace("grid = [4]", "grid = [4]\nblock = [32]"));
+    assert_eq!(block, launch);
+    assert_told(&check(&options[..5]), 0, &["passed after 3 runs", "y judged by the kernel in plain.cu"]);
+    let wrong = ["-I", "include", "-D", "FACTOR=4", "--instantiate", "scale<float, 32>"];
+    assert_told(&check(&wrong), 1, &["wrong answer in y", "the kernel in plain.cu says"]);
+    let none = check(&["-I", "include", "-DFACTOR=3"]);
+    assert_told(&none, 3, &["all kernels are templates (scale)", "--instantiate 'scale<float, 32>'"]);
+    let lost = check(&["-DFACTOR=3", "--instantiate", "scale<float, 32>"]);
+    assert_told(&lost, 3, &["part.cuh"]);
+}
+
+#[test]
+fn faults_of_device_code_are_told_with_what_was_left_out() {
+    let folder = Folder::new("device-fault");
+    let launch = folder.write("launch.toml", "[launch]\ngrid = [1]\nblock = [32]\n");
+    let source = "#include <iostream>\n__global__ void k() { wrong(); }\nint main() { k<<<1, 32>>>(); }\n";
+    let cuda = folder.write("k.cu", source);
+    let output = folder.run(&["check", &cuda, "--launch", &launch]);
+    assert_told(
+        &output,
+        3,
+        &["k.cu(2): error: identifier \"wrong\" is undefined", "left out: ", "k.cu lines 3"],
+    );
+}
+
+#[test]
+fn several_files_are_compiled_together() {
+    let folder = Folder::new("several");
+    let launch = folder.write(
+        "launch.toml",
+        "[launch]\ngrid = [1]\nblock = [32]\n[[arg]]\nrole = \"buffer\"\ndtype = \"f32\"\nelements = 32\n",
+    );
+    folder.write(
+        "two.cu",
+        "#include <iostream>\n__device__ float two() { return 2; }\nvoid show() { std::cout << two(); }\n",
+    );
+    let cuda = folder.write(
+        "one.cu",
+        "__device__ float two();\n__global__ void k(float* x) { x[threadIdx.x] = two(); }\nint main() { k<<<1, 32>>>(0); }\n",
+    );
+    let output = folder.run(&["check", &cuda, "--with", "two.cu", "--launch", &launch]);
+    assert_told(&output, 0, &["passed after 3 runs"]);
+}
+
+/// The book's page on other kernels: its file is checked as it stands.
+#[test]
+fn the_guide_s_softmax_passes_and_is_judged() {
+    let page = std::fs::read_to_string("../../docs/src/guide/check.md").unwrap();
+    let (_, page) = page.split_once("## A kernel that is not attention").unwrap();
+    let block =
+        |language: &str| page.split_once(&format!("```{language}\n")).unwrap().1.split_once("```").unwrap().0;
+    let folder = Folder::new("guide");
+    let (cuda, launch) = (folder.write("soft.cu", block("cpp")), folder.write("soft.toml", block("toml")));
+    let judged = folder.run(&["check", &cuda, "--launch", &launch]);
+    assert_told(
+        &judged,
+        0,
+        &["passed after 3 runs", "y judged by the built-in softmax", "y: 0 of 400 elements wrong"],
+    );
+    let command = page.lines().find(|line| line.contains("--grid 4")).unwrap();
+    let args: Vec<&str> = command.split_whitespace().skip(1).collect();
+    assert_told(&folder.run(&args), 0, &["passed after 3 runs", "output not judged"]);
+}

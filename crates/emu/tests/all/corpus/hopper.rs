@@ -1,0 +1,193 @@
+//! Kernels for sm_90a: bulk tensor copies, warpgroup products and clusters, from CUDA C++ and from Triton.
+
+use ptx::{Arg, Dim3, Element, Kernel, L2Promotion, Swizzle, TensorMapSpec};
+
+use super::reference::{self, Heads};
+use super::{Case, Data, assert_close, bf16s, brains, draw, f16s, f32s, floats, halves, read};
+
+/// The tensor map of a whole matrix whose rows are contiguous.
+fn map(
+    buffer: usize,
+    element: Element,
+    [rows, columns]: [u64; 2],
+    side: u32,
+    swizzle: Swizzle,
+) -> TensorMapSpec {
+    TensorMapSpec {
+        buffer,
+        offset: 0,
+        element,
+        extents: vec![columns, rows],
+        strides: vec![columns * u64::from(element.bytes())],
+        box_extents: vec![side, side],
+        swizzle,
+        l2_promotion: L2Promotion::default(),
+        wraps: false,
+    }
+}
+
+/// The last boxes extend beyond the matrix in both dimensions.
+#[test]
+fn boxes_come_and_go_through_shared_memory() {
+    let (rows, columns) = (150, 120);
+    let input = draw(rows * columns, 1);
+    let case = Case {
+        file: "cuda_hopper_copy",
+        entry: "hopper_copy",
+        grid: Dim3(columns.div_ceil(32) as u32, 1, 1),
+        block: Dim3(128, 1, 1),
+        shared: 0,
+        data: vec![("in", floats(&input)), ("out", Data::Out(4 * rows * columns))],
+        scalars: vec![],
+    };
+    let extents = [rows as u64, columns as u64];
+    let kernel = Kernel {
+        tensor_maps: [0, 1].map(|buffer| map(buffer, Element::F32, extents, 32, Swizzle::None)).into(),
+        args: vec![
+            Arg::TensorMap { index: 0 },
+            Arg::TensorMap { index: 1 },
+            Arg::I32(rows.div_ceil(32) as i32),
+        ],
+        ..case.kernel("90a")
+    };
+    let expected: Vec<f64> = input.iter().map(|x| f64::from(2.0 * x + 1.0)).collect();
+    case.check_kernel(&kernel, |buffers| assert_close("out", &f32s(&buffers[1]), &expected, 0.0));
+}
+
+#[test]
+fn a_warpgroup_multiplies_from_core_matrices_and_registers() {
+    let (m, n, depth) = (128, 192, 64);
+    let (a, b) = (draw(m * depth, 2), draw(n * depth, 3));
+    let case = Case {
+        file: "cuda_hopper_gemm",
+        entry: "hopper_gemm",
+        grid: Dim3(3, 2, 1),
+        block: Dim3(128, 1, 1),
+        shared: 0,
+        data: vec![("a", halves(&a)), ("b", halves(&b)), ("c", Data::Out(4 * m * n))],
+        scalars: vec![Arg::I32(n as i32)],
+    };
+    let expected = reference::matmul(&a, depth, n, |col, k| b[col * depth + k]);
+    case.check_kernel(&case.kernel("90a"), |buffers| {
+        assert_close("c", &f32s(&buffers[2]), &expected, 1e-5);
+    });
+}
+
+#[test]
+fn a_cluster_sums_in_the_memory_of_its_first_cta() {
+    let (clusters, elements) = (3, 3000);
+    let input = draw(elements, 4);
+    let case = Case {
+        file: "cuda_hopper_cluster_sum",
+        entry: "hopper_cluster_sum",
+        grid: Dim3(4 * clusters as u32, 1, 1),
+        block: Dim3(128, 1, 1),
+        shared: 0,
+        data: vec![
+            ("in", floats(&input)),
+            ("sums", Data::Out(4 * clusters)),
+            ("agreed", Data::Out(16 * clusters)),
+        ],
+        scalars: vec![Arg::I32(elements as i32)],
+    };
+    let mut kernel = case.kernel("90a");
+    kernel.launch.cluster = Dim3(4, 1, 1);
+    let stride = 4 * clusters * 128;
+    let cluster = |c: usize| {
+        let own = input.iter().enumerate().filter(|(i, _)| i % stride / 512 == c);
+        own.map(|(_, &x)| f64::from(x)).sum::<f64>()
+    };
+    let expected: Vec<f64> = (0..clusters).map(cluster).collect();
+    case.check_kernel(&kernel, |buffers| {
+        assert_close("sums", &f32s(&buffers[1]), &expected, 1e-4);
+        assert!(read(&buffers[2], u32::from_le_bytes).iter().all(|&agreed| agreed == 1));
+    });
+}
+
+/// A Triton kernel. Its last two parameters are pointers to scratch memory.
+fn triton(
+    file: &'static str,
+    grid: Dim3,
+    shared: u32,
+    data: Vec<(&'static str, Data)>,
+    scalars: &[Arg],
+) -> Case {
+    let scalars = scalars.iter().cloned().chain([Arg::Null, Arg::Null]).collect();
+    Case { file, entry: "kernel", grid, block: Dim3(128, 1, 1), shared, data, scalars }
+}
+
+#[test]
+fn triton_multiplies_with_wgmma() {
+    let (m, n, depth) = (100, 80, 96);
+    let (a, b) = (draw(m * depth, 5), draw(depth * n, 6));
+    let case = triton(
+        "triton_matmul",
+        Dim3(2, 2, 1),
+        24576,
+        vec![("a", brains(&a)), ("b", brains(&b)), ("c", Data::Out(2 * m * n))],
+        &[Arg::I32(m as i32), Arg::I32(n as i32), Arg::I32(depth as i32)],
+    );
+    let expected = reference::matmul(&a, depth, n, |col, k| b[k * n + col]);
+    case.check_kernel(&case.kernel("90a"), |buffers| {
+        assert_close("c", &bf16s(&buffers[2]), &expected, 16.0 / 512.0);
+    });
+}
+
+#[test]
+fn triton_attends_with_wgmma() {
+    let (heads, seq_q, seq_kv, dim) = (2, 100, 130, 64);
+    let [q, k, v] = [(seq_q, 7), (seq_kv, 8), (seq_kv, 9)].map(|(seq, seed)| draw(heads * seq * dim, seed));
+    let case = triton(
+        "triton_flash",
+        Dim3(2, heads as u32, 1),
+        24576,
+        vec![
+            ("q", halves(&q)),
+            ("k", halves(&k)),
+            ("v", halves(&v)),
+            ("out", Data::Out(2 * heads * seq_q * dim)),
+            ("lse", Data::Out(4 * heads * seq_q)),
+        ],
+        &[Arg::I32(seq_q as i32), Arg::I32(seq_kv as i32), Arg::F32(0.125)],
+    );
+    let expected = reference::attention(&q, &k, &v, &Heads { heads, dim, scale: 0.125, causal: true });
+    case.check_kernel(&case.kernel("90a"), |buffers| {
+        assert_close("out", &f16s(&buffers[3]), &expected.out, 1e-3);
+        assert_close("lse", &f32s(&buffers[4]), &expected.lse, 1e-5);
+    });
+}
+
+/// Triton puts a barrier, but no fence, between the initialisation of an mbarrier and the copy that completes
+/// on it. The PTX ISA ("membar, fence") and the CUDA C++ Programming Guide ("Using TMA to transfer
+/// multi-dimensional arrays") require a fence. The emulator reports this once for the line of each copy, and
+/// reports nothing else: see `docs/src/how/emulator.md`.
+#[test]
+fn triton_multiplies_boxes_of_tensor_maps() {
+    let (m, n, depth) = (100, 120, 192);
+    let (a, b) = (draw(m * depth, 10), draw(depth * n, 11));
+    let case = triton(
+        "triton_tma_matmul",
+        Dim3(2, 2, 1),
+        49176,
+        vec![("a", halves(&a)), ("b", halves(&b)), ("c", Data::Out(2 * m * n))],
+        &[],
+    );
+    let matrices = [[m, depth], [depth, n], [m, n]].map(|extents| extents.map(|n| n as u64));
+    // Each descriptor is a tensor map, followed by the extents and strides from which it was made.
+    let described = matrices.iter().enumerate().flat_map(|(index, &[rows, columns])| {
+        let (rows, columns) = (rows as u32, columns);
+        [Arg::TensorMap { index }, Arg::U32(rows), Arg::U32(columns as u32), Arg::U64(columns), Arg::U64(1)]
+    });
+    let kernel = Kernel {
+        tensor_maps: (0..3).map(|i| map(i, Element::F16, matrices[i], 64, Swizzle::Bytes128)).collect(),
+        args: described.chain([Arg::I32(depth as i32), Arg::Null, Arg::Null]).collect(),
+        ..case.kernel("90a")
+    };
+    let expected = reference::matmul(&a, depth, n, |col, k| b[k * n + col]);
+    case.each_schedule(&kernel, |hazards, buffers| {
+        let known =
+            |hazard: &String| hazard.contains("missing_proxy_fence") && hazard.contains("on an mbarrier");
+        assert!(hazards.len() == 6 && hazards.iter().all(known), "{hazards:#?}");
+        assert_close("c", &f16s(&buffers[2]), &expected, 16.0 / 2048.0);
+    });
+}

@@ -1,0 +1,38 @@
+//! Why an evolution cannot continue.
+
+use ledger::{LedgerError, Reason};
+
+/// Why an evolution cannot continue.
+#[derive(Debug, thiserror::Error)]
+pub enum EvolveError {
+    #[error(transparent)]
+    Ledger(#[from] LedgerError),
+    /// The baseline itself was rejected.
+    #[error(
+        "the baseline for {problem} cannot be evaluated ({reason}: {detail}); name another with --seed-plan, or another problem"
+    )]
+    Baseline { problem: String, reason: Reason, detail: String },
+    /// The run's configuration in the ledger does not parse.
+    #[error(
+        "run {run} of the ledger cannot go on: its configuration is not one of this FlashCore's ({error})"
+    )]
+    Config { run: i64, error: serde_json::Error },
+    /// Evaluations fail one after the other, independent of the candidate: the infrastructure is at fault.
+    #[error(
+        "the last {count} {place} all failed ({reason}: {detail}); mend that and go on with --resume: the run is stopped, and \
+         nothing is lost"
+    )]
+    Faults {
+        /// Number of failures.
+        count: usize,
+        /// The kind of evaluation that failed.
+        place: &'static str,
+        /// The reason of the last failure.
+        reason: Reason,
+        /// The last failure in words.
+        detail: String,
+    },
+    /// The request is empty or impossible.
+    #[error("{what}; accepted: {accepted}")]
+    Nothing { what: &'static str, accepted: &'static str },
+}

@@ -1,0 +1,213 @@
+//! Runs a plan on a machine and compares the result with attention in f64.
+
+pub mod cases;
+pub mod each;
+pub mod small_plan;
+pub mod wgmma_plan;
+
+use flashcore_kernels::{Arch, Plan, emit};
+use half::{bf16, f16};
+use problem::{DType, Problem, Strides, Tensor};
+use ptx::{Kernel, Machine};
+
+/// Inputs and outputs of one run, as the kernel's buffers hold them.
+pub struct Run {
+    problem: Problem,
+    /// Q, K and V.
+    inputs: [Vec<u16>; 3],
+    out: Vec<u16>,
+    lse: Vec<f32>,
+}
+
+/// A bit pattern that is NaN in f16 and bf16. Kernels must not read it in inputs and must overwrite it in
+/// outputs.
+const POISON: u16 = 0x7FFF;
+
+fn decode(dtype: DType, bits: u16) -> f64 {
+    match dtype {
+        DType::Bf16 => bf16::from_bits(bits).to_f64(),
+        _ => f16::from_bits(bits).to_f64(),
+    }
+}
+
+fn encode(dtype: DType, value: f64) -> u16 {
+    match dtype {
+        DType::Bf16 => bf16::from_f64(value).to_bits(),
+        _ => f16::from_f64(value).to_bits(),
+    }
+}
+
+/// Draws from a roughly normal distribution of variance 1 (xorshift64*, sum of four uniforms).
+fn draw(state: &mut u64) -> f64 {
+    let mut sum = 0.0;
+    for _ in 0..4 {
+        *state ^= *state >> 12;
+        *state ^= *state << 25;
+        *state ^= *state >> 27;
+        sum += (state.wrapping_mul(0x2545_F491_4F6C_DD1D) >> 11) as f64 / (1u64 << 53) as f64;
+    }
+    (sum - 2.0) * 3.0f64.sqrt()
+}
+
+/// Every row of a tensor: its index and where it starts in the buffer.
+fn rows(problem: &Problem, tensor: Tensor) -> impl Iterator<Item = ([usize; 3], usize)> {
+    let [batch, heads, seq, _] = problem.extents(tensor);
+    let (_, origin) = problem.span(tensor).expect("the problem was checked");
+    let strides: Strides = problem.strides(tensor);
+    (0..batch).flat_map(move |b| {
+        (0..heads).flat_map(move |h| {
+            (0..seq).map(move |s| ([b, h, s], (origin as i64 + strides.offset(b, h, s)) as usize))
+        })
+    })
+}
+
+fn input(problem: &Problem, tensor: Tensor, seed: u64) -> Vec<u16> {
+    let (elements, _) = problem.span(tensor).expect("the problem was checked");
+    let mut data = vec![POISON; elements];
+    let mut state = seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1;
+    for (_, start) in rows(problem, tensor) {
+        for element in &mut data[start..start + problem.extents(tensor)[3]] {
+            *element = encode(problem.dtype, draw(&mut state));
+        }
+    }
+    data
+}
+
+fn bytes<T: Copy, const N: usize>(values: &[T], to: impl Fn(T) -> [u8; N]) -> Vec<u8> {
+    values.iter().flat_map(|&v| to(v)).collect()
+}
+
+/// Emits the plan's program and runs it on fresh inputs.
+pub fn run<M: Machine>(machine: &mut M, problem: &Problem, plan: &Plan, arch: &Arch, seed: u64) -> Run {
+    let program = emit(problem, plan, arch).unwrap_or_else(|e| panic!("{plan:?}: {e}"));
+    let steps: Vec<&Kernel> = program.steps().collect();
+    run_steps(machine, problem, &steps, seed).unwrap_or_else(|e| panic!("{plan:?}: {e}"))
+}
+
+/// Runs a kernel of the problem on fresh inputs.
+#[allow(dead_code, reason = "not every test changes a kernel")]
+pub fn run_kernel<M: Machine>(
+    machine: &mut M,
+    problem: &Problem,
+    kernel: &Kernel,
+    seed: u64,
+) -> Result<Run, M::Error> {
+    run_steps(machine, problem, &[kernel], seed)
+}
+
+/// Runs the kernels of a program on fresh inputs.
+fn run_steps<M: Machine>(
+    machine: &mut M,
+    problem: &Problem,
+    steps: &[&Kernel],
+    seed: u64,
+) -> Result<Run, M::Error> {
+    let kernel = steps[0];
+    let inputs = [Tensor::Q, Tensor::K, Tensor::V].map(|t| input(problem, t, seed + 7 * t as u64));
+    let mut contents: Vec<Vec<u8>> = inputs.iter().map(|data| bytes(data, u16::to_le_bytes)).collect();
+    for spec in &kernel.buffers[3..] {
+        // A counter must be zero before and after a launch.
+        let fill = if spec.name == "counter" { 0 } else { POISON };
+        contents.push(bytes(&vec![fill; spec.bytes / 2], u16::to_le_bytes));
+    }
+    let mut buffers: Vec<M::Buffer> = contents
+        .iter()
+        .zip(&kernel.buffers)
+        .map(|(data, spec)| {
+            assert_eq!(data.len(), spec.bytes, "{}", spec.name);
+            let mut buffer = machine.allocate(spec.bytes).expect("memory");
+            // Scratch and temporaries may hold anything.
+            if ["q", "k", "v", "out", "lse", "counter"].contains(&spec.name.as_str()) {
+                machine.upload(&mut buffer, data).expect("upload");
+            }
+            buffer
+        })
+        .collect();
+    for kernel in steps {
+        machine.launch(kernel, &mut buffers.iter_mut().collect::<Vec<_>>())?;
+    }
+    for (buffer, data) in buffers.iter().zip(&mut contents) {
+        machine.download(buffer, data).expect("download");
+    }
+    let named = |name| kernel.buffers.iter().position(|spec| spec.name == name).map(|i| &contents[i]);
+    let out = named("out").expect("an output").chunks_exact(2);
+    let out = out.map(|b| u16::from_le_bytes([b[0], b[1]])).collect();
+    assert!(
+        named("counter").is_none_or(|data| data.iter().all(|&byte| byte == 0)),
+        "the counter is left in use"
+    );
+    let lse = named("lse").map_or_else(Vec::new, |data| {
+        data.chunks_exact(4).map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]])).collect()
+    });
+    Ok(Run { problem: problem.clone(), inputs, out, lse })
+}
+
+impl Run {
+    /// The raw bits of O and the LSE.
+    #[allow(dead_code, reason = "not every test compares runs")]
+    pub fn bits(&self) -> (Vec<u16>, Vec<u32>) {
+        (self.out.clone(), self.lse.iter().map(|value| value.to_bits()).collect())
+    }
+
+    fn row(&self, tensor: Tensor, index: [usize; 3]) -> Vec<f64> {
+        let (_, origin) = self.problem.span(tensor).expect("the problem was checked");
+        let [b, h, s] = index;
+        let start = (origin as i64 + self.problem.strides(tensor).offset(b, h, s)) as usize;
+        let data = if tensor == Tensor::Out { &self.out } else { &self.inputs[tensor as usize] };
+        let dim = self.problem.extents(tensor)[3];
+        data[start..start + dim].iter().map(|&bits| decode(self.problem.dtype, bits)).collect()
+    }
+
+    /// Compares every output with f64 arithmetic on the same inputs. The bound is the rounding of P and of O
+    /// to the input type (relative error at most `u` each), plus 1e-5 for f32 sums and `ex2.approx`.
+    pub fn check(&self) {
+        let p = &self.problem;
+        let unit = p.dtype.unit_roundoff();
+        let mut written = vec![false; self.out.len()];
+        for (i, ([b, h, s], start)) in rows(p, Tensor::Out).enumerate() {
+            let kv_head = h / p.group_size();
+            let q = self.row(Tensor::Q, [b, h, s]);
+            let visible = p.band.keys(s, p.seq_q, p.seq_kv);
+            let keys = visible.start..visible.end;
+            let logits: Vec<f64> = keys
+                .clone()
+                .map(|j| {
+                    let key = self.row(Tensor::K, [b, kv_head, j]);
+                    let dot: f64 = q.iter().zip(&key).map(|(a, b)| a * b).sum();
+                    p.score.logit(p.softmax_scale().into(), dot)
+                })
+                .collect();
+            let max = logits.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+            let sum: f64 = logits.iter().map(|l| (l - max).exp()).sum();
+            let mut want = vec![(0.0, 0.0); p.head_dim_v];
+            for (j, logit) in keys.zip(&logits) {
+                let weight = (logit - max).exp() / sum;
+                for (w, v) in want.iter_mut().zip(self.row(Tensor::V, [b, kv_head, j])) {
+                    *w = (w.0 + weight * v, w.1 + weight * v.abs());
+                }
+            }
+            for (d, (got, (value, magnitude))) in
+                self.row(Tensor::Out, [b, h, s]).into_iter().zip(want).enumerate()
+            {
+                let bound = unit * (magnitude + value.abs()) * 1.01 + 1e-5 * magnitude + 1e-7;
+                assert!(
+                    (got - value).abs() <= bound,
+                    "{p:?}\nbatch {b} head {h} row {s} column {d}: {got}, should be {value} ± {bound}"
+                );
+            }
+            written[start..start + p.head_dim_v].fill(true);
+            if !self.lse.is_empty() {
+                let want = if visible.is_empty() { f64::NEG_INFINITY } else { max + sum.ln() };
+                let got = f64::from(self.lse[i]);
+                let close = got == want || (got - want).abs() <= 2e-5 * (1.0 + want.abs());
+                assert!(close, "{p:?}\nbatch {b} head {h} row {s}: LSE {got}, should be {want}");
+            }
+        }
+        for (i, &bits) in self.out.iter().enumerate() {
+            assert!(
+                written[i] || bits == POISON,
+                "{p:?}\nelement {i} of out lies between rows and was written"
+            );
+        }
+    }
+}

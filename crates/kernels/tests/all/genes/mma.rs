@@ -1,0 +1,46 @@
+//! Genes of the `mma` family.
+
+use attend::{Order, Rescale};
+use flashcore_kernels::forward::mma::{Grid, MmaPlan, QueryHome};
+use tile::CopyMode;
+
+use super::{Line, capped, causal, full};
+
+/// Each gene at its simplest value.
+pub fn plain() -> MmaPlan {
+    MmaPlan {
+        block_m: 64,
+        block_n: 64,
+        warps: 4,
+        kv_warps: 1,
+        splits: 1,
+        stages: 2,
+        products: Order::InTurn,
+        resident_ctas: None,
+        queries: QueryHome::Shared,
+        rescale: Rescale::Always,
+        copy: CopyMode::Async16,
+        tile_order: Grid::RowsFirst,
+        tanh: attend::Tanh::Exp2,
+    }
+}
+
+fn alone(_: &mut MmaPlan) {}
+
+pub const TABLE: &[Line<MmaPlan>] = &[
+    (full, alone, |p| p.block_m = 128),
+    (causal, alone, |p| p.block_n = 48),
+    (full, alone, |p| p.warps = 2),
+    (causal, alone, |p| p.kv_warps = 2),
+    (causal, alone, |p| p.splits = 3),
+    (full, alone, |p| p.stages = 1),
+    (causal, alone, |p| p.stages = 3),
+    (causal, alone, |p| p.products = Order::ScoresAhead),
+    (full, alone, |p| p.resident_ctas = Some(2)),
+    (causal, alone, |p| p.queries = QueryHome::Registers),
+    (full, alone, |p| p.rescale = Rescale::Beyond(8)),
+    (causal, alone, |p| p.rescale = Rescale::Beyond(0)),
+    (causal, alone, |p| p.copy = CopyMode::Elements),
+    (causal, alone, |p| p.tile_order = Grid::HeadsFirst),
+    (capped, alone, |p| p.tanh = attend::Tanh::Approx),
+];

@@ -1,0 +1,17 @@
+//! The tests of the crate from outside, as one program.
+
+mod bands;
+mod common;
+mod emit;
+mod forward;
+mod genes;
+mod ladder;
+mod machine_code;
+mod programs;
+mod small;
+mod tools;
+mod tuned;
+mod wgmma;
+mod wgmma_forward;
+mod wgmma_needed;
+mod wgmma_tail;

@@ -1,0 +1,105 @@
+//! Kernels with score and mask programs: what their text depends on, and whether default plans spill.
+
+use crate::tools;
+use flashcore_kernels::{Arch, Family, emit};
+use problem::program::library as lib;
+use problem::{Band, DType, Expr, Layout, Problem, Program, Programs, Table, TableType};
+
+fn problem(dim: usize, dtype: DType) -> Problem {
+    Problem::new(2, 16, 2048, dim, dtype).with_heads_kv(4, Layout::Bshd)
+}
+
+fn program(expr: Expr) -> Option<Program> {
+    Some(Program::new(&expr).unwrap())
+}
+
+/// Parameters, strides and extents are launch parameters: problems with other values share one text.
+#[test]
+fn the_text_does_not_depend_on_values() {
+    let with = |slope_stride, row_stride, extent, float, int: i32| {
+        let mut p = problem(64, DType::F16);
+        let table = |extents: &[usize], strides: &[i64]| Table {
+            dtype: TableType::F32,
+            extents: extents.to_vec(),
+            strides: strides.to_vec(),
+        };
+        let tables = vec![
+            table(&[2, 16], &[slope_stride, 1]),
+            table(&[2, 16, 2048, 2048], &[0, 2048 * row_stride, row_stride, 1]),
+            table(&[16, extent], &[extent as i64, 1]),
+        ];
+        let score = lib::alibi(0) + (lib::bias(1) - lib::score()) * lib::float(0);
+        let score = score + (lib::relative_bias(2, lib::int(0)) - lib::score());
+        let mask = lib::chunk(lib::int(1)) | lib::dilated(lib::int(2));
+        let ints = vec![int, int + 1, int + 2];
+        let (score, mask) = (program(score), program(mask));
+        p.programs = Programs { score, mask, floats: vec![float], ints, tables };
+        p.score.sink = true;
+        p
+    };
+    for family in Family::ALL {
+        let text = |p: &Problem| {
+            let plan = family.default_for(p, &Arch::SM_90).unwrap();
+            emit(p, &plan, &Arch::SM_90).unwrap().kernel.module.to_string()
+        };
+        assert_eq!(text(&with(0, 2048, 100, 1.0, 5)), text(&with(16, 4096, 333, -0.5, 900)), "{family:?}");
+    }
+}
+
+/// Problems that models have: Gemma 2's cap with a window and GPT-OSS' sinks, ALiBi, and a bias tensor.
+fn of_models(dim: usize, dtype: DType) -> Vec<(&'static str, Problem)> {
+    let mut capped = problem(dim, dtype).with_band(Band::window(511, 0)).with_softcap(30.0);
+    capped.score.sink = true;
+    let with = |band: Band, score: Option<Expr>, mask: Option<Expr>, table: Table| {
+        let mut p = problem(dim, dtype).with_band(band);
+        let program = |expr: Expr| Program::new(&expr).unwrap();
+        p.programs = Programs {
+            score: score.map(program),
+            mask: mask.map(program),
+            tables: vec![table],
+            ..p.programs
+        };
+        p
+    };
+    let sink = |band: Band| {
+        let mut p = problem(dim, dtype).with_band(band);
+        p.score.sink = true;
+        p
+    };
+    let slopes = Table { strides: vec![0, 1], ..Table::dense(TableType::F32, &[2, 16]) };
+    let of_scores = |dtype| Table::dense(dtype, &[2, 16, 2048, 2048]);
+    let documents = Table::dense(TableType::I32, &[2, 2048]);
+    vec![
+        ("cap, window and sink", capped),
+        ("sink", sink(Band::FULL)),
+        ("causal and sink", sink(Band::CAUSAL)),
+        ("window and sink", sink(Band::window(127, 0))),
+        ("alibi", with(Band::CAUSAL, Some(lib::alibi(0)), None, slopes)),
+        ("bias", with(Band::FULL, Some(lib::bias(0)), None, of_scores(TableType::Bf16))),
+        ("mask", with(Band::FULL, None, Some(lib::mask_tensor(0)), of_scores(TableType::U8))),
+        ("documents", with(Band::CAUSAL, None, Some(lib::document(0)), documents)),
+    ]
+}
+
+#[test]
+fn default_plans_do_not_spill() {
+    let Some(ptxas) = tools::find("FLASHCORE_PTXAS") else { return };
+    let mut spilling = Vec::new();
+    for (dim, dtype) in [(64, DType::Bf16), (128, DType::F16)] {
+        for (name, problem) in of_models(dim, dtype) {
+            for arch in [Arch::SM_80, Arch::SM_90] {
+                for family in Family::ALL {
+                    let Ok(plan) = family.default_for(&problem, &arch) else { continue };
+                    let kernel = emit(&problem, &plan, &arch).unwrap().kernel;
+                    let assembled = tools::assemble(&ptxas, &kernel);
+                    let what = format!("{name} D{dim} {family:?} sm_{}", arch.sm);
+                    println!("{what}: {} registers, {} bytes spilled", assembled.registers, assembled.spills);
+                    if assembled.spills > 0 {
+                        spilling.push(format!("{what}: {} bytes, {plan:?}", assembled.spills));
+                    }
+                }
+            }
+        }
+    }
+    assert!(spilling.is_empty(), "{}", spilling.join("\n"));
+}

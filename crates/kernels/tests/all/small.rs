@@ -1,0 +1,735 @@
+//! The `small` family. On the emulator: no hazards with every check on, and results within the rounding of P
+//! and O. Also its launch contract, the plans and problems that it rejects, and the output of ptxas and
+//! nvdisasm for its kernels.
+
+use crate::common;
+use crate::common::cases;
+use crate::common::each::each;
+use crate::common::small_plan::plain;
+use crate::tools;
+use crate::tools::Assembled;
+use attend::{Packing, Rescale};
+use emu::{Emulator, Options, Schedule};
+use flashcore_kernels::forward::small::{Merge, Requests, RowOrder, Scores, SmallPlan};
+use flashcore_kernels::{Arch, Plan, emit};
+use problem::{Band, DType, Layout, Problem, Strides};
+use ptx::{Arg, Dim3, GridDependency, Item, Kernel, Op, Statement};
+use tile::{RowStore, Turns};
+
+const ARCH: Arch = Arch::SM_90;
+const SCHEDULES: [Schedule; 3] = [Schedule::Late, Schedule::Early, Schedule::Random];
+
+/// With the LSE, except for every fourth seed.
+fn check(problem: &Problem, plan: &SmallPlan, options: Options) {
+    let seed = options.seed;
+    let problem = &problem.clone().with_lse(seed % 4 != 3);
+    let plan = Plan::Small(plan.clone());
+    common::run(&mut Emulator::new(options), problem, &plan, &ARCH, seed).check();
+}
+
+/// Combinations of genes; `genes` tests each gene alone.
+fn together() -> Vec<SmallPlan> {
+    let plain = plain();
+    let pieces = SmallPlan { qk_pieces: 4, softmax_steps: 2, pv_pieces: 2, ..plain.clone() };
+    vec![
+        SmallPlan { cluster: 2, block_n: 64, ..plain.clone() },
+        SmallPlan { cluster: 4, block_n: 32, ..plain.clone() },
+        SmallPlan { kv_warpgroups: 2, block_n: 64, ..plain.clone() },
+        SmallPlan { kv_warpgroups: 4, block_n: 32, ..plain.clone() },
+        SmallPlan { cluster: 2, kv_warpgroups: 2, row_warpgroups: 2, block_n: 32, ..plain.clone() },
+        SmallPlan { cluster: 2, row_warpgroups: 2, block_n: 64, merge: Merge::PeerFirst, ..plain.clone() },
+        pieces.clone(),
+        SmallPlan { key_copies: 2, scores: Scores::StepByStep, ..pieces.clone() },
+        SmallPlan { key_copies: 4, requests: Requests::FirstKeysOnly, ..pieces.clone() },
+        SmallPlan { requests: Requests::ValuesLate, store: RowStore::Chunks, ..pieces.clone() },
+        SmallPlan { kv_warpgroups: 2, block_n: 64, requests: Requests::ValuesLate, ..plain.clone() },
+        SmallPlan { overlapping: true, requests: Requests::ValuesLate, resident_ctas: 2, ..pieces },
+        SmallPlan { store: RowStore::Chunks, ..plain.clone() },
+        SmallPlan { stages: 3, block_n: 32, rescale: Rescale::Beyond(8), overlapping: true, ..plain.clone() },
+        SmallPlan { stages: 2, block_n: 16, cluster: 2, row_warpgroups: 2, ..plain.clone() },
+        SmallPlan { stages: 2, block_n: 32, kv_warpgroups: 2, row_warpgroups: 2, ..plain.clone() },
+        SmallPlan {
+            stages: 3,
+            block_n: 16,
+            speculative: Some(1),
+            kv_warpgroups: 2,
+            row_warpgroups: 2,
+            ..plain.clone()
+        },
+        SmallPlan { tile_order: RowOrder::LongestFirst, cluster: 2, block_n: 64, ..plain.clone() },
+        SmallPlan { tile_order: RowOrder::Folded, stages: 2, block_n: 64, ..plain },
+    ]
+}
+
+#[test]
+fn genes_get_along() {
+    for (i, plan) in together().iter().enumerate() {
+        // With streaming blocks, so many blocks that every stage is refilled.
+        let blocks = if plan.streams() { 2 * plan.stages as usize + 1 } else { 1 };
+        let keys = blocks * plan.cluster_keys() as usize;
+        let dtype = [DType::F16, DType::Bf16][i % 2];
+        let whole = Problem::new(1, 1, 64, 64, dtype).with_seq_kv(keys, Layout::Bhsd);
+        let ragged = Problem::new(1, 2, 100, 64, dtype)
+            .with_band(Band::NAMED[i % 2])
+            .with_seq_kv(keys - 27, Layout::Bshd);
+        for (problem, schedule) in [whole, ragged].iter().zip(SCHEDULES.into_iter().cycle().skip(i)) {
+            check(problem, plan, Options { seed: i as u64, schedule, ..Options::default() });
+        }
+    }
+}
+
+/// A GPU with so few SMs that few heads are many waves.
+fn small_gpu(multiprocessors: u32) -> Arch {
+    Arch { multiprocessors, ..ARCH }
+}
+
+/// The default plans of one head of the mission problem and of similar problems, chosen as for larger grids.
+#[test]
+fn defaults_are_right() {
+    let cases = [
+        (128, 64),
+        (256, 64),
+        (512, 64),
+        (512, 128),
+        (1024, 64),
+        (300, 96),
+        (200, 192),
+        (90, 72),
+        (700, 128),
+        (600, 72),
+        (1100, 64),
+        (400, 256),
+        (70, 40),
+    ];
+    let waves = [132, 1, 2, 4].map(small_gpu);
+    for (i, (seq, dim)) in cases.into_iter().enumerate() {
+        for (j, mask) in Band::NAMED.into_iter().enumerate() {
+            let dtype = [DType::F16, DType::Bf16][(i + j) % 2];
+            let problem = Problem::new(1, 1, seq, dim, dtype).with_band(mask).with_layout(Layout::Bshd);
+            let mut few = problem.clone();
+            few.seq_q = 128.min(seq);
+            let problem = if mask == Band::FULL { few.with_layout(Layout::Bshd) } else { problem };
+            let plan = SmallPlan::default_for(&problem, &waves[(i + j) % 4]);
+            check(&problem, &plan, Options { seed: i as u64, ..Options::default() });
+        }
+    }
+}
+
+/// Keys wider than values, with the default plans of grids of one wave and of many, and with divided keys.
+#[test]
+fn values_may_be_narrower_than_keys() {
+    for (i, problem) in cases::narrow_values(100, 120).into_iter().enumerate() {
+        let plans = [
+            SmallPlan::default_for(&problem, &ARCH),
+            SmallPlan::default_for(&problem, &small_gpu(1)),
+            SmallPlan { cluster: 2, block_n: 64, merge: Merge::PeerFirst, ..plain() },
+            SmallPlan { kv_warpgroups: 2, stages: 2, block_n: 32, speculative: Some(12), ..plain() },
+        ];
+        for plan in plans {
+            check(&problem, &plan, Options { seed: i as u64, ..Options::default() });
+        }
+    }
+}
+
+/// The grid is one wave if possible. The fewer row tiles there are, the more SMs share the keys of one tile.
+#[test]
+fn defaults_follow_the_grid() {
+    let plan = |batch, heads, seq, dim, mask| {
+        let problem = Problem::new(batch, heads, seq, dim, DType::F16).with_band(mask);
+        let plan = SmallPlan::default_for(&problem, &ARCH);
+        plan.check(&problem, &ARCH).unwrap();
+        let SmallPlan {
+            row_warpgroups,
+            cluster,
+            kv_warpgroups,
+            block_n,
+            stages,
+            resident_ctas,
+            tile_order,
+            ..
+        } = plan;
+        ([row_warpgroups, cluster, kv_warpgroups, block_n, stages, resident_ctas], tile_order)
+    };
+    let (full, causal) = (Band::FULL, Band::CAUSAL);
+    assert_eq!(plan(1, 8, 512, 64, full), ([1, 2, 1, 256, 1, 1], RowOrder::ByHead));
+    assert_eq!(plan(1, 8, 1024, 64, full), ([2, 2, 1, 128, 4, 1], RowOrder::ByHead));
+    assert_eq!(plan(1, 32, 256, 64, causal), ([1, 1, 2, 128, 1, 1], RowOrder::ByHead));
+    assert_eq!(plan(4, 16, 256, 128, full), ([2, 1, 1, 256, 1, 1], RowOrder::ByHead));
+    assert_eq!(plan(1, 32, 512, 64, full), ([2, 1, 1, 128, 4, 1], RowOrder::ByHead));
+    assert_eq!(plan(1, 32, 512, 64, causal), ([1, 1, 1, 128, 3, 2], RowOrder::Folded));
+    assert_eq!(plan(1, 32, 512, 128, full), ([2, 1, 1, 128, 3, 1], RowOrder::ByHead));
+    assert_eq!(plan(4, 16, 512, 64, full), ([4, 1, 1, 64, 8, 1], RowOrder::ByHead));
+    assert_eq!(plan(4, 16, 512, 64, causal), ([1, 1, 1, 64, 4, 3], RowOrder::LongestFirst));
+    assert_eq!(plan(1, 32, 1024, 64, full), ([1, 1, 1, 64, 2, 4], RowOrder::ByHead));
+    // Many waves belong to another family.
+    let large = Problem::new(4, 16, 1024, 128, DType::F16);
+    assert_eq!(Plan::default_for(&large, &ARCH).unwrap().family(), "wgmma");
+}
+
+/// Every row order computes each tile once: tiles, heads and batch entries have different counts.
+#[test]
+fn every_order_takes_every_tile() {
+    for (tile_order, rows) in
+        [RowOrder::ByHead, RowOrder::LongestFirst, RowOrder::Folded].into_iter().zip([129, 257, 300])
+    {
+        let problem = Problem::new(2, 3, rows, 16, DType::F16).with_band(Band::CAUSAL);
+        let problem = problem.with_seq_kv(48, Layout::Bshd);
+        for cluster in [1, 2] {
+            let plan = SmallPlan { tile_order, cluster, block_n: 48 / cluster, ..plain() };
+            let plan = SmallPlan { block_n: plan.block_n.next_multiple_of(16), ..plan };
+            check(&problem, &plan, Options::default());
+        }
+    }
+}
+
+#[test]
+fn every_schedule_gives_the_same_clean_result() {
+    let problem =
+        Problem::new(1, 1, 70, 64, DType::Bf16).with_band(Band::CAUSAL).with_seq_kv(120, Layout::Bhsd);
+    for plan in [
+        SmallPlan { cluster: 2, block_n: 64, qk_pieces: 2, merge: Merge::PeerFirst, ..plain() },
+        SmallPlan { cluster: 2, kv_warpgroups: 2, block_n: 32, ..plain() },
+        SmallPlan { cluster: 2, stages: 2, block_n: 16, ..plain() },
+    ] {
+        for (seed, schedule) in (0..4).flat_map(|seed| SCHEDULES.map(|schedule| (seed, schedule))) {
+            check(&problem, &plan, Options { seed, schedule, ..Options::default() });
+        }
+    }
+}
+
+/// Each path of a warpgroup's only block is right: with diagonals at the start of a step and elsewhere, rows
+/// that see nothing, and steps of either product.
+#[test]
+fn every_path_is_right() {
+    let pieces = SmallPlan { cluster: 2, block_n: 128, qk_pieces: 4, pv_pieces: 4, ..plain() };
+    let plans = [
+        SmallPlan { key_copies: 4, merge: Merge::PeerFirst, ..pieces.clone() },
+        SmallPlan { qk_pieces: 2, softmax_steps: 2, pv_pieces: 2, key_copies: 2, ..pieces.clone() },
+        SmallPlan { row_warpgroups: 2, pv_pieces: 1, scores: Scores::StepByStep, ..pieces.clone() },
+        SmallPlan { paths: 2, merge: Merge::PeerFirst, ..pieces.clone() },
+        SmallPlan { paths: 1, key_copies: 2, ..pieces.clone() },
+        SmallPlan { qk_pieces: 16, pv_pieces: 8, requests: Requests::FirstKeysOnly, ..pieces },
+    ];
+    for (i, plan) in plans.iter().enumerate() {
+        for (j, (mask, rows, keys)) in [
+            (Band::CAUSAL, 256, 256),
+            (Band::CAUSAL, 320, 250),
+            (Band::CAUSAL, 199, 236),
+            (Band::CAUSAL, 70, 256),
+            (Band::CAUSAL_TOP_LEFT, 260, 170),
+        ]
+        .into_iter()
+        .enumerate()
+        {
+            let problem = Problem::new(1, 1, rows, 32, DType::F16).with_band(mask);
+            let problem = problem.with_seq_kv(keys, Layout::Bhsd);
+            let schedule = SCHEDULES[(i + j) % SCHEDULES.len()];
+            check(&problem, plan, Options { seed: i as u64, schedule, ..Options::default() });
+        }
+    }
+}
+
+/// Keys that no row of a warpgroup sees are not computed. For four tiles of 64 rows, the products have one,
+/// two, three and four steps; with one path for all partial tiles they have two, two, four and four.
+#[test]
+fn unseen_keys_are_no_work() {
+    let flop = |mask, paths| {
+        let plan = SmallPlan { cluster: 2, block_n: 128, qk_pieces: 2, pv_pieces: 2, paths, ..plain() };
+        let problem = Problem::new(1, 1, 256, 64, DType::F16).with_band(mask);
+        let mut emulator = Emulator::new(Options::default());
+        common::run(&mut emulator, &problem, &Plan::Small(plan.clone()), &ARCH, 1).check();
+        let report = emulator.last_report().expect("it ran");
+        report.counters.instructions.iter().map(|counter| counter.tensor_flop).sum::<u64>()
+    };
+    let full = flop(Band::FULL, 4);
+    assert_eq!([4, 2, 1].map(|paths| 16 * flop(Band::CAUSAL, paths)), [10, 10, 12].map(|steps| steps * full));
+}
+
+/// In a causal tile, each row warpgroup visits the blocks that its own rows see: from no skipped block to
+/// most blocks skipped, and with rows beyond the end.
+#[test]
+fn warpgroups_of_rows_end_where_their_rows_do() {
+    for (mask, rows, keys, warpgroups, stages) in [
+        (Band::CAUSAL, 256, 256, 4, 2),
+        (Band::CAUSAL, 130, 140, 3, 3),
+        (Band::CAUSAL, 200, 90, 2, 4),
+        (Band::CAUSAL, 128, 128, 2, 8),
+        (Band::CAUSAL_TOP_LEFT, 250, 90, 4, 2),
+    ] {
+        let problem = Problem::new(1, 1, rows, 64, DType::F16).with_band(mask);
+        let problem = problem.with_seq_kv(keys, Layout::Bhsd);
+        for speculative in [None, Some(12)] {
+            let plan = SmallPlan { row_warpgroups: warpgroups, stages, block_n: 16, speculative, ..plain() };
+            for schedule in SCHEDULES {
+                check(&problem, &plan, Options { schedule, ..Options::default() });
+            }
+        }
+    }
+}
+
+/// Groups of heads with packed rows, with ragged ends and with diagonals at the start of a path's step and
+/// elsewhere: over all keys at once, over a part of them, and with streaming blocks.
+#[test]
+fn packed_heads_are_apart_again_in_the_output() {
+    let packed = SmallPlan { packing: Packing::Packed, ..plain() };
+    let pair = SmallPlan { cluster: 2, block_n: 64, ..packed.clone() };
+    let pieces = SmallPlan { qk_pieces: 4, softmax_steps: 2, pv_pieces: 2, ..packed.clone() };
+    let streams = SmallPlan { stages: 2, block_n: 16, speculative: Some(1), ..packed.clone() };
+    let plans = [
+        packed,
+        SmallPlan { row_warpgroups: 2, merge: Merge::PeerFirst, pv_pieces: 4, ..pair.clone() },
+        SmallPlan { kv_warpgroups: 2, block_n: 32, ..pair },
+        SmallPlan { key_copies: 4, paths: 2, requests: Requests::FirstKeysOnly, ..pieces.clone() },
+        SmallPlan { row_warpgroups: 2, tile_order: RowOrder::Folded, store: RowStore::Chunks, ..pieces },
+        SmallPlan {
+            row_warpgroups: 2,
+            overlapping: true,
+            tile_order: RowOrder::LongestFirst,
+            ..streams.clone()
+        },
+        SmallPlan { cluster: 2, kv_warpgroups: 2, stages: 3, ..streams },
+    ];
+    let shapes = [(1, 8), (2, 50), (2, 32), (1, 16), (4, 7), (1, 1), (2, 33)];
+    for (i, plan) in plans.iter().enumerate() {
+        for (j, (mask, seq_kv, layout)) in [
+            (Band::FULL, 90, Layout::Bshd),
+            (Band::CAUSAL, 128, Layout::Bhsd),
+            (Band::CAUSAL, 90, Layout::Bshd),
+            (Band::CAUSAL_TOP_LEFT, 23, Layout::Bshd),
+        ]
+        .into_iter()
+        .enumerate()
+        {
+            let (heads_kv, seq_q) = shapes[(i + 2 * j) % shapes.len()];
+            // The columns are divided evenly among the parts of the keys.
+            let dims: &[usize] =
+                if plan.cluster_keys() == plan.block_n { &[72, 64, 128] } else { &[64, 128] };
+            let dim = dims[(i + j) % dims.len()];
+            let mut problem = Problem::new(2, 8, seq_q, dim, DType::F16).with_band(mask);
+            problem.seq_kv = seq_kv;
+            let problem = problem.with_heads_kv(heads_kv, layout);
+            let schedule = SCHEDULES[(i + j) % SCHEDULES.len()];
+            check(&problem, plan, Options { seed: i as u64, schedule, ..Options::default() });
+        }
+    }
+}
+
+/// A group size that divides the rows of a CTA but not those of a warpgroup; one copy loads all rows.
+#[test]
+fn groups_of_three_share_three_warpgroups() {
+    let plan = SmallPlan { row_warpgroups: 3, stages: 2, block_n: 16, packing: Packing::Packed, ..plain() };
+    for (mask, seq_q, seq_kv) in [
+        (Band::FULL, 30, 60),
+        (Band::CAUSAL, 70, 90),
+        (Band::CAUSAL_TOP_LEFT, 65, 40),
+        (Band::CAUSAL, 65, 20),
+    ] {
+        let problem = Problem::new(1, 6, seq_q, 64, DType::Bf16).with_band(mask);
+        let problem = problem.with_seq_kv(seq_kv, Layout::Bshd).with_heads_kv(2, Layout::Bshd);
+        check(&problem, &plan, Options::default());
+        let at_once = SmallPlan { packing: Packing::Packed, ..plain() };
+        let refused = Plan::Small(at_once).check(&problem, &ARCH).expect_err("3 does not divide 64");
+        assert!(
+            refused
+                .to_string()
+                .starts_with("invalid value '3' for query heads a key head: expected divisors of 64")
+        );
+    }
+}
+
+/// Strides of packed heads: with gaps, KV heads with stride 0, and an output in another order. Query heads
+/// with stride 0 are rejected.
+#[test]
+fn packed_heads_follow_strides() {
+    let plan = SmallPlan { packing: Packing::Packed, store: RowStore::Chunks, ..plain() };
+    let dense = Problem::new(2, 8, 9, 64, DType::F16).with_seq_kv(70, Layout::Bhsd);
+    let dense = dense.with_heads_kv(2, Layout::Bhsd);
+    let mut padded = dense.clone();
+    padded.q = Strides { batch: 8 * 10 * 96, head: 10 * 96, row: 96 };
+    padded.out = Strides { batch: 8 * 11 * 80, head: 11 * 80, row: 80 };
+    let mut mixed = dense.clone();
+    mixed.q = Strides { batch: 9 * 8 * 64, head: 64, row: 8 * 64 };
+    (mixed.k.head, mixed.v.batch, mixed.out.row) = (0, 0, -64);
+    for problem in [dense.clone(), padded, mixed] {
+        check(&problem, &plan, Options::default());
+        check(&problem, &SmallPlan { stages: 2, block_n: 32, ..plan.clone() }, Options::default());
+    }
+    let same = Problem { q: Strides { head: 0, ..dense.q }, ..dense };
+    let refused = Plan::Small(plan).check(&same, &ARCH).expect_err("one head is no group");
+    assert!(
+        refused.to_string().starts_with("invalid value '0' for q head stride: expected other than 0"),
+        "{refused}"
+    );
+    assert_eq!(SmallPlan::default_for(&same, &ARCH).packing, Packing::Apart);
+}
+
+/// Few queries of grouped heads are packed, and the CTAs that this saves divide the keys. Tiles that are full
+/// without packing are not packed.
+#[test]
+fn defaults_pack_few_queries() {
+    let of = |heads_kv, seq_q, seq_kv| {
+        let problem = Problem::new(1, 32, seq_q, 64, DType::Bf16).with_seq_kv(seq_kv, Layout::Bshd);
+        let problem = problem.with_heads_kv(heads_kv, Layout::Bshd);
+        let plan = SmallPlan::default_for(&problem, &ARCH);
+        plan.check(&problem, &ARCH).unwrap();
+        (plan, problem)
+    };
+    for seq_q in [1, 2, 5, 16] {
+        for heads_kv in [8, 4] {
+            let (plan, problem) = of(heads_kv, seq_q, 200);
+            assert_eq!(plan.packing, Packing::Packed, "{problem:?}");
+            let tiles = heads_kv * (seq_q * 32 / heads_kv).div_ceil(64);
+            assert_eq!(
+                kernel(&problem, &plan).launch.grid,
+                Dim3(plan.cluster * tiles as u32 / heads_kv as u32, heads_kv as u32, 1)
+            );
+        }
+        assert_eq!(of(32, seq_q, 200).0.packing, Packing::Apart);
+    }
+    for seq_q in [64, 128, 1024] {
+        assert_eq!(of(8, seq_q, 200).0.packing, Packing::Apart);
+    }
+    // 96 tiles of 64 rows would be a wave. Packed they are half a wave, and pairs of CTAs divide the keys.
+    let problem = Problem::new(3, 32, 16, 64, DType::Bf16).with_seq_kv(512, Layout::Bshd);
+    let problem = problem.with_heads_kv(8, Layout::Bshd);
+    let plan = SmallPlan::default_for(&problem, &ARCH);
+    let apart = SmallPlan::default_for(&problem.clone().with_heads_kv(32, Layout::Bshd), &ARCH);
+    assert_eq!([&plan, &apart].map(|plan| (plan.cluster, plan.kv_warpgroups)), [(2, 1), (1, 2)]);
+    check(
+        &Problem::new(1, 8, 16, 64, DType::Bf16)
+            .with_seq_kv(512, Layout::Bshd)
+            .with_heads_kv(2, Layout::Bshd),
+        &plan,
+        Options::default(),
+    );
+}
+
+/// Groups of heads, rows that see nothing, strides with gaps, batch entries with stride 0, and every sign of
+/// the scale.
+#[test]
+fn shapes_and_strides() {
+    let at_once = SmallPlan { cluster: 2, block_n: 64, ..plain() };
+    let streamed = SmallPlan { stages: 2, block_n: 16, ..at_once.clone() };
+    let grouped =
+        Problem::new(2, 4, 65, 64, DType::F16).with_seq_kv(128, Layout::Bshd).with_heads_kv(2, Layout::Bshd);
+    let more_rows =
+        Problem::new(1, 2, 140, 64, DType::Bf16).with_band(Band::CAUSAL).with_seq_kv(37, Layout::Bhsd);
+    let one = Problem::new(1, 1, 1, 64, DType::F16).with_seq_kv(1, Layout::Bhsd);
+    let mut padded = Problem::new(2, 2, 50, 64, DType::F16);
+    for strides in [&mut padded.q, &mut padded.k, &mut padded.v, &mut padded.out] {
+        *strides = Strides { batch: 2 * 50 * 96 + 16, head: 50 * 96 + 8, row: 96 };
+    }
+    let mut broadcast = Problem::new(2, 2, 50, 64, DType::F16);
+    (broadcast.k.batch, broadcast.v.head, broadcast.q.batch) = (0, 0, 0);
+    let mut backwards = Problem::new(1, 1, 50, 64, DType::F16);
+    backwards.out.row = -64;
+    let mut narrow_values = Problem::new(1, 1, 70, 72, DType::Bf16).with_seq_kv(70, Layout::Bhsd);
+    narrow_values.head_dim_v = 32;
+    let narrow_values = narrow_values.with_layout(Layout::Bhsd);
+    let mut problems = vec![grouped, more_rows, one, padded, broadcast, backwards, narrow_values];
+    for scale in [0.0, -0.3, 4.0] {
+        let mut scaled = Problem::new(1, 1, 40, 64, DType::F16).with_band(Band::CAUSAL);
+        scaled.score.scale = Some(scale);
+        problems.push(scaled);
+    }
+    for (seed, problem) in problems.iter().enumerate() {
+        for plan in [&at_once, &streamed] {
+            check(problem, plan, Options { seed: seed as u64, ..Options::default() });
+        }
+    }
+}
+
+fn kernel(problem: &Problem, plan: &SmallPlan) -> Kernel {
+    emit(problem, &Plan::Small(plan.clone()), &ARCH).unwrap_or_else(|e| panic!("{plan:?}: {e}")).kernel
+}
+
+/// Positions of the instructions that order memory accesses or products.
+fn synchronisations(kernel: &Kernel) -> Vec<(usize, usize, Op)> {
+    let mut found = Vec::new();
+    for (i, item) in kernel.module.items.iter().enumerate() {
+        let Item::Function(function) = item else { continue };
+        for (j, statement) in function.body.iter().flat_map(|body| &body.statements).enumerate() {
+            if let Statement::Inst(inst) = statement
+                && matches!(
+                    inst.op,
+                    Op::Bar { .. }
+                        | Op::BarWarpSync
+                        | Op::BarrierCluster(_)
+                        | Op::Mbarrier(_)
+                        | Op::FenceMbarrierInit
+                        | Op::WgmmaFence
+                        | Op::WgmmaCommitGroup
+                        | Op::WgmmaWaitGroup
+                        | Op::Griddepcontrol(GridDependency::Wait)
+                )
+            {
+                found.push((i, j, inst.op));
+            }
+        }
+    }
+    found
+}
+
+/// Every barrier, fence and wait is needed: without any one of them the emulator rejects the kernel.
+#[test]
+fn every_synchronisation_is_needed() {
+    let plans = [
+        SmallPlan {
+            cluster: 2,
+            block_n: 64,
+            key_copies: 2,
+            qk_pieces: 2,
+            softmax_steps: 2,
+            pv_pieces: 2,
+            requests: Requests::FirstKeysOnly,
+            merge: Merge::PeerFirst,
+            ..plain()
+        },
+        SmallPlan { cluster: 2, kv_warpgroups: 2, block_n: 32, overlapping: true, ..plain() },
+        // The warp that requests late has no early requests.
+        SmallPlan { requests: Requests::ValuesLate, overlapping: true, ..plain() },
+        SmallPlan { stages: 2, block_n: 16, ..plain() },
+        SmallPlan { row_warpgroups: 2, stages: 2, block_n: 16, overlapping: true, ..plain() },
+        SmallPlan { row_warpgroups: 2, stages: 2, block_n: 16, turns: Turns::PingPong, ..plain() },
+        SmallPlan { stages: 2, block_n: 16, speculative: Some(1), ..plain() },
+        SmallPlan { cluster: 2, stages: 2, block_n: 16, ..plain() },
+        SmallPlan { cluster: 4, block_n: 32, ..plain() },
+    ];
+    // Ping-pong only divides the time on the tensor cores; the rings order memory. A `bar.sync` that is
+    // missing changes the order of turns but no result.
+    let surviving = |plan: &SmallPlan| if plan.turns == Turns::PingPong { &["bar.sync"][..] } else { &[] };
+    for plan in plans {
+        // An even and an odd number of turns, with streaming blocks.
+        let problems = [128, 112].map(|keys| {
+            let rows = plan.rows() as usize;
+            Problem::new(1, 1, rows, 64, DType::F16).with_seq_kv(keys, Layout::Bhsd).with_lse(true)
+        });
+        let kernels = problems.each_ref().map(|problem| kernel(problem, &plan));
+        let both = if plan.streams() { 2 } else { 1 };
+        let survives = |&(item, at, op): &(usize, usize, Op)| {
+            !problems.iter().zip(&kernels).take(both).any(|(problem, kernel)| {
+                let mut module = kernel.module.clone().into_module();
+                if let Item::Function(function) = &mut module.items[item]
+                    && let Some(body) = &mut function.body
+                {
+                    // With a wait, the branch back to it is removed as well. Otherwise a warp could test the
+                    // barrier once and learn of its completion through another warp.
+                    let wait = matches!(op, Op::Mbarrier(mbarrier) if mbarrier.op.waits());
+                    body.statements.drain(at..=at + usize::from(wait));
+                }
+                let mutant = Kernel { module: module.assume_verified(), ..kernel.clone() };
+                SCHEDULES.into_iter().any(|schedule| {
+                    let options = Options { schedule, ..Options::default() };
+                    common::run_kernel(&mut Emulator::new(options), problem, &mutant, 1).is_err()
+                })
+            })
+        };
+        let survivors = synchronisations(&kernels[0]).into_iter().filter(survives);
+        let survivors: Vec<String> = survivors.map(|(_, _, op)| op.to_string()).collect();
+        assert_eq!(survivors, surviving(&plan), "{plan:?} is right without them");
+    }
+}
+
+#[test]
+fn contracts_hold_together() {
+    for dim in [40, 64, 72, 96, 128, 192, 256] {
+        for (seq_kv, layout) in [(100, Layout::Bhsd), (1777, Layout::Bshd)] {
+            let problem = Problem::new(2, 8, 1000, dim, DType::F16).with_band(Band::CAUSAL);
+            let problem = problem.with_seq_kv(seq_kv, layout).with_heads_kv(2, layout).with_lse(true);
+            let plan = SmallPlan::default_for(&problem, &ARCH);
+            let kernel = kernel(&problem, &plan);
+            let module = ptx::parse(&kernel.module.to_string()).expect("what is printed is parsed");
+            assert_eq!(module, *kernel.module);
+            let entry = kernel.module.function(&kernel.entry).unwrap();
+            let params: Vec<u32> = entry.params.iter().map(|p| p.bytes()).collect();
+            assert_eq!(params, kernel.args.iter().map(|a| a.bytes()).collect::<Vec<_>>());
+            let names: Vec<&str> = kernel.buffers.iter().map(|b| b.name.as_str()).collect();
+            assert_eq!(names, ["q", "k", "v", "out", "lse"]);
+            assert_eq!(kernel.launch.grid.0 % kernel.launch.cluster.0, 0);
+            for (i, map) in kernel.tensor_maps.iter().enumerate() {
+                map.check_in(&kernel.buffers).unwrap();
+                assert_eq!((map.buffer, kernel.args[i].clone()), (i, Arg::TensorMap { index: i }));
+            }
+        }
+    }
+}
+
+#[test]
+fn plans_that_cannot_work_are_refused_with_the_reason() {
+    let mission = Problem::mission();
+    let good = SmallPlan::default_for(&mission, &ARCH);
+    let reason = |problem: &Problem, plan: &SmallPlan, arch: &Arch| {
+        Plan::Small(plan.clone()).check(problem, arch).expect_err("refused").to_string()
+    };
+    let of = |change: fn(&mut SmallPlan)| {
+        let mut plan = good.clone();
+        change(&mut plan);
+        reason(&mission, &plan, &ARCH)
+    };
+    assert!(of(|p| p.cluster = 3).starts_with("invalid value '3' for cluster: expected 1, 2, 4"));
+    assert!(
+        of(|p| p.cluster = 1)
+            .starts_with("invalid value '512' for seq_kv: expected up to 256 with this plan")
+    );
+    assert!(of(|p| p.kv_warpgroups = 0).starts_with("invalid value '0' for kv_warpgroups:"));
+    assert!(
+        of(|p| p.row_warpgroups = 5).starts_with("invalid value '5' for row_warpgroups: expected 1 to 4")
+    );
+    assert!(
+        of(|p| p.block_n = 264)
+            .starts_with("invalid value '264' for block_n: expected multiples of 16 from 16 to 256")
+    );
+    assert!(
+        of(|p| p.qk_pieces = 3)
+            .starts_with("invalid value '3' for qk_pieces: expected divisors of block_n / 8")
+    );
+    assert!(
+        of(|p| p.key_copies = 8)
+            .starts_with("invalid value '8' for key_copies: expected divisors of qk_pieces")
+    );
+    assert!(
+        of(|p| p.softmax_steps = 8)
+            .starts_with("invalid value '8' for softmax_steps: expected divisors of qk_pieces")
+    );
+    assert!(
+        of(|p| p.pv_pieces = 16)
+            .starts_with("invalid value '16' for pv_pieces: expected divisors of block_n / (16")
+    );
+    assert!(of(|p| p.stages = 2).starts_with("invalid value '4' for key_copies: expected 1 with stages > 1"));
+    // A value whose product wraps around to a divisor is not a divisor.
+    assert!(
+        of(|p| p.pv_pieces = (1 << 28) + 1)
+            .starts_with("invalid value '268435457' for pv_pieces: expected divisors")
+    );
+    let wraps = |p: &mut SmallPlan| (p.key_copies, p.qk_pieces) = (1, (1 << 29) + 1);
+    assert!(of(wraps).starts_with("invalid value '536870913' for qk_pieces: expected divisors"));
+    assert!(
+        of(|p| p.rescale = Rescale::Beyond(8))
+            .starts_with("invalid value '1' for stages: expected 2 to 8 with rescale")
+    );
+    let rescaled = SmallPlan { stages: 2, cluster: 1, rescale: Rescale::Beyond(9), ..plain() };
+    let in_f16 = reason(&mission, &rescaled, &ARCH);
+    assert_eq!(in_f16, "invalid value '9' for rescale.beyond: expected 0 to 8 in f16");
+    rescaled.check(&Problem { dtype: DType::Bf16, ..mission.clone() }, &ARCH).unwrap();
+    assert!(
+        of(|p| p.speculative = Some(8))
+            .starts_with("invalid value '1' for stages: expected 2 to 8 with speculative")
+    );
+    assert!(
+        of(|p| p.turns = Turns::PingPong)
+            .starts_with("invalid value '1' for stages: expected 2 to 8 with turns")
+    );
+    assert!(
+        of(|p| p.kv_warpgroups = 2)
+            .starts_with("invalid value '2' for kv_warpgroups: expected 1 with merge = peer_first")
+    );
+    let crowd = Problem::new(1, 1 << 30, 1, 64, DType::F16);
+    let by_rows = SmallPlan { tile_order: RowOrder::LongestFirst, ..good.clone() };
+    assert!(
+        reason(&crowd, &by_rows, &ARCH)
+            .starts_with("invalid value '1073741824' for heads_q: expected fewer than 2^31")
+    );
+    assert!(of(|p| p.resident_ctas = 3).contains("bytes of shared memory are needed"));
+    assert!(
+        of(|p| (p.cluster, p.kv_warpgroups, p.merge) = (4, 2, Merge::Shares))
+            .starts_with("invalid value '8' for head_dim_v / parts:")
+    );
+    let wide = Problem::new(1, 8, 512, 256, DType::F16);
+    let plan = SmallPlan { block_n: 256, ..good.clone() };
+    assert!(reason(&wide, &plan, &ARCH).contains("bytes of shared memory are needed"));
+    let mut dense = plain();
+    dense.block_n = 256;
+    dense.store = RowStore::Chunks;
+    let mut unaligned = Problem::new(1, 1, 64, 64, DType::F16);
+    unaligned.out.row = 66;
+    assert!(
+        reason(&unaligned, &dense, &ARCH)
+            .starts_with("invalid value '66' for out row stride with family small: expected multiples of 8")
+    );
+    unaligned.k.row = 68;
+    assert!(reason(&unaligned, &dense, &ARCH).contains("k"));
+    assert!(reason(&mission, &good, &Arch::SM_89).starts_with("invalid value '89' for sm: expected 90"));
+    let no_keys = mission.clone().with_seq_kv(0, Layout::Bhsd);
+    assert!(reason(&no_keys, &good, &ARCH).starts_with("invalid value '0' for seq_kv: expected 1 to 2^30"));
+    let float = Problem { dtype: DType::F32, ..mission.clone() };
+    assert!(reason(&float, &good, &ARCH).starts_with("invalid value 'f32' for dtype with family small"));
+}
+
+/// Combinations of genes, and the defaults of every width and length, including values narrower than keys.
+#[test]
+fn products_are_not_serialised_and_nothing_spills() {
+    let Some(ptxas) = tools::find("FLASHCORE_PTXAS") else { return };
+    let problem = |seq, dim, mask| Problem::new(1, 8, seq, dim, DType::F16).with_band(mask);
+    let ragged = problem(100, 64, Band::CAUSAL).with_lse(true);
+    let mut cases: Vec<(Problem, SmallPlan)> =
+        together().into_iter().map(|plan| (ragged.clone(), plan)).collect();
+    // SM counts for which 8 heads are half a wave to four waves.
+    let common =
+        [(128, 132), (256, 32), (512, 32), (512, 64), (512, 16), (1024, 32), (1024, 128), (4000, 132)];
+    for (dim, mask, grids) in [
+        (64, Band::FULL, &common[..]),
+        (64, Band::CAUSAL, &common[1..7]),
+        (128, Band::FULL, &common[3..]),
+        (128, Band::CAUSAL, &common[..]),
+        (72, Band::FULL, &common[6..]),
+        (96, Band::CAUSAL, &common[4..]),
+        (192, Band::FULL, &common[4..]),
+        (256, Band::CAUSAL, &common[3..]),
+    ] {
+        for &(seq, multiprocessors) in grids {
+            let problem = problem(seq, dim, mask);
+            let plan = SmallPlan::default_for(&problem, &small_gpu(multiprocessors));
+            cases.push((problem.with_lse(dim == 128), plan));
+        }
+    }
+    for problem in [120, 1000].into_iter().flat_map(|keys| cases::narrow_values(100, keys)) {
+        let plan = SmallPlan::default_for(&problem, &ARCH);
+        cases.push((problem, plan));
+    }
+    for (dim, seq_q, seq_kv) in [(64, 16, 512), (64, 5, 4000), (128, 40, 512), (128, 1, 4000), (256, 8, 1000)]
+    {
+        for mask in Band::NAMED {
+            let problem = problem(seq_q, dim, mask).with_seq_kv(seq_kv, Layout::Bshd);
+            let problem = problem.with_heads_kv(2, Layout::Bshd).with_lse(true);
+            for multiprocessors in [132, 2] {
+                let plan = SmallPlan::default_for(&problem, &small_gpu(multiprocessors));
+                assert_eq!(plan.packing, Packing::Packed);
+                cases.push((problem.clone(), plan));
+            }
+        }
+    }
+    each(&cases, |(problem, plan)| {
+        let Assembled { registers, spills, .. } = tools::assemble(&ptxas, &kernel(problem, plan));
+        assert_eq!(spills, 0, "head_dim {} {plan:?}: {registers} registers", problem.head_dim);
+    });
+}
+
+/// Machine code of the mission's kernel, on each path of a causal mask, and of a kernel whose blocks stream
+/// and stay resident: each product and copy appears once, and descriptors are in uniform registers.
+#[test]
+fn machine_code_is_what_was_emitted() {
+    let (Some(ptxas), Some(nvdisasm)) = (tools::find("FLASHCORE_PTXAS"), tools::find("FLASHCORE_NVDISASM"))
+    else {
+        return;
+    };
+    let (mission, resident) = (Problem::mission(), Problem::new(1, 32, 512, 64, DType::F16));
+    for (problem, mask, paths, most) in
+        [(&mission, Band::FULL, 1, 1264), (&mission, Band::CAUSAL, 6, 4400), (&resident, Band::FULL, 1, 1200)]
+    {
+        let problem = problem.clone().with_band(mask);
+        let kernel = kernel(&problem, &SmallPlan::default_for(&problem, &ARCH));
+        let sass = tools::disassemble(&nvdisasm, &tools::assemble(&ptxas, &kernel));
+        let text = kernel.module.to_string();
+        for (ptx, machine) in
+            [("wgmma.mma_async", "HGMMA"), ("cp.async.bulk.tensor", "UTMALDG"), ("st.async", "STAS")]
+        {
+            let (emitted, found) = (text.matches(ptx).count(), sass.matches(machine).count());
+            assert_eq!(found, emitted, "{mask:?}: {machine}");
+        }
+        let moved = sass.matches("R2UR").count();
+        assert!(moved <= paths, "{mask:?}: {moved} moves to uniform registers");
+        let count =
+            sass.lines().filter(|line| line.trim_start().starts_with("/*") && line.contains(';')).count();
+        assert!(count <= most, "{mask:?}: {count} instructions, {most} are enough");
+    }
+}

@@ -1,0 +1,103 @@
+//! The tuned plans that ship: each computes the right result, and its machine code has the instructions that
+//! were emitted.
+
+use crate::common;
+use crate::tools;
+use std::collections::HashSet;
+
+use crate::common::each::each;
+use emu::{Emulator, Options, Schedule};
+use flashcore_kernels::select::{Choice, Device, TunedRow, TunedTable, choose_of};
+use flashcore_kernels::{Arch, Family, Plan, emit};
+use problem::{DType, Layout, Problem};
+use ptx::Kernel;
+
+/// A problem of the row's widths, types and mask, small enough to run quickly: more rows than a tile has, and
+/// more keys than a block, or as many as the plan takes. With three SMs some of its tiles belong to a last
+/// round.
+fn small(row: &TunedRow) -> (Problem, Arch) {
+    let shape = &row.problem;
+    let group = shape.heads_q / shape.heads_kv;
+    let heads = group.max(2);
+    let mut problem = Problem::new(1, heads, 200, shape.head_dim, shape.dtype).with_band(shape.mask);
+    problem.heads_kv = heads / group;
+    problem.head_dim_v = shape.head_dim_v;
+    let keys = match &row.plan {
+        Plan::Small(plan) if !plan.streams() => 270.min(plan.cluster_keys() as usize),
+        _ => 270,
+    };
+    let arch = Arch::of(row.sm).expect("the table was read");
+    (problem.with_seq_kv(keys, Layout::Bshd), Arch { multiprocessors: 3, ..arch })
+}
+
+/// Every plan once per width and mask; the types follow the rows of the table.
+#[test]
+fn tuned_plans_are_right_without_hazards() {
+    let mut seen = HashSet::new();
+    let new = |row: &&TunedRow| {
+        let shape = &row.problem;
+        seen.insert((row.plan.clone(), shape.head_dim, shape.head_dim_v, shape.mask))
+    };
+    let rows: Vec<_> = TunedTable::builtin().rows().iter().filter(new).enumerate().collect();
+    assert!(rows.len() > 100, "{}", rows.len());
+    each(&rows, |(i, row)| {
+        let (problem, arch) = small(row);
+        let schedule = [Schedule::Late, Schedule::Early, Schedule::Random][i % 3];
+        let options = Options { seed: *i as u64, schedule, ..Options::default() };
+        common::run(&mut Emulator::new(options), &problem, &row.plan, &arch, *i as u64).check();
+    });
+}
+
+/// The tuned plans on their own problems, in both types: a plan near the register limit can be fast in one
+/// kernel and serialised in the next. Nothing spills. Each product and copy appears once. Products are waited
+/// for where the code says so, not one by one (`WARPGROUP.DEPBAR`), as ptxas emits when it serialises them.
+#[test]
+fn tuned_plans_are_not_serialised() {
+    let Some(ptxas) = tools::find("FLASHCORE_PTXAS") else { return };
+    let kernels = hopper_kernels();
+    let assembled = each(&kernels, |(plan, kernel)| {
+        let assembled = tools::assemble(&ptxas, kernel);
+        assert_eq!(assembled.spills, 0, "{plan:?}: {} registers", assembled.registers);
+        assembled
+    });
+    let Some(nvdisasm) = tools::find("FLASHCORE_NVDISASM") else { return };
+    let codes: Vec<Vec<u8>> = assembled.iter().map(tools::Assembled::code).collect();
+    for ((plan, kernel), code) in kernels.iter().zip(tools::disassemble_all(&nvdisasm, &codes)) {
+        let text = kernel.module.to_string();
+        for (ptx, machine) in [
+            ("wgmma.mma_async", "HGMMA"),
+            ("wgmma.wait_group", "WARPGROUP.DEPBAR"),
+            (".shared::cluster.global", "UTMALDG"),
+        ] {
+            let (emitted, found) =
+                (text.matches(ptx).count(), code.iter().filter(|text| text.contains(machine)).count());
+            assert!(emitted > 0, "{plan:?}: no {ptx}");
+            assert_eq!(found, emitted, "{plan:?}: {machine}");
+        }
+    }
+}
+
+/// Kernels of the tables' plans for sm_90a, each text once.
+fn hopper_kernels() -> Vec<(Plan, Kernel)> {
+    let table = TunedTable::builtin();
+    let (mut kernels, mut seen) = (Vec::new(), HashSet::new());
+    for family in [Family::Wgmma, Family::Small] {
+        let rows = table.rows().iter().filter(|row| row.plan.family() == family.name());
+        for (row, dtype) in rows.flat_map(|row| [(row, DType::Bf16), (row, DType::F16)]) {
+            let problem = Problem { dtype, ..row.problem.problem() };
+            let device = Device { name: &row.device, arch: Arch::SM_90 };
+            let Ok(Choice { plan, .. }) = choose_of(family, &problem, &device, table) else {
+                panic!("{}: no plan of the table's family", row.device);
+            };
+            let kernel =
+                emit(&problem, &plan, &Arch::SM_90).unwrap_or_else(|e| panic!("{plan:?}: {e}")).kernel;
+            if seen.insert(kernel.module.to_string()) {
+                kernels.push((plan, kernel));
+            }
+        }
+        assert!(
+            kernels.iter().filter(|(plan, _): &&(Plan, Kernel)| plan.family() == family.name()).count() > 40
+        );
+    }
+    kernels
+}

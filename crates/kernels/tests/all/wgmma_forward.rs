@@ -1,0 +1,319 @@
+//! The persistent `wgmma` family of sm_90a on the emulator: no hazards with every check on, and results
+//! within the rounding of P and O.
+
+use crate::common;
+use crate::common::cases;
+use crate::common::wgmma_plan::plain;
+use attend::{Chains, Order, Packing, Sums, Tanh, Tiles};
+use emu::{Emulator, Options, Schedule};
+use flashcore_kernels::forward::wgmma::{Diagonal, Ends, Probabilities, Rescaling, Store, WgmmaPlan};
+use flashcore_kernels::{Arch, Plan};
+use problem::{Band, DType, Layout, Problem};
+use tile::{Handout, Tail, TileOrder, Turns};
+
+/// A device with two SMs, so that a CTA computes several tiles.
+const SMALL: Arch = Arch { multiprocessors: 2, ..Arch::SM_90 };
+
+/// With the LSE where lanes compute the sums, except for every fourth seed.
+fn check(problem: &Problem, plan: WgmmaPlan, options: Options) {
+    let seed = options.seed;
+    let problem = &problem.clone().with_lse(plan.sums == Sums::Lanes && seed % 4 != 3);
+    common::run(&mut Emulator::new(options), problem, &Plan::Wgmma(plan), &SMALL, seed).check();
+}
+
+/// Number of plans with random genes.
+const RANDOM_PLANS: usize = 40;
+
+const SPECULATIVE: Rescaling = Rescaling::Speculative { beyond: 8, limit: 15 };
+
+fn rectangle(heads: usize, seq_q: usize, seq_kv: usize, dim: usize, mask: Band) -> Problem {
+    Problem::new(1, heads, seq_q, dim, DType::Bf16).with_band(mask).with_seq_kv(seq_kv, Layout::Bshd)
+}
+
+/// Each value of each gene, on problems of several tiles, blocks and heads with ragged ends.
+#[test]
+fn every_gene_computes_the_same() {
+    let two = WgmmaPlan { consumers: 2, ..plain() };
+    let plans = [
+        plain(),
+        WgmmaPlan { consumers: 3, ..plain() },
+        WgmmaPlan { block_n: 48, stages: 1, ..plain() },
+        WgmmaPlan { block_n: 16, stages: 3, ..plain() },
+        WgmmaPlan { turns: Turns::PingPong, ..two.clone() },
+        WgmmaPlan { turns: Turns::PingPong, consumers: 3, ..plain() },
+        WgmmaPlan { tiles: Tiles::Overlapped, ..plain() },
+        WgmmaPlan {
+            tiles: Tiles::Overlapped,
+            turns: Turns::PingPong,
+            handout: Handout::Dynamic,
+            ..two.clone()
+        },
+        WgmmaPlan { tiles: Tiles::Overlapped, stages: 1, ..two.clone() },
+        WgmmaPlan { rescale: Rescaling::Always, chains: Chains { max: 4, sum: 2 }, ..plain() },
+        WgmmaPlan { rescale: Rescaling::Speculative { beyond: 8, limit: 15 }, ..two.clone() },
+        WgmmaPlan {
+            rescale: Rescaling::Speculative { beyond: 0, limit: 1 },
+            tiles: Tiles::Overlapped,
+            ..two.clone()
+        },
+        WgmmaPlan { handout: Handout::Dynamic, ..plain() },
+        WgmmaPlan { ends: Ends::Own, consumers: 3, ..plain() },
+        WgmmaPlan { resident_ctas: 2, ..plain() },
+        WgmmaPlan { store: Store::Bulk, ..plain() },
+        WgmmaPlan { store: Store::Bulk, queries_ahead: 1, ..two.clone() },
+        WgmmaPlan { store: Store::Bulk, tiles: Tiles::Overlapped, cluster: 2, ..two.clone() },
+        WgmmaPlan { cluster: 2, ..plain() },
+        WgmmaPlan { cluster: 2, handout: Handout::Dynamic, tile_order: TileOrder::LongestFirst, ..plain() },
+        WgmmaPlan { cluster: 2, turns: Turns::PingPong, rescale: SPECULATIVE, ..two.clone() },
+        WgmmaPlan {
+            cluster: 2,
+            ends: Ends::Own,
+            block_n: 48,
+            stages: 1,
+            tiles: Tiles::Overlapped,
+            tile_order: TileOrder::LongestFirst,
+            ..two.clone()
+        },
+        WgmmaPlan { ends: Ends::Own, block_n: 16, stages: 1, turns: Turns::PingPong, ..two.clone() },
+        WgmmaPlan {
+            ends: Ends::Own,
+            consumers: 3,
+            tiles: Tiles::Overlapped,
+            turns: Turns::PingPong,
+            handout: Handout::Dynamic,
+            ..plain()
+        },
+        WgmmaPlan {
+            ends: Ends::Own,
+            consumers: 3,
+            block_n: 16,
+            stages: 1,
+            tiles: Tiles::Overlapped,
+            rescale: SPECULATIVE,
+            ..plain()
+        },
+        WgmmaPlan { tile_order: TileOrder::LongestFirst, ..plain() },
+        WgmmaPlan { tile_order: TileOrder::LongestFirst, handout: Handout::Folded, ..plain() },
+        WgmmaPlan { handout: Handout::Folded, cluster: 2, tiles: Tiles::Overlapped, ..two.clone() },
+        WgmmaPlan { tile_order: TileOrder::LongestFirst, handout: Handout::Dynamic, ..two },
+    ];
+    for (i, plan) in plans.into_iter().enumerate() {
+        for (j, mask) in Band::NAMED.into_iter().enumerate() {
+            let problem = rectangle(3, 200, 150 + 10 * j, [64, 128][i % 2], mask);
+            check(&problem, plan.clone(), Options { seed: (2 * i + j) as u64, ..Options::default() });
+        }
+    }
+}
+
+/// Row sums by products together with each compatible gene and every softmax; some blocks are recomputed.
+#[test]
+fn sums_by_products_are_right() {
+    let base = WgmmaPlan { sums: Sums::Product, ..plain() };
+    let guessing = |limit| Rescaling::Speculative { beyond: 0, limit };
+    let plans = [
+        WgmmaPlan { rescale: Rescaling::Always, ..base.clone() },
+        base.clone(),
+        WgmmaPlan { rescale: guessing(1), consumers: 2, turns: Turns::PingPong, ..base.clone() },
+        WgmmaPlan { rescale: guessing(7), tiles: Tiles::Overlapped, stages: 3, ..base.clone() },
+        WgmmaPlan { rescale: guessing(2), ends: Ends::Own, diagonal: Diagonal::Halved, ..base.clone() },
+        WgmmaPlan { rescale: guessing(7), cluster: 2, store: Store::Bulk, ..base.clone() },
+        WgmmaPlan { rescale: guessing(3), tail: Tail::Shared, consumers: 3, ..base.clone() },
+        WgmmaPlan { handout: Handout::Dynamic, block_n: 48, stages: 1, ..base },
+    ];
+    for (i, plan) in plans.into_iter().enumerate() {
+        for mask in Band::NAMED {
+            let problem = rectangle(3, 200, 250, 64, mask);
+            let options = Options { seed: i as u64, ..Options::default() };
+            match Plan::Wgmma(plan.clone()).check(&problem, &SMALL) {
+                Ok(()) => check(&problem, plan.clone(), options),
+                Err(reason) => {
+                    let of_mask = plan.tail == Tail::Shared || plan.diagonal == Diagonal::Halved;
+                    assert!(of_mask, "{plan:?}: {reason}");
+                }
+            }
+        }
+    }
+}
+
+/// The torture set with tiles of several shapes. Problems that tensor maps cannot describe are rejected.
+#[test]
+fn torture_set_is_right_and_without_hazards() {
+    let (mut passed, mut refused) = (0, 0);
+    for (i, problem) in cases::torture().iter().enumerate() {
+        let plan = WgmmaPlan {
+            consumers: [1, 2][i % 2],
+            block_n: [32, 48, 64, 16][i % 4],
+            tiles: [Tiles::InTurn, Tiles::Overlapped][i / 2 % 2],
+            rescale: [SPECULATIVE, Rescaling::Beyond(8), Rescaling::Always][i % 3],
+            handout: [Handout::Static, Handout::Dynamic, Handout::Folded][i / 3 % 3],
+            tile_order: [TileOrder::InOrder, TileOrder::LongestFirst][i / 5 % 2],
+            ends: [Ends::Own, Ends::Common][i / 4 % 2],
+            store: if problem.head_dim_v % 64 == 0 {
+                [Store::Direct, Store::Bulk][i % 2]
+            } else {
+                Store::Direct
+            },
+            cluster: [2, 1, 1][i % 3],
+            ..plain()
+        };
+        match Plan::Wgmma(plan.clone()).check(problem, &SMALL) {
+            Ok(()) => {
+                passed += 1;
+                check(problem, plan, Options { seed: i as u64, ..Options::default() });
+            }
+            Err(reason) => {
+                refused += 1;
+                let known =
+                    ["value '0' for seq_kv", " stride"].iter().any(|part| reason.to_string().contains(part));
+                assert!(known, "{problem:?}: {reason}");
+            }
+        }
+    }
+    // Without keys (3), reversed rows (2), one row for all, rows of 67 elements.
+    assert_eq!((passed > 60, refused), (true, 7));
+}
+
+/// Keys wider than values, with the default plan and with genes that divide or store either tensor.
+#[test]
+fn values_may_be_narrower_than_keys() {
+    for (i, problem) in cases::narrow_values(150, 170).into_iter().enumerate() {
+        let two = WgmmaPlan { consumers: 2, block_n: 48, ..plain() };
+        let plans = [
+            WgmmaPlan::default_for(&problem, &SMALL),
+            WgmmaPlan { cluster: 2, store: Store::Bulk, turns: Turns::PingPong, ..two.clone() },
+            WgmmaPlan { tiles: Tiles::Overlapped, rescale: SPECULATIVE, ends: Ends::Own, ..two },
+        ];
+        for plan in plans {
+            check(&problem, plan, Options { seed: i as u64, ..Options::default() });
+        }
+    }
+}
+
+/// Groups of heads that divide a tile's rows evenly or leave a remainder, masked by position.
+#[test]
+fn packed_heads_are_apart_again_in_the_output() {
+    for (i, (heads_kv, seq_q, consumers)) in
+        [(2, 50, 2), (1, 33, 1), (4, 7, 1), (1, 1, 1)].into_iter().enumerate()
+    {
+        for (mask, seq_kv, dim, layout) in [
+            (Band::FULL, 90, 64, Layout::Bshd),
+            (Band::CAUSAL, 90, 128, Layout::Bhsd),
+            (Band::CAUSAL, 90, 72, Layout::Bshd),
+            (Band::CAUSAL_TOP_LEFT, 23, 64, Layout::Bshd),
+        ] {
+            let mut problem = Problem::new(2, 8, seq_q, dim, DType::F16).with_band(mask);
+            problem.seq_kv = seq_kv;
+            let problem = problem.with_heads_kv(heads_kv, layout);
+            let packing = Packing::Packed;
+            let tiles = [Tiles::InTurn, Tiles::Overlapped][i % 2];
+            let plan = WgmmaPlan { packing, consumers, tiles, rescale: SPECULATIVE, ..plain() };
+            check(&problem, plan, Options { seed: i as u64, ..Options::default() });
+        }
+    }
+}
+
+/// Rows that see half a block, less, or more, with the diagonal at several places of a tile.
+#[test]
+fn halved_diagonals_leave_nothing_out() {
+    for (i, (mask, seq_q, seq_kv, consumers, block_n)) in [
+        (Band::CAUSAL, 200, 200, 1, 32),
+        (Band::CAUSAL, 200, 187, 2, 64),
+        (Band::CAUSAL, 130, 260, 3, 128),
+        (Band::CAUSAL, 90, 40, 2, 32),
+        (Band::CAUSAL_TOP_LEFT, 200, 84, 2, 64),
+        (Band::CAUSAL_TOP_LEFT, 300, 150, 3, 128),
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        let problem = rectangle(2, seq_q, seq_kv, 64, mask);
+        let (diagonal, ends) = (Diagonal::Halved, Ends::Own);
+        let rescale = [SPECULATIVE, Rescaling::Always][i % 2];
+        let turns = if consumers == 1 { Turns::Free } else { Turns::PingPong };
+        for tiles in [Tiles::InTurn, Tiles::Overlapped] {
+            let plan = WgmmaPlan { consumers, block_n, tiles, diagonal, ends, rescale, turns, ..plain() };
+            check(&problem, plan, Options { seed: i as u64, ..Options::default() });
+        }
+    }
+}
+
+/// Scores that grow from the first block visited to the last, far beyond any reference: every block is
+/// recomputed.
+#[test]
+fn bad_guesses_are_made_good() {
+    for dtype in [DType::F16, DType::Bf16] {
+        for (scale, tiles) in [(20.0, Tiles::InTurn), (-300.0, Tiles::Overlapped)] {
+            let mut problem = Problem::new(1, 2, 130, 64, dtype).with_seq_kv(170, Layout::Bhsd);
+            problem.score.scale = Some(scale);
+            let plan = WgmmaPlan { rescale: SPECULATIVE, consumers: 2, tiles, ..plain() };
+            check(&problem, plan.clone(), Options::default());
+            check(&problem.with_band(Band::CAUSAL), plan, Options::default());
+        }
+    }
+}
+
+#[test]
+fn every_schedule_gives_the_same_clean_result() {
+    let problem = rectangle(2, 150, 200, 64, Band::CAUSAL);
+    for (tiles, cluster) in [(Tiles::InTurn, 2), (Tiles::Overlapped, 1)] {
+        for schedule in [Schedule::Late, Schedule::Early, Schedule::Random] {
+            for seed in 0..3 {
+                let (rescale, turns, handout) = (SPECULATIVE, Turns::PingPong, Handout::Dynamic);
+                let ends = Ends::Own;
+                let plan =
+                    WgmmaPlan { consumers: 2, cluster, tiles, rescale, turns, handout, ends, ..plain() };
+                check(&problem, plan, Options { seed, schedule, ..Options::default() });
+            }
+        }
+    }
+}
+
+/// Random combinations: genes that are right alone must be right together.
+#[test]
+fn genes_get_along() {
+    let mut state = 0x9E37_79B9_7F4A_7C15_u64;
+    let mut draw = |n: u64| {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        (state % n) as usize
+    };
+    let mut passed = 0;
+    while passed < RANDOM_PLANS {
+        let heads_kv = [1, 2, 4][draw(3)];
+        let (seq_q, seq_kv) = (1 + draw(300), 1 + draw(300));
+        let problem = rectangle(4, seq_q, seq_kv, [64, 128][draw(2)], Band::NAMED[draw(3)]);
+        let problem = problem.with_heads_kv(heads_kv, [Layout::Bshd, Layout::Bhsd][draw(2)]);
+        let plan = WgmmaPlan {
+            consumers: 1 + draw(3) as u32,
+            resident_ctas: 1 + draw(2) as u32,
+            cluster: 1 + draw(2) as u32,
+            packing: [Packing::Apart, Packing::Packed][draw(2)],
+            block_n: [16, 32, 48, 64][draw(4)],
+            stages: 1 + draw(3) as u32,
+            tiles: [Tiles::InTurn, Tiles::Overlapped][draw(2)],
+            products: [Order::ScoresAhead, Order::InTurn][draw(2)],
+            producer_registers: [None, Some(24), Some(40)][draw(3)],
+            queries_ahead: draw(2) as u32,
+            store: [Store::Direct, Store::Bulk][draw(2)],
+            turns: [Turns::Free, Turns::PingPong][draw(2)],
+            rescale: [SPECULATIVE, Rescaling::Beyond(8), Rescaling::Always][draw(3)],
+            exps_by_fma: [0, 0, 3, 8][draw(4)],
+            probabilities: [Probabilities::Registers, Probabilities::Shared][draw(2)],
+            chains: Chains { max: 2, sum: 1 },
+            sums: [Sums::Lanes, Sums::Product][draw(2)],
+            diagonal: [Diagonal::Whole, Diagonal::Halved][draw(2)],
+            ends: [Ends::Common, Ends::Own][draw(2)],
+            handout: [Handout::Static, Handout::Dynamic, Handout::Folded, Handout::Grid][draw(4)],
+            tail: [Tail::Whole, Tail::Shared][draw(2)],
+            tile_order: [TileOrder::InOrder, TileOrder::LongestFirst, TileOrder::Strided][draw(3)],
+            section_mib: 1 + draw(2) as u32,
+            tanh: Tanh::Exp2,
+        };
+        if Plan::Wgmma(plan.clone()).check(&problem, &SMALL).is_ok() {
+            let schedule = [Schedule::Late, Schedule::Early, Schedule::Random][draw(3)];
+            check(&problem, plan, Options { seed: passed as u64, schedule, ..Options::default() });
+            passed += 1;
+        }
+    }
+}
