@@ -143,7 +143,7 @@ fn uses(text: &str, exported: bool) -> Vec<Vec<String>> {
         let Some((before, tree)) = statement.rsplit_once("use ") else { continue };
         let line = before.rsplit('\n').next().unwrap_or_default().trim();
         let is_public = line.starts_with("pub");
-        if (line.is_empty() || is_public) && (is_public || !exported) {
+        if is_public || line.is_empty() && !exported {
             expand(&[], tree, &mut paths);
         }
     }

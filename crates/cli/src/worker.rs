@@ -5,6 +5,7 @@ use evolve::evaluate::model::Model;
 use evolve::evaluate::{Cuda, EmulatedCard, Evaluator, Evaluators, Fault, GpuCard};
 use evolve::workers::ServeError;
 use evolve::{Target, workers};
+use ledger::Reason;
 
 use crate::Status;
 use crate::args::Worker;
@@ -45,9 +46,11 @@ fn evaluator(
         Target::Model { machine: name } => {
             let gpu = machine.or_else(|| predict::Gpu::named(name));
             let model = gpu.and_then(Model::of);
-            Ok(Box::new(model.ok_or_else(|| Fault::new("device", format!("no machine is called {name}")))?))
+            Ok(Box::new(
+                model.ok_or_else(|| Fault::new(Reason::Device, format!("no machine is called {name}")))?,
+            ))
         }
-        Target::Cpu => Err(Fault::new("device", "the processor's plans are not evaluated by a worker")),
+        Target::Cpu => Err(Fault::new(Reason::Device, "the processor's plans are not evaluated by a worker")),
     }
 }
 

@@ -11,7 +11,7 @@
 use super::population::{Member, Place};
 use super::task::Stage;
 use check::gate::Verdict;
-use ledger::{Against, CandidateId, CheckFact, Rejection};
+use ledger::{Against, CandidateId, CheckFact, Reason, Rejection};
 
 /// The operator of random samples from which the time model picks.
 pub const DRAWN: &str = "seed:model";

@@ -23,7 +23,7 @@ const REPEATS: usize = 64;
 impl Evolution {
     /// Whether the limits allow another candidate.
     pub(super) fn has_room(&self) -> bool {
-        let [host, device] = self.under_way();
+        let [host, device] = self.open_tasks();
         let open: usize = self.searches.iter().map(|s| s.population.open()).sum();
         host < self.limits.host && host + device < self.limits.together && open < self.limits.open
     }

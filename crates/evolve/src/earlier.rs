@@ -17,7 +17,8 @@ use super::task::{Finding, Outcome, Stage, Task};
 use bench::SpeedVerdict;
 use check::gate::Verdict;
 use ledger::{
-    Against, CandidateId, CheckFact, EarlierKernel, Ledger, LedgerError, MeasurementFact, Rejection, Trial,
+    Against, CandidateId, CheckFact, EarlierKernel, Ledger, LedgerError, MeasurementFact, Reason, Rejection,
+    Trial,
 };
 
 /// The beginning of the text that names the origin of a result.
@@ -59,7 +60,7 @@ impl Earlier {
             .filter_map(|&place| self.kernels.get(place))
     }
 
-    fn failed<'a>(&'a self, member: &'a Member) -> Option<(&'a EarlierKernel, &'a (String, String))> {
+    fn failed<'a>(&'a self, member: &'a Member) -> Option<(&'a EarlierKernel, &'a (Reason, String))> {
         self.same(member).find_map(|kernel| Some((kernel, kernel.failed.as_ref()?)))
     }
 

@@ -18,9 +18,7 @@ use super::population::{Place, Population};
 use super::space::Space;
 use super::task::{Finding, Outcome, Stage, Target, Task};
 use super::{advice, finals, rank};
-use ledger::{
-    CandidateId, Decision, Environment, Ledger, LedgerError, Reason, Rejection, Run, RunEvent, RunId,
-};
+use ledger::{CandidateId, Decision, Environment, Ledger, Rejection, Run, RunEvent, RunId};
 
 /// What the caller does next.
 #[derive(Clone, Debug, PartialEq)]
@@ -407,7 +405,7 @@ impl Evolution {
     }
 
     /// Number of open tasks without and with the device.
-    pub(super) fn under_way(&self) -> [usize; 2] {
+    pub(super) fn open_tasks(&self) -> [usize; 2] {
         let device = self.under_way.iter().filter(|(_, stage, _)| stage.is_of_device()).count();
         // A proposer at work would disturb timings on this machine's processor.
         let asked = if self.limits == Limits::ALONE { self.questions() } else { 0 };
@@ -432,7 +430,7 @@ impl Evolution {
     /// The next stage of an open candidate. The most expensive stage comes first, so that the device has
     /// work.
     fn ready(&self) -> Option<Task> {
-        let [host, device] = self.under_way();
+        let [host, device] = self.open_tasks();
         if host + device >= self.limits.together {
             return None;
         }

@@ -159,7 +159,7 @@ pub(super) fn fate(evolution: &Evolution, member: &Member, shape: &Shape) -> Hel
     let is_foreign = matches!(member.candidate, super::Candidate::Kernel(_));
     match member.held_out.get(&key(shape)) {
         Some(Ok(against)) => HeldOut::Raced(*against),
-        Some(Err(reason)) if matches!(reason, Reason::Wrong | Reason::Fault) => HeldOut::Wrong,
+        Some(Err(Reason::Wrong | Reason::Fault)) => HeldOut::Wrong,
         Some(Err(reason)) => HeldOut::Failed(*reason),
         None if *shape == member.problem => HeldOut::Open,
         None if is_foreign || domain.check(&member.candidate).is_err() => HeldOut::NotComputed,

@@ -170,7 +170,7 @@ fn check_families(families: &[String], problems: &[Shape], arch: Option<&Arch>) 
     for shape in problems {
         if !Family::ALL.iter().any(|family| named(family) && computes(family, shape)) {
             let fit = names(&|family| computes(family, shape));
-            return refuse(&families.join(", "), format!("for {}: {fit}", shape.to_string()));
+            return refuse(&families.join(", "), format!("for {shape}: {fit}"));
         }
     }
     Ok(())

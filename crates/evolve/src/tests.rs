@@ -363,7 +363,7 @@ fn all_agree_on_the_best() {
         let config = config(&Problem::mission(), 60, seed);
         let mut evolution = begin(&page, &config, Limits::ALONE);
         drive(&mut evolution, &mut Landscape { noise: 0.05, ..Landscape::new(seed, &config) }, 0, usize::MAX);
-        let (report, ledger, problem) = (evolution.report(), page.open(), config.cases[0].problem);
+        let (report, ledger, problem) = (json!(evolution.report()), page.open(), config.cases[0].problem);
         let best = &report["best"];
         let top = ledger.topk(&problem, "NVIDIA H200", 3).unwrap();
         let told = |r: &Ranked| json!([r.candidate, r.us, r.against.map(|race| race.ratio)]);
@@ -383,9 +383,9 @@ fn all_agree_on_the_best() {
         let decided = ledger.decisions(evolution.run()).unwrap();
         let advice = decided.last().unwrap().decision.candidate;
         assert_eq!(advice, Some(top[0].candidate));
-        let deaths: i64 = view.deaths.iter().map(|death| death.count).sum();
+        let rejected: i64 = view.rejections.iter().map(|found| found.count).sum();
         assert_eq!(
-            json!(deaths),
+            json!(rejected),
             json!(report["rejected"].as_object().unwrap().values().filter_map(Value::as_i64).sum::<i64>())
         );
     }

@@ -20,7 +20,7 @@ use serde::{Deserialize, Serialize};
 use super::children::Group;
 use super::evaluate::{Evaluator, Fault, Look};
 use super::faults::is_lost;
-use super::task::{Finding, Outcome, Stage, Task};
+use super::task::{Finding, Outcome, Task};
 use ledger::{Environment, Reason, Rejection};
 
 /// A line of a worker that is not an outcome.

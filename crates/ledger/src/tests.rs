@@ -110,7 +110,7 @@ fn an_answer_that_comes_twice_counts_once() {
     // The same stage on another problem has an outcome of its own.
     let held_out = Outcome {
         problem: shape(256),
-        ..outcome(candidate, Stage::HeldOut, rejection(Stage::HeldOut, "held_out"))
+        ..outcome(candidate, Stage::HeldOut, rejection(Stage::HeldOut, Reason::Slower))
     };
     assert!(ledger.tell(&held_out).unwrap());
     assert!(ledger.tell(&Outcome { problem: shape(512), ..held_out }).unwrap());

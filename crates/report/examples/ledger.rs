@@ -184,7 +184,7 @@ impl Search<'_> {
             device_seconds: if stage >= Stage::Microbench { 0.01 } else { 0.0 },
             finding,
         };
-        let die = |stage, reason: &str| {
+        let die = |stage, reason: Reason| {
             Finding::Rejected(Rejection { stage, reason, detail: "as the stage found".into() })
         };
         let fate = self.rng.random_range(0..100);

@@ -7,7 +7,7 @@ mod setup;
 use std::path::Path;
 
 use bench::provenance::iso8601_now;
-use evolve::{Evolution, Promoted};
+use evolve::{Evolution, Promoted, Report};
 use host::store::{self, append_line};
 use serde_json::{Value, json};
 

@@ -2,7 +2,7 @@
 
 use std::io::Write;
 
-use evolve::{Candidate, CaseReport, Cases, End, HeldOutEnd, Report, Shown};
+use evolve::{Candidate, CaseReport, End, HeldOutEnd, Report, Shown};
 use ledger::TimeKind;
 use serde_json::json;
 

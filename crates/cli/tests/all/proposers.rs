@@ -15,6 +15,7 @@ use kernels::select::Shape;
 use kernels::{Arch, Family};
 use ledger::{CandidateId, Dossier, Environment, Judge, Ledger, RunEvent};
 use problem::{DType, Problem};
+use serde_json::json;
 
 const ARCH: Arch = Arch::SM_90;
 
@@ -174,7 +175,7 @@ fn a_run_survives_every_proposer() {
         .values()
         .filter_map(|n| n.as_u64())
         .sum::<u64>();
-    assert_eq!(evolution.report()["candidates"]["total"], rejected);
+    assert_eq!(json!(evolution.report())["candidates"]["total"], rejected);
     // No child process of the proposer is left.
     let processes = std::fs::read_dir("/proc").into_iter().flatten().flatten();
     let lines = processes.filter_map(|entry| std::fs::read(entry.path().join("cmdline")).ok());

@@ -335,10 +335,10 @@ mod tests {
         let integers = CpuPlan { isa: Isa::Avx512Vnni, lanes: Lanes::Dims, ..plan };
         assert_eq!(
             why(&task(Stage::Screen, &problem, CpuPlan { vectors: 1, tile_rows: 1, ..integers }, None)).0,
-            "plan"
+            Reason::Plan
         );
         let (_, detail) = why(&task(Stage::Race, &problem, plan, None));
         assert!(detail.contains("task.incumbent"), "{detail}");
-        assert_eq!(why(&task(Stage::Propose, &problem, plan, None)).0, "proposer");
+        assert_eq!(why(&task(Stage::Propose, &problem, plan, None)).0, Reason::Proposer);
     }
 }

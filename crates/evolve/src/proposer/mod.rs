@@ -101,7 +101,7 @@ impl Proposer {
         }
         let text = String::from_utf8(said.output).map_err(|error| {
             rejection(
-                "proposer",
+                Reason::Proposer,
                 format!("its answer is no text: {error}; accepted: one JSON object in UTF-8"),
             )
         })?;

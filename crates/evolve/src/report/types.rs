@@ -108,7 +108,7 @@ pub struct Shown {
 }
 
 impl Shown {
-    pub(super) fn new(member: &Member) -> Shown {
+    pub(crate) fn new(member: &Member) -> Shown {
         Shown {
             id: member.id,
             candidate: member.candidate.clone(),
@@ -121,7 +121,7 @@ impl Shown {
     }
 
     /// With the time by which the candidate is ranked.
-    pub(super) fn ranked(population: &Population, member: &Member) -> Shown {
+    pub(crate) fn ranked(population: &Population, member: &Member) -> Shown {
         Shown { us: rank::us(population, member), ..Shown::new(member) }
     }
 }
@@ -168,7 +168,7 @@ pub enum End {
 }
 
 impl HeldOutEnd {
-    pub(super) fn new(problem: Shape, found: HeldOut) -> HeldOutEnd {
+    pub(crate) fn new(problem: Shape, found: HeldOut) -> HeldOutEnd {
         let (end, race, reason) = match found {
             HeldOut::Open => (End::NotTried, None, None),
             HeldOut::NotComputed => (End::NotComputed, None, None),

@@ -78,5 +78,5 @@ fn crashes_with_many_under_way_lose_nothing() {
     let tasks: HashSet<(CandidateId, Stage, Shape)> =
         known.outcomes.iter().map(|o| (o.candidate, o.stage, o.problem)).collect();
     assert_eq!(tasks.len(), known.outcomes.len());
-    assert_eq!(evolution.report()["candidates"]["total"], 80);
+    assert_eq!(json!(evolution.report())["candidates"]["total"], 80);
 }

@@ -355,7 +355,7 @@ fn open_questions_are_of_the_budget() {
                 Ask::Done => break,
             }
         }
-        assert_eq!(evolution.report()["candidates"]["total"], 30, "answers after {wait}");
+        assert_eq!(json!(evolution.report())["candidates"]["total"], 30, "answers after {wait}");
     }
 }
 
@@ -448,7 +448,7 @@ fn a_lost_device_stops_the_run() {
     assert_eq!(page.open().events(run).unwrap().last().unwrap().1, RunEvent::Stopped);
     let mut evolution = Evolution::resume(page.open(), run, Limits::ALONE).unwrap();
     run_out(&mut evolution, &mut landscape, nobody, |_| {}).unwrap();
-    assert_eq!(evolution.report()["candidates"]["total"], 200);
+    assert_eq!(json!(evolution.report())["candidates"]["total"], 200);
 }
 
 /// A device that is lost at the start of the races rejects no candidate. The resumed run runs all races.
@@ -583,7 +583,7 @@ fn the_time_is_kept() {
         let rejections = ledger.candidate(id).unwrap().rejections;
         assert_eq!(rejections.iter().map(|r| r.reason).collect::<Vec<_>>(), [Reason::Budget]);
     }
-    assert!(evolution.report()["best"]["id"].as_i64().is_some());
+    assert!(json!(evolution.report())["best"]["id"].as_i64().is_some());
 }
 
 /// On a CPU a proposer would disturb the races: none begins before its program has ended. Its time limit is

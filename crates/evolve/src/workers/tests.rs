@@ -2,7 +2,7 @@ use kernels::select::Shape;
 use problem::{DType, Problem};
 
 use super::*;
-use crate::{Candidate, Language, Source, Target};
+use crate::{Candidate, Language, Source, Stage, Target};
 use ledger::{CandidateId, Reason};
 
 /// A task whose kernel text contains orders for a scripted worker.

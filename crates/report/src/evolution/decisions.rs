@@ -5,7 +5,7 @@ use maud::{Markup, html};
 use serde_json::Value;
 
 use super::axis::{ratio, time};
-use super::{Links, shape, view};
+use super::{Links, view};
 use ledger::{Against, Decided};
 
 /// The decisions with the figures behind them.

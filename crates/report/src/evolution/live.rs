@@ -239,7 +239,7 @@ pub(super) fn times(forecasts: &[Forecast], measurements: &[MeasurementFact], ow
             thead { tr { th { "what" } th { "problem" } th.n { "µs" } th.n { "interval" } th.n { "samples" } th { "against" } } }
             tbody {
                 @for f in forecasts { tr {
-                    td { "forecast by " (f.author) @if !f.hypothesis.is_empty() { ": " (f.hypothesis) } } td { (f.problem.as_ref().map_or("–".to_owned(), shape)) } td.n { (time(f.us)) }
+                    td { "forecast by " (f.author) @if !f.hypothesis.is_empty() { ": " (f.hypothesis) } } td { (f.problem.as_ref().map_or("–".to_owned(), |problem| problem.title())) } td.n { (time(f.us)) }
                     td.n { (time(f.low_us)) " – " (time(f.high_us)) } td.n { "–" } td { "–" }
                 } }
                 @for m in measurements { tr {

@@ -14,9 +14,7 @@ mod roofline;
 mod scatter;
 mod view;
 
-use kernels::select::Shape;
 use maud::{DOCTYPE, Markup, PreEscaped, html};
-use problem::Band;
 
 use axis::{grouped, percent, ratio, time};
 use ledger::Stage;
@@ -388,6 +386,7 @@ const fn trial_name(trial: Trial) -> &'static str {
 
 #[cfg(test)]
 mod tests {
+    use kernels::select::Shape;
     use problem::{DType, Problem};
     use serde_json::json;
 
