@@ -104,11 +104,7 @@ impl<'a> Compiled<'a> {
 
 /// For each operation, the coordinates on which its value depends, and its slopes
 /// ([`Compiled::slopes`]).
-fn axes_of(
-    program: &Program,
-    programs: &Programs,
-    grouped: bool,
-) -> (Vec<Axes>, Vec<Option<[i32; 2]>>) {
+fn axes_of(program: &Program, programs: &Programs, grouped: bool) -> (Vec<Axes>, Vec<Option<[i32; 2]>>) {
     let (ops, types) = (program.ops(), program.types());
     let mut axes: Vec<Axes> = Vec::with_capacity(ops.len());
     let mut slopes: Vec<Option<[i32; 2]>> = Vec::with_capacity(ops.len());
