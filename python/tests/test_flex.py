@@ -261,7 +261,10 @@ def test_block_sparse_tensors_say_what_is_seen():
 
 def test_block_sparse_tensors_alone_and_hostile_ones():
     q = k = v = torch.randn(1, 1, 32, 16)
-    counts, indices = torch.tensor([[[2, 9]]], dtype=torch.int32), torch.tensor([[[[0, 1], [7, -1]]]], dtype=torch.int32)
+    counts, indices = (
+        torch.tensor([[[2, 9]]], dtype=torch.int32),
+        torch.tensor([[[[0, 1], [7, -1]]]], dtype=torch.int32),
+    )
     lists = flashcore_attn.BlockSparseTensors(counts, indices)
     out = flashcore_attn.flex_attention(q, k, v, None, flashcore_attn.block_sparse_mask(None, lists, (16, 16)))
     expected = flashcore_attn.scaled_dot_product_attention(q, k, v)

@@ -118,10 +118,8 @@ def table(rows: list[dict[str, Any]]) -> str:
         if "us_median" not in row:
             lines.append(f"| {row['problem']} | {row['impl']} | {row['fault']} | | |")
             continue
-        ratio = f"{row['ratio']:.2f} ({row['ratio_low']:.2f}–{row['ratio_high']:.2f})" if "ratio" in row else ""
-        lines.append(
-            f"| {row['problem']} | {row['impl']} | {row['us_median']:.0f} | {row['tflops']:.3g} | {ratio} |"
-        )
+        ratio = f"{row['ratio']:.2f} ({row['ratio_low']:.2f} to {row['ratio_high']:.2f})" if "ratio" in row else ""
+        lines.append(f"| {row['problem']} | {row['impl']} | {row['us_median']:.0f} | {row['tflops']:.3g} | {ratio} |")
     return "\n".join(lines)
 
 

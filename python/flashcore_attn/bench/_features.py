@@ -159,7 +159,10 @@ def _dense(work: Work) -> Tensor | None:
     none = torch.zeros((), dtype=torch.long, device=device)
     seen = None if work.mask is None else work.mask(none, h, q, k)
     if work.score is None:
-        return seen if seen is None or seen.ndim == 4 else seen.broadcast_to((1, seen.shape[0] if seen.ndim == 3 else 1, rows, keys))
+        if seen is None:
+            return None
+        seen = seen.broadcast_to((seen.shape[0] if seen.ndim > 2 else 1, rows, keys))
+        return seen[None]
     added = work.score(torch.zeros((), device=device), none, h, q, k).to(work.q.dtype)
     added = added.broadcast_to((work.q.shape[1], rows, keys))
     return (added if seen is None else added.masked_fill(~seen, -math.inf))[None].contiguous()
@@ -227,12 +230,17 @@ def softcap(device: str, dtype: torch.dtype, shrunk: int, length: int = 8192, he
         score=lambda s, b, h, q, k: 50.0 * torch.tanh(s / 50.0), mask=causal, sdpa=False,
     )  # fmt: skip
     tensors = _transposed(q, k, v)
-    for version in (3, 4):
-        work.calls[f"fa{version}"] = lambda version=version: _bound(
-            _flash_attention(version), *tensors, causal=True, softcap=50.0
-        )
-        work.as_heads[f"fa{version}"] = _heads_first
+    _add_flash_attention(work, tensors, causal=True, softcap=50.0)
     return work
+
+
+def _add_flash_attention(work: Work, tensors: list[Tensor], versions: tuple[int, ...] = (3, 4), **options: Any) -> None:
+    for version in versions:
+
+        def load(version: int = version) -> Call:
+            return _bound(_flash_attention(version), *tensors, **options)
+
+        work.calls[f"fa{version}"], work.as_heads[f"fa{version}"] = load, _heads_first
 
 
 def _bound(function: Any, *args: Any, **kwargs: Any) -> Call:
@@ -248,17 +256,15 @@ def sinks(device: str, dtype: torch.dtype, shrunk: int, length: int = 8192, keys
         f"sinks window {keys} H64/8 S{length // shrunk} D64", q, k, v, _of_flash_attn(q, k, v, **options),
         mask=window(keys), sink=sink,
     )  # fmt: skip
-    tensors = _transposed(q, k, v)
-    work.calls["fa4"] = lambda: _bound(
-        _flash_attention(4), *tensors, causal=True, window_size=(keys - 1, 0), learnable_sink=sink.to(dtype)
-    )
-    work.as_heads["fa4"] = _heads_first
+    theirs = {"causal": True, "window_size": (keys - 1, 0), "learnable_sink": sink.to(dtype)}
+    _add_flash_attention(work, _transposed(q, k, v), (4,), **theirs)
     return work
 
 
 def lengths_of(mean: int, total: int) -> list[int]:
     """Uneven lengths of about that mean, from a tenth of it to thrice it, that sum to ``total``."""
-    generator, found = torch.Generator().manual_seed(mean), []
+    generator = torch.Generator().manual_seed(mean)
+    found: list[int] = []
     while sum(found) < total:
         draw = float(torch.empty(1).exponential_(1.0, generator=generator)) * mean
         found.append(int(min(max(draw, mean / 10, 1), 3 * mean, total - sum(found))))
@@ -285,10 +291,16 @@ def packed(device: str, dtype: torch.dtype, shrunk: int, mean: int = 1000, is_ca
 
         pairs = float(sum(n * (n + 1) // 2 if is_causal else n * n for n in lengths))
         heads = [x.transpose(0, 1)[None] for x in (q, k, v)]
-        work = Work(f"packed {kind}, mean {mean}, {rows} tokens H16 D128", *heads, {}, mask=mask, pairs=pairs)
+        name = f"packed {kind}, mean {mean}, {rows} tokens H16 D128"
+        work = Work(name, heads[0], heads[1], heads[2], {}, mask=mask, pairs=pairs)
         args = (q, k, v, cu, cu, longest, longest)
-        work.calls[OURS] = lambda args=args: _bound(flash_attn_varlen_func, *args, causal=is_causal)
+
+        def ours(args: Any = args) -> Call:
+            return _bound(flash_attn_varlen_func, *args, causal=is_causal)
+
+        work.calls[OURS] = ours
         for version in (3, 4):
+
             def load(version: int = version, args: Any = args) -> Call:
                 function = _flash_attention(version, "flash_attn_varlen_func")
                 q, k, v, cu_q, cu_k, longest_q, longest_k = args

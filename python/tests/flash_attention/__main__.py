@@ -22,7 +22,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-import shim  # noqa: E402
+import shim
 
 FILES = (
     "tests/test_flash_attn.py",
