@@ -9,7 +9,9 @@ use problem::{DType, Layout, Lengths, Problem, SideLengths};
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let arch = Arch::SM_90;
-    println!("| problem | small, even | wgmma, even | wgmma, packed | mma, even |\n|---|---:|---:|---:|---:|");
+    println!(
+        "| problem | small, even | wgmma, even | wgmma, packed | mma, even |\n|---|---:|---:|---:|---:|"
+    );
     for dim in [64, 128] {
         for (batch, heads, seq) in [(1, 8, 512), (4, 8, 256), (4, 16, 512), (8, 8, 256)] {
             let even = Problem::new(batch, heads, seq, dim, DType::Bf16).with_layout(Layout::Bshd);

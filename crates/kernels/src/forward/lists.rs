@@ -17,7 +17,8 @@ use crate::genes::Turn::To;
 use crate::{Arch, PlanError, Program};
 
 const ENTRY: &str = "flash_forward_lists";
-const NAME: &str = "block_lists";
+/// The name of the temporary that holds the lists.
+pub const BLOCK_LISTS: &str = "block_lists";
 /// Warps of a CTA, which judge as many blocks at a time.
 const WARPS: u32 = 8;
 /// The most bytes of all lists.
@@ -160,7 +161,7 @@ impl ListTiles {
         let [tiles, heads, batch] = self.extents(problem);
         let step = |shared: bool, lists: u64| if shared { 0 } else { lists as u32 };
         BlockLists {
-            start: c.temporary(k, NAME, self.bytes(problem).max(16) as usize, access),
+            start: c.temporary(k, BLOCK_LISTS, self.bytes(problem).max(16) as usize, access),
             capacity: c.u32(k, "list_capacity", self.capacity(problem) as u32),
             batch_step: c.u32(k, "list_batch_step", step(batch == 1, tiles * heads)),
             head_step: c.u32(k, "list_head_step", step(heads == 1, tiles)),

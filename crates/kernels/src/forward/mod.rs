@@ -9,4 +9,4 @@ pub(crate) mod programs;
 pub mod small;
 pub mod wgmma;
 
-pub use lists::Visits;
+pub use lists::{BLOCK_LISTS, Visits};
