@@ -21,6 +21,7 @@ says what this machine can do.
 from __future__ import annotations
 
 from . import compat
+from ._blocks import BlockSparseTensors, block_sparse_mask
 from ._doctor import doctor
 from ._errors import (
     ArgumentError,
@@ -39,6 +40,7 @@ from ._varlen import flash_attn_varlen_func, flash_attn_varlen_kvpacked_func, fl
 
 __all__ = [
     "ArgumentError",
+    "BlockSparseTensors",
     "DTypeError",
     "DeviceError",
     "DeviceMemoryError",
@@ -46,6 +48,7 @@ __all__ = [
     "LedgerError",
     "UnsupportedError",
     "__version__",
+    "block_sparse_mask",
     "compat",
     "doctor",
     "explain",

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import re
 from typing import Any
 
-from . import _features, _trace, _trace_cache
+from . import _blocks, _features, _trace, _trace_cache
 from ._errors import ArgumentError, invalid
 from ._functional import _broadcast, _flag, _leads_agree, _of_scale, backend_of, foreign
 from ._trace import table
@@ -37,8 +38,10 @@ def flex_attention(
         value: ``(batch, heads_k, S, Ev)``.
         score_mod: ``score_mod(score, b, h, q, k)`` returns the score that the softmax takes.
         block_mask: ``mask_mod(b, h, q, k)``, which returns whether query ``q`` sees key ``k``; or PyTorch's
-            ``BlockMask``, of which the ``mask_mod`` is taken. A ``BlockMask`` without a ``mask_mod`` of its own is
-            taken by its blocks.
+            ``BlockMask``, of which the ``mask_mod`` is taken; or FlashAttention-4's tensors, by
+            :func:`block_sparse_mask`. A ``BlockMask`` without a ``mask_mod`` of its own is taken by its blocks. On a
+            GPU, its lists also say which blocks to skip where ``mask_mod`` reads a tensor with an element for each
+            score; for other masks a kernel finds these blocks itself.
         scale: factor on the scores; None means ``1 / sqrt(E)``.
         enable_gqa: key and value may have fewer heads than query, a divisor of their number.
         return_lse: return ``(out, lse)``; ``lse`` is the natural logarithm of each row's sum of exponentials,
@@ -112,12 +115,48 @@ def _mask(parts: _features.Parts, backend: Any, tracing: Any, mask: Any, shape: 
             raise invalid("the lengths of block_mask", f"({rows}, {keys})", expected)
         function = mask.mask_mod
         if getattr(function, "__name__", "") == "noop_mask":
-            _blocks(parts, backend, mask, shape)
+            _dense_blocks(parts, backend, mask, shape)
             return
+        parts.mask = _program(parts, backend, tracing, function, "bhqk", _trace.BOOL)
+        if getattr(mask.kv_num_blocks, "is_cuda", False) and _reads_each_score(parts, shape):
+            partial, full = (mask.kv_num_blocks, mask.kv_indices), (mask.full_kv_num_blocks, mask.full_kv_indices)
+            _listed(parts, backend, (partial, full), mask.BLOCK_SIZE, shape)
+        return
+    if isinstance(mask, _blocks.BlockSparseMask):
+        function, tensors, size = mask
+        if function is not None:
+            parts.mask = _program(parts, backend, tracing, function, "bhqk", _trace.BOOL)
+        partial = (tensors.mask_block_cnt, tensors.mask_block_idx)
+        _listed(parts, backend, (partial, (tensors.full_block_cnt, tensors.full_block_idx)), size, shape)
+        return
     parts.mask = _program(parts, backend, tracing, function, "bhqk", _trace.BOOL)
 
 
-def _blocks(parts: _features.Parts, backend: Any, mask: Any, shape: tuple[int, int, int, int]) -> None:
+def _reads_each_score(parts: _features.Parts, shape: tuple[int, int, int, int]) -> bool:
+    return any(math.prod(table.shape) >= shape[2] * shape[3] for table in parts.tables)
+
+
+def _listed(
+    parts: _features.Parts, backend: Any, lists: tuple[Any, Any], size: Any, shape: tuple[int, int, int, int]
+) -> None:
+    """The mask of ``parts`` in blocks that are listed as partial; all keys of those listed as full, and no others."""
+    rows, keys = size
+    of_blocks = _blocks.kinds(*lists, -(-shape[3] // keys))
+    if of_blocks.shape[2] * rows < shape[2]:
+        expected = f"blocks of {rows} for at least {shape[2]} queries"
+        raise invalid("the number of row blocks of block_mask", of_blocks.shape[2], expected)
+    for axis, name in enumerate(("batch", "heads")):
+        if of_blocks.shape[axis] not in (1, shape[axis]):
+            raise invalid(f"{name} of block_mask", of_blocks.shape[axis], f"1 or {shape[axis]}")
+    dense = backend.as_table("block_mask", of_blocks)
+    number = parts.table(backend.expand(dense, (*shape[:2], *dense.shape[-2:])))
+    kind = f"n{number}[b, h, q / {rows}, k / {keys}]"
+    named, _, result = parts.mask.rpartition(";")
+    listed = f"({kind} > 1) | (({kind} == 1) & ({result or 'true'}))"
+    parts.mask = f"{named}; {listed}" if named else listed
+
+
+def _dense_blocks(parts: _features.Parts, backend: Any, mask: Any, shape: tuple[int, int, int, int]) -> None:
     """The mask of a ``BlockMask`` by its lists of blocks alone."""
     dense = backend.as_table("block_mask", mask.to_dense())
     rows, keys = mask.BLOCK_SIZE

@@ -52,6 +52,13 @@ def flash_attn_func(
     *,
     learnable_sink: Any = ...,
     attention_chunk: int = ...,
+    num_splits: int = ...,
+    pack_gqa: bool | None = ...,
+    sm_margin: int = ...,
+    qv: None = ...,
+    q_descale: None = ...,
+    k_descale: None = ...,
+    v_descale: None = ...,
 ) -> T: ...
 @overload
 def flash_attn_func(
@@ -69,6 +76,13 @@ def flash_attn_func(
     return_attn_probs: Literal[True],
     learnable_sink: Any = ...,
     attention_chunk: int = ...,
+    num_splits: int = ...,
+    pack_gqa: bool | None = ...,
+    sm_margin: int = ...,
+    qv: None = ...,
+    q_descale: None = ...,
+    k_descale: None = ...,
+    v_descale: None = ...,
 ) -> tuple[T, T, None]: ...
 def flash_attn_func(
     q: Any,
@@ -85,6 +99,13 @@ def flash_attn_func(
     *,
     learnable_sink: Any = None,
     attention_chunk: int = 0,
+    num_splits: int = 1,
+    pack_gqa: bool | None = None,
+    sm_margin: int = 0,
+    qv: Any = None,
+    q_descale: Any = None,
+    k_descale: Any = None,
+    v_descale: Any = None,
 ) -> Any:
     """FlashAttention's function: ``softmax(s) v`` without ever storing the scores ``s = softmax_scale * q k^T``.
 
@@ -115,6 +136,8 @@ def flash_attn_func(
             denominator and has no value (GPT-OSS). It is neither scaled nor capped, and enters ``lse``.
         attention_chunk: query ``i`` sees the keys of its chunk of so many positions, ``(i + seqlen_k - seqlen_q) //
             attention_chunk == j // attention_chunk``; 0 for no chunks.
+        num_splits: accepted as FlashAttention-3's, as are ``pack_gqa`` and ``sm_margin``; they change no result.
+        qv: only None, as are ``q_descale``, ``k_descale`` and ``v_descale``.
 
     Returns:
         ``(batch, seqlen_q, heads, head_dim_v)`` of q's kind, dtype, device and order in memory. A row that sees no key
@@ -136,8 +159,10 @@ def flash_attn_func(
         UnsupportedError: (a NotImplementedError) a feature that is not there, gradients among them.
         DeviceError: (a RuntimeError) the GPU or its driver refused.
     """
-    if dropout_p:
-        raise _unsupported(("dropout_p", dropout_p, 0.0))
+    absent = {"qv": qv, "q_descale": q_descale, "k_descale": k_descale, "v_descale": v_descale}
+    wrong = [(name, _kind(value), None) for name, value in absent.items() if value is not None]
+    if dropout_p or wrong:
+        raise _unsupported(("dropout_p", dropout_p, 0.0), *wrong)
     backend = backend_of(q)
     if backend is None:
         others = {"alibi_slopes": alibi_slopes, "learnable_sink": learnable_sink}

@@ -235,3 +235,56 @@ def test_a_python_number_of_a_position_is_refused():
         flashcore_attn.UnsupportedError, match=r"test_flex.py:\d+: a Python number of a score or a position"
     ):
         flashcore_attn.flex_attention(q, k, v, lambda s, b, h, q, k: s + math.floor(float(q)))
+
+
+def _lists(kinds):
+    """Counts and indices of the blocks of each kind, 1 for partial and 2 for full, as FlashAttention-4 has them."""
+    found = []
+    for kind in (1, 2):
+        matches = kinds == kind
+        found += [matches.sum(-1).to(torch.int32), matches.int().argsort(dim=-1, descending=True, stable=True)]
+    return flashcore_attn.BlockSparseTensors(found[0], found[1].int(), found[2], found[3].int(), block_size=(16, 32))
+
+
+def test_block_sparse_tensors_say_what_is_seen():
+    torch.manual_seed(3)
+    q, k, v = (torch.randn(2, 2, rows, 16) for rows in (60, 100, 100))
+    kinds = torch.randint(3, (1, 2, 4, 4))  # 0 hidden, 1 in part, 2 full
+    mask = flashcore_attn.block_sparse_mask(lambda b, h, q, k: (q + k) % 3 == 0, _lists(kinds))
+    out = flashcore_attn.flex_attention(q, k, v, None, mask)
+    i, j = torch.arange(60)[:, None], torch.arange(100)
+    of_pair = kinds[:, :, i // 16, j // 32]
+    seen = (of_pair == 2) | (of_pair == 1) & ((i + j) % 3 == 0)
+    expected = torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=seen.expand(2, 2, 60, 100))
+    torch.testing.assert_close(out, expected.nan_to_num(0.0), atol=2e-5, rtol=1e-4)
+
+
+def test_block_sparse_tensors_alone_and_hostile_ones():
+    q = k = v = torch.randn(1, 1, 32, 16)
+    counts, indices = (
+        torch.tensor([[[2, 9]]], dtype=torch.int32),
+        torch.tensor([[[[0, 1], [7, -1]]]], dtype=torch.int32),
+    )
+    lists = flashcore_attn.BlockSparseTensors(counts, indices)
+    out = flashcore_attn.flex_attention(q, k, v, None, flashcore_attn.block_sparse_mask(None, lists, (16, 16)))
+    expected = flashcore_attn.scaled_dot_product_attention(q, k, v)
+    torch.testing.assert_close(out[:, :, :16], expected[:, :, :16])
+    assert not out[:, :, 16:].any(), "indices outside the blocks show nothing"
+
+
+@pytest.mark.parametrize(
+    ("lists", "size", "message"),
+    [
+        ((torch.ones(1, 1, 2), torch.ones(1, 1, 2, 2)), None, "block_size"),
+        ((torch.ones(1, 1, 2), torch.ones(1, 1, 2, 2)), (0, 16), "block_size"),
+        ((torch.ones(1, 2), torch.ones(1, 1, 2, 2)), (16, 16), "the shapes of mask_block_cnt and mask_block_idx"),
+        ((None, torch.ones(1, 1, 2, 2)), (16, 16), "belong together"),
+        ((torch.ones(1, 1, 1).int(), torch.zeros(1, 1, 1, 1).int()), (16, 16), "row blocks"),
+        ((torch.ones(3, 1, 2).int(), torch.zeros(3, 1, 2, 1).int()), (16, 16), "batch of block_mask"),
+    ],
+)
+def test_block_lists_of_other_shapes_are_refused(lists, size, message):
+    q = torch.randn(1, 1, 32, 16)
+    with pytest.raises(flashcore_attn.ArgumentError, match=message):
+        mask = flashcore_attn.block_sparse_mask(None, flashcore_attn.BlockSparseTensors(*lists), size)
+        flashcore_attn.flex_attention(q, q, q, None, mask)

@@ -97,7 +97,7 @@ impl Sequence {
 
 impl Lengths {
     /// The rows of a batch entry.
-    fn sequence(&self, k: &mut Builder, batch: R32) -> Sequence {
+    pub fn sequence(&self, k: &mut Builder, batch: R32) -> Sequence {
         let q = self.q.rows(k, batch);
         let mut kv = self.kv.rows(k, batch);
         if let Some(left_pad) = self.left_pad {

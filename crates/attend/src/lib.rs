@@ -17,11 +17,11 @@ mod softmax;
 mod split;
 mod walk;
 
-pub use band::{After, Bound, Coverage, KeyBand, Lower, Masker, RowRange};
+pub use band::{After, BlockList, BlockLists, Bound, Coverage, KeyBand, Lower, Masker, RowRange};
 pub use lengths::{Lengths, Sequence, SequenceRows, SequenceTiles, SideLengths};
 pub use lse::{store_lse, store_lse_at};
 pub use packing::Packing;
-pub use score::{ProgramParams, RowPrograms, ScorePrograms, Softcap, TableParams, Tanh};
+pub use score::{ProgramParams, RowPrograms, ScorePrograms, Softcap, TableParams, Tanh, TileMask};
 pub use sinks::Sinks;
 pub use softmax::{
     Chains, DeferredRescale, Finished, LaneMaxima, OnlineSoftmax, Rescale, SpeculativeMax, Sums,

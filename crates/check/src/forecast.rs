@@ -103,11 +103,12 @@ pub fn of_kernel(
     Ok(Basis { prediction, steps, bound, recorded })
 }
 
-/// The problem of one query head and its keys, dense.
+/// The problem of one query head and its keys, dense, with the programs.
 fn one_head(problem: &Problem) -> Problem {
     let (p, layout) = (problem, problem::Layout::Bhsd);
     let head = Problem::new(1, 1, p.seq_q, p.head_dim, p.dtype).with_band(p.band);
-    Problem { seq_kv: p.seq_kv, head_dim_v: p.head_dim_v, ..head }.with_layout(layout)
+    let programs = p.programs.clone();
+    Problem { seq_kv: p.seq_kv, head_dim_v: p.head_dim_v, programs, ..head }.with_layout(layout)
 }
 
 /// Registers and shared memory of each kernel, from ptxas where it is present, else estimated. `None` if an

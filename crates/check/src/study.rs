@@ -4,7 +4,7 @@ use emu::trace::{CtaTrace, sample_ctas};
 use emu::{Buffer, Checks, EmuError, Fidelity, Options};
 use predict::resources::{Ptxas, Resources, estimate};
 use predict::{CacheState, Gpu, ModelError, Prediction, Subject, predict};
-use ptx::{Access, Kernel, Launch};
+use ptx::{Access, BufferSpec, Kernel, Launch};
 
 use crate::diagnose::{Evidence, Finding, LineCost, SourceCost, diagnose};
 use crate::forecast::architecture;
@@ -174,6 +174,9 @@ pub fn record(bound: &Bound, count: u64) -> Result<Vec<Recorded>, EmuError> {
     run_some(bound, count, Fidelity::default(), RECORDED_STEPS, &mut buffers)
 }
 
+/// The buffer of block lists ([`kernels::forward::Visits`]).
+const LISTS: &str = kernels::forward::BLOCK_LISTS;
+
 /// Warp instructions that a recorded CTA may issue. A trace keeps the addresses of each, so an endless loop
 /// would use up all memory.
 pub const RECORDED_STEPS: u64 = 8_000_000;
@@ -187,10 +190,13 @@ fn run_some(
 ) -> Result<Vec<Recorded>, EmuError> {
     let of_step = |kernel: &Kernel| {
         let ctas = sample_ctas(kernel.launch.grid.count(), count);
+        // Which blocks a CTA of the next kernel visits depends on all lists.
+        let lists = |b: &BufferSpec| b.name == LISTS && b.access != Access::Read;
+        let writes_lists = kernel.buffers.iter().any(lists);
         let checks = Checks { races: false, uninitialised: false, unwritten: false };
         let options = Options {
             traced_ctas: ctas.clone(),
-            only: Some(ctas),
+            only: (!writes_lists).then_some(ctas),
             checks,
             fidelity,
             step_limit,

@@ -50,7 +50,7 @@ pub(crate) fn run_step<S: Simd>(s: S, step: Step<'_>) {
         );
     }
     if let Some(shown) = shown.filter(|_| !block.is_finite()) {
-        return accumulate_seen(panel, block, shown, weights, ld);
+        return accumulate_seen(s, panel, block, shown, weights, ld);
     }
     // The products are computed row by row, because a weight of 0 for a hidden key must not be multiplied by
     // a value that is not finite.
@@ -63,16 +63,28 @@ pub(crate) fn run_step<S: Simd>(s: S, step: Step<'_>) {
     }
 }
 
-/// [`crate::tile::accumulate_seen`] for rows: O += P V with a check of every key.
-fn accumulate_seen(panel: &mut Panel, block: Block<'_>, shown: &[f32], weights: &[f32], ld: usize) {
+/// [`crate::tile::accumulate_seen`] for rows: O += P V with a check of every key. The sums are those of the
+/// product of all keys, to the last bit.
+#[inline(always)]
+fn accumulate_seen<S: Simd>(
+    s: S,
+    panel: &mut Panel,
+    block: Block<'_>,
+    shown: &[f32],
+    weights: &[f32],
+    ld: usize,
+) {
     let ld_out = panel.out.len() / panel.rows;
     for row in 0..panel.rows {
-        for key in seen(panel, block, row) {
-            let (weight, values) = (weights[row * ld + key], &block.v.data[key * block.v.ld..][..ld_out]);
-            if shown[row * ld + key].to_bits() != 0 {
-                let out = &mut panel.out[row * ld_out..][..ld_out];
-                out.iter_mut().zip(values).for_each(|(out, value)| *out += weight * value);
+        let keys = seen(panel, block, row);
+        let out = &mut panel.out[row * ld_out..][..ld_out];
+        for (part, out) in out.chunks_exact_mut(S::LANES).enumerate() {
+            let mut sum = s.splat(0.0);
+            for key in keys.clone().filter(|key| shown[row * ld + key].to_bits() != 0) {
+                let values = &block.v.data[key * block.v.ld + part * S::LANES..];
+                sum = s.fma(s.splat(weights[row * ld + key]), s.load(values), sum);
             }
+            s.store(s.add(s.load(out), sum), out);
         }
     }
 }

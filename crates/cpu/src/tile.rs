@@ -205,7 +205,7 @@ pub(crate) fn run_step<S: Simd, const VECTORS: usize>(s: S, step: Step<'_>) {
     raise_maximum(s, panel, scale, max);
     exponentiate::<S, VECTORS>(s, panel, scale, weights);
     if (partial || shown.is_some()) && !block.is_finite() {
-        return accumulate_seen(panel, block, shown, weights);
+        return accumulate_seen(s, panel, block, shown, weights);
     }
     let v = Columns { data: block.v.data, ld: block.v.ld };
     gemm::<S, _, _, VECTORS>(s, Added, v, weights, &mut panel.out, [block.dim_v, keys], tall);
@@ -306,20 +306,34 @@ fn exponentiate<S: Simd, const VECTORS: usize>(s: S, panel: &mut Panel, scale: f
 }
 
 /// O += P V with a check of every key: if V is not finite, the weight 0 of a hidden key must not be
-/// multiplied by it.
-fn accumulate_seen(panel: &mut Panel, block: Block<'_>, shown: Option<&[f32]>, weights: &[f32]) {
+/// multiplied by it. The sums are those of the product of all keys, to the last bit.
+#[inline(always)]
+fn accumulate_seen<S: Simd>(
+    s: S,
+    panel: &mut Panel,
+    block: Block<'_>,
+    shown: Option<&[f32]>,
+    weights: &[f32],
+) {
     let width = panel.width;
-    let lines = block.v.data.chunks_exact(block.dim_v).zip(weights.chunks_exact(width));
-    for (index, (values, weights)) in lines.enumerate() {
-        let key = block.keys.start + index;
-        for (lane, &weight) in weights[..panel.rows].iter().enumerate() {
-            let in_band = (panel.seen[lane].start..panel.seen[lane].end).contains(&key);
-            if !in_band || shown.is_some_and(|shown| shown[index * width + lane].to_bits() == 0) {
-                continue;
+    let keys = weights.len() / width;
+    let sees = |key: usize, lane: usize| {
+        let in_band = (panel.seen[lane].start..panel.seen[lane].end).contains(&(block.keys.start + key));
+        in_band && shown.is_none_or(|shown| shown[key * width + lane].to_bits() != 0)
+    };
+    let flags: Vec<f32> =
+        (0..keys * width).map(|i| f32::from(u8::from(sees(i / width, i % width)))).collect();
+    let half = s.splat(0.5);
+    for (d, out) in panel.out.chunks_exact_mut(width).enumerate() {
+        for (v, out) in out.chunks_exact_mut(S::LANES).enumerate() {
+            let mut sum = s.splat(0.0);
+            for key in 0..keys {
+                let at = key * width + v * S::LANES;
+                let value = s.splat(block.v.data[key * block.v.ld + d]);
+                let added = s.fma(value, s.load(&weights[at..]), sum);
+                sum = s.select_lt(half, s.load(&flags[at..]), added, sum);
             }
-            for (d, &value) in values.iter().enumerate() {
-                panel.out[d * width + lane] += weight * value;
-            }
+            s.store(s.add(s.load(out), sum), out);
         }
     }
 }

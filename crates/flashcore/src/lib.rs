@@ -70,7 +70,8 @@ struct Readme;
 #[doc = include_str!("../../../docs/src/guide/rust.md")]
 struct Guide;
 
-/// The examples of the chapter on masks, scores and lengths.
+/// The examples of the chapters on lengths and on programs.
 #[cfg(doctest)]
-#[doc = include_str!("../../../docs/src/guide/masks.md")]
+#[doc = include_str!("../../../docs/src/guide/lengths.md")]
+#[doc = include_str!("../../../docs/src/guide/scores-and-masks.md")]
 struct Masks;

@@ -14,6 +14,9 @@ from .. import _flashcore
 from .._errors import FlashCoreError
 from ._problem import EXPECTED, OURS, Problem
 
+#: Suites of features beside even lengths: ``features`` on a CPU, the others on a GPU.
+FEATURES = ("features", "softcap", "sinks", "packed", "documents", "bias")
+
 _EPILOG = """\
 Times are of one call, in graphs of up to 20 (warm) or one (cold, L2 flushed before). FlashCore's harness launches and
 times everybody in turn, on the same values, new ones now and then, and holds the outputs against float64: a wrong or
@@ -58,10 +61,12 @@ def arguments(suites: list[str]) -> argparse.ArgumentParser:
 def main(argv: list[str] | None = None) -> int:
     """Runs the command; 0 if everybody raced, 1 if FlashCore itself failed somewhere, 2 if nothing could start."""
     suites = {name: [Problem(*p[0], *p[1:]) for p in problems] for name, problems in _flashcore.bench_suites()}
-    parser = arguments(list(suites))
+    parser = arguments([*suites, *FEATURES])
     args = parser.parse_args(argv)
     if args.what == "model":
         return _model(args)
+    if features := [name for name in args.suite if name in FEATURES]:
+        return _of_features(args, parser, features)
     try:
         problems = _problems(args, suites)
         peers = _peers(args)
@@ -86,6 +91,17 @@ def main(argv: list[str] | None = None) -> int:
     if args.plot:
         args.plot.write_text(plot(rows), encoding="utf-8")
     return 1 if any(row["impl"].startswith(OURS) and row["fault"] for row in rows) else 0
+
+
+def _of_features(args: argparse.Namespace, parser: argparse.ArgumentParser, features: list[str]) -> int:
+    if len(features) < len(args.suite) or args.problem or args.what != "race" or args.evidence or args.plot:
+        parser.error(f"--suite {features[0]} goes with --seconds, --peers, --device, --json and its like alone")
+    try:
+        from ._alternating import run
+    except ImportError as error:
+        print(f"flashcore_attn.bench: the race is held on PyTorch's tensors ({error})", file=sys.stderr)
+        return 2
+    return run(args)
 
 
 def _model(args: argparse.Namespace) -> int:

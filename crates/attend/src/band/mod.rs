@@ -1,6 +1,7 @@
 //! Which keys a query row sees, and which KV blocks are therefore skipped, full or partial.
 
 mod bound;
+mod list;
 mod mask;
 mod rows;
 
@@ -8,6 +9,7 @@ use problem::Corner;
 use ptx::{Builder, R32};
 
 pub use bound::{Bound, Coverage, Lower};
+pub use list::{BlockList, BlockLists};
 pub use mask::Masker;
 pub use rows::RowRange;
 

@@ -202,6 +202,13 @@ impl Code {
         found
     }
 
+    /// The nodes of a place that the results depend on, in the order of evaluation.
+    pub fn needed_at(&self, place: Place) -> Vec<Id> {
+        let mut found: Vec<Id> = self.needed().into_iter().filter(|&id| self.places[id] == place).collect();
+        found.sort_unstable();
+        found
+    }
+
     /// The nodes that the results depend on.
     fn needed(&self) -> Vec<Id> {
         let mut needed = vec![false; self.nodes.len()];
@@ -224,6 +231,11 @@ impl Code {
             Node::Op(Op::Int(x)) => Some(x),
             _ => None,
         }
+    }
+
+    /// Whether an operation's values are integers that never leave 32 bits, for any values of its operands.
+    pub fn fits(&self, id: Id) -> bool {
+        self.ranges[id].is_some_and(|range| range.low > Range::ALL.low && range.high < Range::ALL.high)
     }
 
     /// Whether an integer is never negative.

@@ -1,10 +1,13 @@
 //! Changes of the scores between Q Kᵀ and the softmax: the softcap, then the score program, then the mask
 //! program.
 
+mod bounds;
+mod coverage;
 mod emit;
 mod lower;
 mod program;
 mod softcap;
 
+pub use coverage::TileMask;
 pub use program::{ProgramParams, RowPrograms, ScorePrograms, TableParams};
 pub use softcap::{Softcap, Tanh};

@@ -46,12 +46,14 @@ pub struct ProgramParams {
 /// The programs of a problem, ready to be emitted.
 #[derive(Clone, Debug)]
 pub struct ScorePrograms {
-    code: Code,
+    pub(super) code: Code,
     params: ProgramParams,
+    /// The mask program is run in full blocks, too.
+    masks_full: bool,
 }
 
 /// The values of nodes, where they were computed.
-type Memo = Vec<Option<Value>>;
+pub(super) type Memo = Vec<Option<Value>>;
 
 /// The programs for the rows of a tile, with the values that depend on the rows alone.
 #[derive(Clone, Debug)]
@@ -69,7 +71,14 @@ pub struct RowPrograms<'a> {
 impl ScorePrograms {
     /// The programs of a problem. `packed` says whether the rows of a tile belong to several heads.
     pub fn new(problem: &Problem, packed: bool, params: ProgramParams) -> ScorePrograms {
-        ScorePrograms { code: Code::new(problem, packed), params }
+        ScorePrograms { code: Code::new(problem, packed), params, masks_full: true }
+    }
+
+    /// Leaves the mask program out of full blocks: for blocks whose coverage takes the mask program into
+    /// account.
+    #[must_use]
+    pub fn masking_partial_blocks(self) -> ScorePrograms {
+        ScorePrograms { masks_full: false, ..self }
     }
 
     /// Whether there is a score program: the softmax then takes logits, in units of the natural logarithm.
@@ -122,6 +131,10 @@ impl RowPrograms<'_> {
     /// logits, and hides the keys that the mask program hides.
     pub fn apply(&self, k: &mut Builder, s: &AccTile, origin: R32, coverage: Coverage) {
         let code = &self.programs.code;
+        let mask = code.mask.filter(|_| self.programs.masks_full || coverage == Coverage::Partial);
+        if mask.is_none() && code.score.is_none() {
+            return;
+        }
         let first = k.add(origin, self.column);
         let mut at = Scope::new(self.programs, &self.rows);
         at.once.clone_from(&self.once);
@@ -137,7 +150,7 @@ impl RowPrograms<'_> {
                 at.row.clone_from(&self.of_rows[row]);
                 at.element.clone_from(&none);
                 at.score = Some(score);
-                let sees = code.mask.map(|mask| at.value(k, mask).bool());
+                let sees = mask.map(|mask| at.value(k, mask).bool());
                 if let Some(result) = code.score {
                     let logit = at.value(k, result).float();
                     k.mov_to(score, logit);
@@ -151,30 +164,30 @@ impl RowPrograms<'_> {
 }
 
 /// A point of evaluation: the positions that are known, and the values computed so far at each place.
-struct Scope<'a> {
+pub(super) struct Scope<'a> {
     programs: &'a ScorePrograms,
     rows: &'a RowRange,
-    head: Option<R32>,
-    batch: Option<R32>,
-    query: Option<R32>,
+    pub head: Option<R32>,
+    pub batch: Option<R32>,
+    pub query: Option<R32>,
     /// The key of the lane's first column, and whether all keys of the block exist.
-    first_key: Option<(R32, Coverage)>,
-    last_key: Option<R32>,
+    pub first_key: Option<(R32, Coverage)>,
+    pub last_key: Option<R32>,
     /// The column, from the lane's first.
-    offset: u32,
+    pub offset: u32,
     /// The register of the score.
     score: Option<F32>,
-    once: Memo,
-    row: Memo,
-    column: Memo,
-    element: Memo,
+    pub once: Memo,
+    pub row: Memo,
+    pub column: Memo,
+    pub element: Memo,
 }
 
 /// Values of a place are only asked for where the place's positions are known.
 const KNOWN: &str = "the position is known at this place";
 
 impl<'a> Scope<'a> {
-    fn new(programs: &'a ScorePrograms, rows: &'a RowRange) -> Scope<'a> {
+    pub fn new(programs: &'a ScorePrograms, rows: &'a RowRange) -> Scope<'a> {
         let none: Memo = vec![None; programs.code.nodes.len()];
         Scope {
             programs,
@@ -204,7 +217,7 @@ impl<'a> Scope<'a> {
     }
 
     /// The value of a node: computed here, unless it was computed before.
-    fn value(&mut self, k: &mut Builder, id: Id) -> Value {
+    pub fn value(&mut self, k: &mut Builder, id: Id) -> Value {
         if let Some(known) = *self.memo(id) {
             return known;
         }
@@ -306,6 +319,18 @@ impl<'a> Scope<'a> {
 
     fn table(&self, table: usize) -> &'a TableParams {
         self.programs.params.tables[table].as_ref().expect("declared")
+    }
+
+    /// The element of a table at indices in all dimensions, each cut to its extent.
+    pub fn element(&mut self, k: &mut Builder, table: usize, indices: &[(usize, R32)]) -> Value {
+        let params = self.table(table);
+        let mut at = params.start;
+        for &(dimension, index) in indices {
+            let index = k.max_s(index, 0);
+            let index = k.min_s(index, params.lasts[dimension]);
+            at = further(k, Some(at), index, params.strides[dimension], params.dtype.bytes() as u32);
+        }
+        load(k, params.dtype, at)
     }
 
     fn address(&mut self, k: &mut Builder, table: usize, from_start: bool, indices: &[Index]) -> Global {

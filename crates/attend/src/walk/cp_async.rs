@@ -8,7 +8,7 @@ use ptx::{Builder, CmpOp, Global, Pointer, R32, Shared, Src};
 use tile::{AccTile, MatrixReader, OpenTile, OperandB, TileCopy, TileLayout};
 
 use super::Order;
-use crate::{Bound, Coverage, Lower};
+use crate::{BlockList, Bound, Coverage, Lower};
 
 /// One of the two streamed tensors, K or V.
 #[derive(Clone, Debug)]
@@ -19,7 +19,8 @@ pub struct Stream {
     pub reader: MatrixReader,
     /// Reads the odd last chunk, if there is one and the product uses it.
     pub tail: Option<MatrixReader>,
-    /// The thread's pointer into the next block to load; moves down from block to block.
+    /// The thread's pointer into the next block to load; moves down from block to block. With a list of
+    /// blocks, the pointer into block 0.
     pub from: Global,
     /// Bytes from one block to the next.
     pub block_bytes: i64,
@@ -44,6 +45,8 @@ pub struct KvPipeline {
     /// Number of keys, if the last block may be ragged.
     ragged: Option<R32>,
     bound: Bound,
+    /// The blocks at the positions that `bound` counts; `None` if it counts blocks.
+    list: Option<BlockList>,
     key: Stream,
     value: Stream,
     /// The current block, and the byte offset of its stage.
@@ -85,8 +88,9 @@ pub struct Steps<S, F, C> {
 }
 
 impl KvPipeline {
-    /// A ring over the blocks of `bound`. The streams point at block `bound.end − 1`. `ragged` is the number
-    /// of keys, or `None` if `block_n` divides it.
+    /// A ring over the blocks of `bound`, or over those of `list` at its positions. The streams point at block
+    /// `bound.end − 1`, or at block 0 with a list. `ragged` is the number of keys, or `None` if `block_n`
+    /// divides it.
     #[allow(clippy::too_many_arguments, reason = "the ring's genes and its streams")]
     pub fn new(
         k: &mut Builder,
@@ -94,6 +98,7 @@ impl KvPipeline {
         stages: u32,
         block_n: u32,
         bound: Bound,
+        list: Option<BlockList>,
         key: Stream,
         value: Stream,
         ragged: Option<R32>,
@@ -105,7 +110,20 @@ impl KvPipeline {
             Order::InTurn if stages > 1 => k.sub(current, stages),
             _ => current,
         };
-        KvPipeline { order, stages, stage_bytes, block_n, ragged, bound, key, value, current, stage, next }
+        KvPipeline {
+            order,
+            stages,
+            stage_bytes,
+            block_n,
+            ragged,
+            bound,
+            list,
+            key,
+            value,
+            current,
+            stage,
+            next,
+        }
     }
 
     /// Requests the first blocks. Copies that the CTA requested earlier belong to the first `cp.async` group.
@@ -141,10 +159,11 @@ impl KvPipeline {
     fn request_first(&self, k: &mut Builder, stream: &Stream, ahead: u32) {
         self.if_block(k, ahead, |k| {
             let limit = self.ragged.filter(|_| ahead == 0).map(|keys| {
-                let before = k.mul(self.current, self.block_n);
+                let before = self.origin(k, self.current);
                 k.sub(keys, before)
             });
-            self.request(k, stream, stream.tile.at(i64::from(ahead * self.stage_bytes)), limit);
+            let to = stream.tile.at(i64::from(ahead * self.stage_bytes));
+            self.request(k, stream, to, limit, (self.current, ahead));
         });
     }
 
@@ -268,20 +287,29 @@ impl KvPipeline {
         k.bar_sync();
         self.if_block(k, self.stages, |k| {
             let to = k.shared_advance(self.key.tile, self.stage);
-            self.request(k, &self.key, to, None);
+            self.request(k, &self.key, to, None, (self.current, self.stages));
         });
         self.if_block(k, self.ahead(), |k| {
             let free = self.stage_before(k);
             let to = k.shared_advance(self.value.tile, free);
-            self.request(k, &self.value, to, None);
+            self.request(k, &self.value, to, None, (self.current, self.ahead()));
         });
         k.cp_async_commit();
+    }
+
+    /// The first key of the block at a position.
+    fn origin(&self, k: &mut Builder, position: R32) -> R32 {
+        let block = match &self.list {
+            None => position,
+            Some(list) => list.block(k, position),
+        };
+        k.mul(block, self.block_n)
     }
 
     /// The block that is `ahead` blocks after the current one.
     fn block(&self, k: &mut Builder, ahead: u32, coverage: Coverage, key_stage: Option<R32>) -> Block<'_> {
         let index = if ahead == 0 { self.current } else { k.sub(self.current, ahead) };
-        Block { origin: k.mul(index, self.block_n), coverage, pipeline: self, key_stage }
+        Block { origin: self.origin(k, index), coverage, pipeline: self, key_stage }
     }
 
     fn visit_down_to(
@@ -313,10 +341,26 @@ impl KvPipeline {
         k.if_(some, request);
     }
 
-    /// Requests the stream's next tile and moves the pointer down.
-    fn request(&self, k: &mut Builder, stream: &Stream, to: Shared, limit: Option<R32>) {
-        stream.copy.load(k, to, stream.from, limit);
-        k.advance_to(stream.from, stream.block_bytes.wrapping_neg());
+    /// Requests the stream's next tile and moves the pointer down. With a list, requests the tile at the
+    /// position `ahead` of `position`.
+    fn request(
+        &self,
+        k: &mut Builder,
+        stream: &Stream,
+        to: Shared,
+        limit: Option<R32>,
+        (position, ahead): (R32, u32),
+    ) {
+        let Some(list) = &self.list else {
+            stream.copy.load(k, to, stream.from, limit);
+            k.advance_to(stream.from, stream.block_bytes.wrapping_neg());
+            return;
+        };
+        let position = if ahead == 0 { position } else { k.sub(position, ahead) };
+        let block = list.block(k, position);
+        let block = k.zext(block);
+        let from = Global { base: k.mad(block, stream.block_bytes, stream.from.base), ..stream.from };
+        stream.copy.load(k, to, from, limit);
     }
 
     /// Requests the next block as one `cp.async` group into the stage that the last visit released. The first
@@ -327,10 +371,11 @@ impl KvPipeline {
         let turn = k.setp_s_and(CmpOp::Lt, ahead, self.stages, exists);
         k.if_(turn, |k| {
             k.sub_to(self.next, self.next, 1);
+            let position = if self.list.is_some() { k.add(self.next, 1) } else { self.next };
             let free = self.stage_before(k);
             for stream in [&self.key, &self.value] {
                 let to = k.shared_advance(stream.tile, free);
-                self.request(k, stream, to, None);
+                self.request(k, stream, to, None, (position, 0));
             }
         });
         k.cp_async_commit();
@@ -386,7 +431,7 @@ impl Block<'_> {
         k.bar_sync();
         if p.stages == 1 {
             let limit = self.limit(k);
-            p.request(k, &p.value, p.value.tile, limit);
+            p.request(k, &p.value, p.value.tile, limit, (p.current, 0));
             k.cp_async_commit();
         } else {
             p.request_ahead(k);
@@ -401,7 +446,7 @@ impl Block<'_> {
         if p.stages == 1 {
             k.cp_async_wait(0);
             k.bar_sync();
-            p.if_block(k, 1, |k| p.request(k, &p.key, p.key.tile, None));
+            p.if_block(k, 1, |k| p.request(k, &p.key, p.key.tile, None, (p.current, 1)));
             k.cp_async_commit();
         }
         let tile = p.tile(k, &p.value);

@@ -20,7 +20,7 @@ use ptx::{Builder, Half, Pred, R32};
 use tile::{AccTile, Accumulate, OperandTile, PingPong, Products, TileStream};
 
 use super::{Order, SharedProbs, Skips, Tiles, Walk};
-use crate::{Chains, Coverage, Masker, OnlineSoftmax, RowPrograms, Softcap, SpeculativeMax};
+use crate::{BlockList, Chains, Coverage, Masker, OnlineSoftmax, RowPrograms, Softcap, SpeculativeMax};
 
 /// Registers and rings of a consumer warpgroup.
 #[derive(Clone, Debug)]
@@ -67,10 +67,20 @@ pub struct MainLoop {
 /// The mask and the softmax of a tile's rows.
 #[derive(Clone, Copy, Debug)]
 pub struct TileRows<'a> {
-    pub mask: &'a Masker,
+    /// `None` where neither the band nor the number of keys hides any key.
+    pub mask: Option<&'a Masker>,
     pub softmax: &'a OnlineSoftmax,
     /// The score and mask programs, if there are any.
     pub programs: Option<&'a RowPrograms<'a>>,
+    /// The blocks at the positions of the walk; `None` if the walk counts blocks.
+    pub list: Option<&'a BlockList>,
+}
+
+impl TileRows<'_> {
+    /// The block at a position of the walk.
+    fn block(&self, k: &mut Builder, position: R32) -> R32 {
+        self.list.map_or(position, |list| list.block(k, position))
+    }
 }
 
 impl MainLoop {
@@ -111,10 +121,12 @@ impl MainLoop {
         let MainLoop { half, chains, keys, values, s, p, o, .. } = self;
         let softmax = rows.softmax;
         o.clear(k); //                                                    2  O = 0 (`softmax`: l = 0, m = −∞)
-        let block = walk.first(k);
+        let position = walk.first(k);
+        let block = rows.block(k, position);
         self.first_block(k, (block, walk.first_coverage()), rows); //   3–6
-        walk.rest(k, block, |k, coverage| {
+        walk.rest(k, position, |k, coverage| {
             //                                                            7  for each further block
+            let block = rows.block(k, position);
             self.issue_both(k); //                                     8–11  S = Q Kᵀ, beside O += P V
             self.wait_for_scores(k); //                                  12
             self.cap(k, s); //                                               S = tanh(S·c'), if capped
@@ -269,9 +281,9 @@ impl MainLoop {
 
     /// Hides the keys of a partial block that a row does not see.
     fn hide(&self, k: &mut Builder, s: &AccTile, (block, coverage): (R32, Coverage), rows: &TileRows) {
-        if coverage == Coverage::Partial {
+        if let (Some(mask), Coverage::Partial) = (rows.mask, coverage) {
             let origin = k.mul(block, self.block_n);
-            rows.mask.apply(k, s, origin, coverage);
+            mask.apply(k, s, origin, coverage);
         }
     }
 }

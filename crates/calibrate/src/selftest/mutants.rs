@@ -257,6 +257,7 @@ fn wgmma() -> Vec<Suspect> {
         tile_order: TileOrder::InOrder,
         section_mib: 32,
         tanh: attend::Tanh::Exp2,
+        visits: kernels::forward::Visits::Band,
     };
     let overlapped = WgmmaPlan { tiles: Tiles::Overlapped, rescale: guessing, ..plain.clone() };
     let sums = WgmmaPlan { sums: Sums::Product, rescale: guessing, ..plain.clone() };
@@ -303,6 +304,7 @@ fn small() -> Vec<Suspect> {
         overlapping: false,
         resident_ctas: 1,
         tanh: attend::Tanh::Exp2,
+        visits: kernels::forward::Visits::Band,
     };
     let streams = SmallPlan {
         stages: 2,

@@ -8,6 +8,7 @@ mod diagnosis;
 mod gate;
 mod launches;
 mod lengths;
+mod lists;
 mod programs;
 mod range;
 mod splits;

@@ -1,6 +1,6 @@
 //! Operations on lines of words. Each loop is over slices of equal length, so that it is vectorised.
 
-use problem::program::{BinaryOp, Comparison, Type, UnaryOp};
+use problem::program::{BinaryOp, Comparison, Id, Op, Type, UnaryOp};
 
 use crate::simd::{MAX_LANES, Simd};
 use crate::softcap;
@@ -9,8 +9,10 @@ use crate::softcap;
 #[derive(Clone, Copy)]
 pub(super) struct Operand<'a> {
     pub data: &'a [f32],
+    /// Where the first line begins.
+    pub start: usize,
     /// Words from line to line.
-    pub step: usize,
+    pub step: isize,
     /// A line has one word, which stands for all.
     pub is_scalar: bool,
 }
@@ -19,17 +21,22 @@ impl<'a> Operand<'a> {
     /// Whether lines of `width` words follow each other without gaps, or are all one word.
     #[inline(always)]
     fn is_flat(&self, width: usize) -> bool {
-        self.step == if self.is_scalar { 0 } else { width }
+        self.step == if self.is_scalar { 0 } else { width as isize }
     }
 
     #[inline(always)]
     pub(super) fn line(&self, line: usize, width: usize) -> &'a [f32] {
-        &self.data[line * self.step..][..width]
+        &self.data[self.at(line)..][..width]
     }
 
     #[inline(always)]
     pub(super) fn scalar(&self, line: usize) -> f32 {
-        self.data[line * self.step]
+        self.data[self.at(line)]
+    }
+
+    #[inline(always)]
+    fn at(&self, line: usize) -> usize {
+        self.start.wrapping_add_signed(self.step * line as isize)
     }
 }
 
@@ -104,6 +111,21 @@ fn map_vectors<S: Simd>(s: S, a: Operand<'_>, to: &mut [f32], width: usize, f: i
 #[inline(always)]
 pub(super) fn copy(a: Operand<'_>, to: &mut [f32], width: usize) {
     map(a, to, width, |x| x);
+}
+
+/// A sum, a difference or a negation of integers that grows by `step` from word to word. Word `origin` is that
+/// of the operands' values `of`.
+pub(super) fn ramp(op: &Op, of: impl Fn(Id) -> i32, (origin, step): (usize, i32), to: &mut [f32]) {
+    let value = match *op {
+        Op::Unary(_, a) => of(a).wrapping_neg(),
+        Op::Binary(BinaryOp::Sub, a, b) => of(a).wrapping_sub(of(b)),
+        Op::Binary(_, a, b) => of(a).wrapping_add(of(b)),
+        _ => 0,
+    };
+    let first = value.wrapping_sub(step.wrapping_mul(origin as i32));
+    for (i, to) in to.iter_mut().enumerate() {
+        *to = word(first.wrapping_add(step.wrapping_mul(i as i32)));
+    }
 }
 
 #[inline(always)]

@@ -78,7 +78,8 @@ pub(super) fn load<S: Simd>(
 ) {
     let dimensions = dimensions(read.table, read.index);
     let axes = |dimension: &Dimension| program.axes[dimension.index];
-    let separable = dimensions.clone().all(|dimension| axes(&dimension) != Axes::Both);
+    let separable =
+        dimensions.clone().all(|dimension| !matches!(axes(&dimension), Axes::Both | Axes::Diagonal));
     let lines = to.len() / shape.width;
     let is_tile = dimensions.clone().any(|d| axes(&d).row()) && dimensions.clone().any(|d| axes(&d).key());
     if !(separable && is_tile) {

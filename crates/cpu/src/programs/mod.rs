@@ -1,7 +1,9 @@
 //! Programs for scores and masks, evaluated over tiles of scores.
 //!
 //! An operation whose value depends on the query alone is evaluated once per panel, one that depends on the
-//! key alone once per block of keys, and the others once per score, some lines of a tile at a time. Every
+//! key alone once per block of keys, and the others once per score, some lines of a tile at a time. A value
+//! that depends on the difference of query and key alone, as ALiBi's and relative biases do, is evaluated once
+//! for each diagonal of a tile; every line of the tile is a part of the line of diagonals. Every
 //! buffer holds f32 words: a float, the bits of an integer, or all bits set for true and none for false.
 //!
 //! Before a mask is evaluated, the ranges of its values over a panel and a block of keys tell whether the
@@ -10,7 +12,7 @@
 mod apply;
 mod load;
 
-use problem::program::{Dependence, Id, Input, Op, Range, Type};
+use problem::program::{BinaryOp, Id, Input, Op, Range, Type, UnaryOp};
 use problem::{KeyRange, Operands, Problem, Program, Programs, TableData};
 
 use crate::simd::Simd;
@@ -27,6 +29,8 @@ enum Axes {
     Row,
     Key,
     Both,
+    /// On their difference alone.
+    Diagonal,
 }
 
 impl Axes {
@@ -36,6 +40,17 @@ impl Axes {
             (true, false) => Axes::Row,
             (false, true) => Axes::Key,
             (true, true) => Axes::Both,
+        }
+    }
+
+    /// Of a value that depends on values of both.
+    const fn with(self, other: Axes) -> Axes {
+        match (self, other) {
+            (Axes::None, axes) | (axes, Axes::None) => axes,
+            (Axes::Row, Axes::Row) => Axes::Row,
+            (Axes::Key, Axes::Key) => Axes::Key,
+            (Axes::Diagonal, Axes::Diagonal) => Axes::Diagonal,
+            _ => Axes::Both,
         }
     }
 
@@ -59,37 +74,76 @@ pub(crate) struct Compiled<'a> {
     buffer: Vec<usize>,
     /// Number of these buffers.
     buffers: usize,
+    /// For integers that are sums of positions: how much they grow from query to query, and from key to key.
+    slopes: Vec<Option<[i32; 2]>>,
 }
 
 impl<'a> Compiled<'a> {
     /// `grouped` says whether the rows of a panel may belong to several query heads.
     fn new(program: &'a Program, programs: &'a Programs, tables: &'a [TableData<'a>], grouped: bool) -> Self {
-        let mut axes: Vec<Axes> = Vec::with_capacity(program.ops().len());
-        for op in program.ops() {
-            let any = |ids: &mut dyn Iterator<Item = Id>| {
-                ids.fold((false, false), |(row, key), id| (row || axes[id].row(), key || axes[id].key()))
-            };
-            let (row, key) = match op {
-                Op::Input(Input::Score) => (true, true),
-                Op::Input(Input::Query) => (true, false),
-                Op::Input(Input::Head) => (grouped, false),
-                Op::Input(Input::Key) => (false, true),
-                // A dimension that has one element, or repeats it, does not matter.
-                Op::Load { table, index, .. } => {
-                    let table = &programs.tables[*table as usize];
-                    any(&mut load::dimensions(table, index).map(|dimension| dimension.index))
-                }
-                op => any(&mut op.reads().into_iter()),
-            };
-            axes.push(Axes::of(row, key));
-        }
+        let (axes, slopes) = axes_of(program, programs, grouped);
         let (buffer, buffers) = assign_buffers(program, &axes);
-        Compiled { program, programs, tables, axes, buffer, buffers }
+        Compiled { program, programs, tables, axes, buffer, buffers, slopes }
+    }
+
+    /// The integer of an operation at the first row and the first key of a tile, whose diagonal is `origin`.
+    fn first(&self, id: Id, known: Known<'_>, origin: usize) -> i32 {
+        let word = match self.axes[id] {
+            Axes::None | Axes::Row => known.rows[id][0],
+            Axes::Key => known.keys[id][0],
+            Axes::Diagonal => known.diagonals[id][origin],
+            Axes::Both => known.tile[self.buffer[id]][0],
+        };
+        word.to_bits() as i32
     }
 
     fn root(&self) -> Id {
         self.axes.len() - 1
     }
+}
+
+/// For each operation, the coordinates on which its value depends, and its slopes
+/// ([`Compiled::slopes`]).
+fn axes_of(program: &Program, programs: &Programs, grouped: bool) -> (Vec<Axes>, Vec<Option<[i32; 2]>>) {
+    let (ops, types) = (program.ops(), program.types());
+    let mut axes: Vec<Axes> = Vec::with_capacity(ops.len());
+    let mut slopes: Vec<Option<[i32; 2]>> = Vec::with_capacity(ops.len());
+    for (op, ty) in ops.iter().zip(types) {
+        let joined = |ids: &mut dyn Iterator<Item = Id>| ids.fold(Axes::None, |all, id| all.with(axes[id]));
+        let own = match op {
+            Op::Input(Input::Score) => Axes::Both,
+            Op::Input(Input::Query) => Axes::Row,
+            Op::Input(Input::Head) => Axes::of(grouped, false),
+            Op::Input(Input::Key) => Axes::Key,
+            // A dimension that has one element, or repeats it, does not matter.
+            Op::Load { table, index, .. } => {
+                let table = &programs.tables[*table as usize];
+                joined(&mut load::dimensions(table, index).map(|dimension| dimension.index))
+            }
+            op => joined(&mut op.reads().into_iter()),
+        };
+        let slope = match *op {
+            Op::Input(Input::Query) => Some([1, 0]),
+            Op::Input(Input::Key) => Some([0, 1]),
+            _ if *ty != Type::Int => None,
+            _ if own == Axes::None => Some([0, 0]),
+            Op::Unary(UnaryOp::Neg, a) => slopes[a].map(|[q, k]| [-q, -k]),
+            Op::Binary(BinaryOp::Add, a, b) => slopes[a].zip(slopes[b]).and_then(|(a, b)| summed(a, b, 1)),
+            Op::Binary(BinaryOp::Sub, a, b) => slopes[a].zip(slopes[b]).and_then(|(a, b)| summed(a, b, -1)),
+            _ => None,
+        };
+        // The rows of several heads do not follow each other.
+        let is_diagonal = !grouped && slope.is_some_and(|[q, k]| q != 0 && q == -k);
+        axes.push(if is_diagonal { Axes::Diagonal } else { own });
+        slopes.push(slope);
+    }
+    (axes, slopes)
+}
+
+/// The slopes `a + sign · b`; `None` if they leave the small numbers that programs have.
+fn summed(a: [i32; 2], b: [i32; 2], sign: i32) -> Option<[i32; 2]> {
+    let sum = [a[0] + sign * b[0], a[1] + sign * b[1]];
+    sum.iter().all(|n| n.unsigned_abs() < 1 << 16).then_some(sum)
 }
 
 /// For each operation that is evaluated per score, a buffer that no value occupies which is still to be read;
@@ -136,9 +190,8 @@ impl<'a> Evaluators<'a> {
 /// Number of operations that the programs of a problem evaluate per score, loads of tables counted twice.
 pub(crate) fn operations_per_score(problem: &Problem) -> usize {
     let of = |program: &Program| {
-        let both = |d: &Dependence| d.score || (d.query && d.key);
-        let dependences = program.dependences();
-        let ops = program.ops().iter().zip(&dependences).filter(|(_, d)| both(d));
+        let (axes, _) = axes_of(program, &problem.programs, false);
+        let ops = program.ops().iter().zip(&axes).filter(|(_, axes)| **axes == Axes::Both);
         ops.map(|(op, _)| if matches!(op, Op::Load { .. }) { 2 } else { 1 }).sum::<usize>()
     };
     problem.programs.all().map(of).sum()
@@ -197,6 +250,8 @@ pub(crate) struct Values {
     panels: Vec<Lines>,
     /// By operation: the values that depend on the key.
     block: Lines,
+    /// By operation: the values that depend on the diagonal, over the diagonals of a tile.
+    diagonals: Vec<Vec<f32>>,
     /// By buffer.
     tile: Vec<Vec<f32>>,
     loads: Loads,
@@ -226,6 +281,7 @@ impl Lines {
 struct Known<'a> {
     rows: &'a [Vec<f32>],
     keys: &'a [Vec<f32>],
+    diagonals: &'a [Vec<f32>],
     tile: &'a [Vec<f32>],
 }
 
@@ -236,7 +292,9 @@ struct Shape {
     first: usize,
     /// Words of a line.
     width: usize,
-    /// What the words of a line are: rows or keys.
+    /// Lines of the region.
+    lines: usize,
+    /// What the words of a line are: rows, keys or diagonals.
     along: Axes,
 }
 
@@ -247,14 +305,18 @@ impl Compiled<'_> {
         let data = match axes {
             Axes::None | Axes::Row => &known.rows[id],
             Axes::Key => &known.keys[id],
+            Axes::Diagonal => &known.diagonals[id],
             Axes::Both => &known.tile[self.buffer[id]],
         };
-        match axes {
-            Axes::Both => Operand { data, step: shape.width, is_scalar: false },
-            _ if axes == shape.along => Operand { data, step: 0, is_scalar: false },
-            Axes::None => Operand { data, step: 0, is_scalar: true },
-            _ => Operand { data: &data[shape.first..], step: 1, is_scalar: true },
-        }
+        let (start, step, is_scalar) = match axes {
+            Axes::Both => (0, shape.width as isize, false),
+            _ if axes == shape.along => (0, 0, false),
+            Axes::None => (0, 0, true),
+            // Each line begins one diagonal before the line above.
+            Axes::Diagonal => (shape.lines - 1 - shape.first, -1, false),
+            _ => (shape.first, 1, true),
+        };
+        Operand { data, start, step, is_scalar }
     }
 }
 
@@ -269,6 +331,9 @@ pub(crate) fn evaluate<S: Simd>(s: S, program: &Compiled<'_>, values: &mut Value
         Region::Tile { panel, layout: Layout::Keys(width), to, .. } => (*panel, to.len(), *width, Axes::Row),
         Region::Tile { panel, layout: Layout::Rows(width), to, .. } => (*panel, to.len(), *width, Axes::Key),
     };
+    if let Region::Tile { .. } = region {
+        diagonals(s, program, values, panel, Shape { first: 0, width, lines: length / width, along });
+    }
     let lines = (STRIP / width).max(1);
     for first in (0..length / width).step_by(lines) {
         let words = width * lines.min(length / width - first);
@@ -281,31 +346,59 @@ pub(crate) fn evaluate<S: Simd>(s: S, program: &Compiled<'_>, values: &mut Value
                 | (Region::Tile { .. }, Axes::Both) => (along, width, words),
                 _ => continue,
             };
-            let shape = Shape { first, width, along };
+            let shape = Shape { first, width, lines: length / width, along };
             let mut to = std::mem::take(values.slot(program, panel, id));
             to.resize(words, 0.0);
             if !region.position(&program.program.ops()[id], first * width, &mut to) {
-                let Values { panels, block, tile, loads, .. } = &mut *values;
-                let known = Known { rows: &panels[panel].values, keys: &block.values, tile };
+                let Values { panels, block, diagonals, tile, loads, .. } = &mut *values;
+                let known = Known { rows: &panels[panel].values, keys: &block.values, diagonals, tile };
                 compute(s, program, id, known, shape, loads, &mut to);
             }
             let measured = || measured(program.program.types()[id], &to);
             match axes {
                 Axes::None | Axes::Row => values.panels[panel].ranges[id] = measured(),
                 Axes::Key => values.block.ranges[id] = measured(),
-                Axes::Both => {}
+                Axes::Both | Axes::Diagonal => {}
             }
             *values.slot(program, panel, id) = to;
         }
         if let Region::Tile { to, .. } = &mut region {
-            let known =
-                Known { rows: &values.panels[panel].values, keys: &values.block.values, tile: &values.tile };
-            let result = program.operand(program.root(), known, Shape { first, width, along });
+            let Values { panels, block, diagonals, tile, .. } = &*values;
+            let known = Known { rows: &panels[panel].values, keys: &block.values, diagonals, tile };
+            let shape = Shape { first, width, lines: length / width, along };
+            let result = program.operand(program.root(), known, shape);
             let to = &mut to[first * width..][..words];
             apply::copy(result, to, width);
             let bits = to.iter().map(|x| x.to_bits());
             values.joined = bits.fold(values.joined, |(all, any), x| (all & x, any | x));
         }
+    }
+}
+
+/// Evaluates the values that depend on the diagonal alone, over the diagonals of a tile: from that of the last
+/// line's first word to that of the first line's last word.
+#[inline(always)]
+fn diagonals<S: Simd>(s: S, program: &Compiled<'_>, values: &mut Values, panel: usize, tile: Shape) {
+    // The diagonal of the first row and the first key.
+    let origin = tile.lines - 1;
+    let width = tile.width + origin;
+    for (id, _) in program.axes.iter().enumerate().filter(|(_, axes)| **axes == Axes::Diagonal) {
+        let mut to = std::mem::take(&mut values.diagonals[id]);
+        to.resize(width, 0.0);
+        let Values { panels, block, diagonals, tile: of_tile, loads, .. } = &mut *values;
+        let known = Known { rows: &panels[panel].values, keys: &block.values, diagonals, tile: of_tile };
+        match program.slopes[id] {
+            Some([of_query, of_key]) => {
+                let step = if tile.along == Axes::Row { of_query } else { of_key };
+                let of = |id: Id| program.first(id, known, origin);
+                apply::ramp(&program.program.ops()[id], of, (origin, step), &mut to);
+            }
+            None => {
+                let shape = Shape { first: 0, width, lines: 1, along: Axes::Diagonal };
+                compute(s, program, id, known, shape, loads, &mut to);
+            }
+        }
+        values.diagonals[id] = to;
     }
 }
 
@@ -402,6 +495,7 @@ impl Values {
             Region::Block(_) => self.block.set_len(program.axes.len()),
             Region::Tile { keys, .. } => {
                 self.tile.resize_with(self.tile.len().max(program.buffers), Vec::new);
+                self.diagonals.resize_with(self.diagonals.len().max(program.axes.len()), Vec::new);
                 self.loads.keys = *keys;
                 self.joined = (u32::MAX, 0);
             }
@@ -413,6 +507,7 @@ impl Values {
         match program.axes[id] {
             Axes::None | Axes::Row => &mut self.panels[panel].values[id],
             Axes::Key => &mut self.block.values[id],
+            Axes::Diagonal => &mut self.diagonals[id],
             Axes::Both => &mut self.tile[program.buffer[id]],
         }
     }
@@ -439,7 +534,7 @@ impl Values {
                     of.reduce(join).unwrap_or(Range::ALL)
                 }
                 Axes::Key => block.ranges[id],
-                Axes::Both => mask.program.range(id, ranges),
+                Axes::Both | Axes::Diagonal => mask.program.range(id, ranges),
             };
             ranges.push(range);
         }

@@ -2,8 +2,11 @@
 
 pub(crate) mod contract;
 pub(crate) mod lengths;
+mod lists;
 pub mod mma;
 pub(crate) mod packing;
 pub(crate) mod programs;
 pub mod small;
 pub mod wgmma;
+
+pub use lists::{BLOCK_LISTS, Visits};

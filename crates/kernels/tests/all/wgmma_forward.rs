@@ -6,6 +6,7 @@ use crate::common::cases;
 use crate::common::wgmma_plan::plain;
 use attend::{Chains, Order, Packing, Sums, Tanh, Tiles};
 use emu::{Emulator, Options, Schedule};
+use flashcore_kernels::forward::Visits;
 use flashcore_kernels::forward::wgmma::{Diagonal, Ends, Probabilities, Rescaling, Store, WgmmaPlan};
 use flashcore_kernels::{Arch, Plan};
 use problem::{Band, DType, Layout, Problem};
@@ -309,6 +310,7 @@ fn genes_get_along() {
             tile_order: [TileOrder::InOrder, TileOrder::LongestFirst, TileOrder::Strided][draw(3)],
             section_mib: 1 + draw(2) as u32,
             tanh: Tanh::Exp2,
+            visits: Visits::Band,
         };
         if Plan::Wgmma(plan.clone()).check(&problem, &SMALL).is_ok() {
             let schedule = [Schedule::Late, Schedule::Early, Schedule::Random][draw(3)];

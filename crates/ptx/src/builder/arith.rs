@@ -121,6 +121,13 @@ impl Builder {
     // ---- shifts and bits
     // ---------------------------------------------------------------------------------------
 
+    /// The number of bits that are set.
+    pub fn popc(&mut self, a: R32) -> R32 {
+        let d = self.reg();
+        self.compute(d, Op::Unary(UnaryOp::Popc, Type::B32, FloatMods::NONE), [Operand::Reg(a.reg())]);
+        d
+    }
+
     /// `a << bits`.
     pub fn shl<V: Int>(&mut self, a: V, bits: impl Into<Src<R32>>) -> V {
         self.shift(BinaryOp::Shl, V::TYPE, a, bits)

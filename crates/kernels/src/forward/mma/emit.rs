@@ -1,8 +1,8 @@
 //! The generator of the `mma` family.
 
 use attend::{
-    Block, Bound, KeyBand, KvPipeline, Lengths, Masker, OnlineSoftmax, Order, Partials, RowRange,
-    ScorePrograms, Sequence, Sinks, Softcap, Steps, Stream, store_lse,
+    Block, BlockList, BlockLists, Bound, KeyBand, KvPipeline, Lengths, Masker, OnlineSoftmax, Order,
+    Partials, RowRange, ScorePrograms, Sequence, Sinks, Softcap, Steps, Stream, store_lse,
 };
 use problem::{Problem, Tensor};
 use ptx::{
@@ -20,13 +20,15 @@ use crate::forward::contract::{
     declare_band, declare_head_strides, declare_softcap, factor, half, lse_of_row, stepped,
 };
 use crate::forward::lengths::{blocks_divide, declare_lengths, row_blocks};
+use crate::forward::lists::ListTiles;
 use crate::forward::programs::declare_programs;
 use crate::{Arch, Program};
 
 const ENTRY: &str = "flash_forward_mma";
 
 impl MmaPlan {
-    /// The kernel, and the kernel that merges if CTAs divide the keys; the plan has been checked.
+    /// The kernel, before it the kernel that lists blocks if the plan does, and after it the kernel that merges
+    /// if CTAs divide the keys; the plan has been checked.
     pub(crate) fn emit(&self, problem: &Problem, arch: &Arch) -> Result<Program, Violations> {
         let mut k = Builder::kernel(ENTRY);
         k.max_threads(self.threads());
@@ -37,7 +39,17 @@ impl MmaPlan {
         let params = Params::declare(&mut k, &mut contract, problem, self);
         Forward::new(&mut k, problem, self, params).body(&mut k);
         let program = contract.into_program(k.into_verified(arch.target())?, ENTRY, self.launch(problem));
+        let program = match self.list_tiles(problem) {
+            None => program,
+            Some(tiles) => tiles.emit(problem, arch.target())?.followed_by(program)?,
+        };
         if self.splits > 1 { program.followed_by(self.merge(problem, arch)?) } else { Ok(program) }
+    }
+
+    /// The tiles for which blocks are listed; `None` if the plan does not list any.
+    pub(super) fn list_tiles(&self, problem: &Problem) -> Option<ListTiles> {
+        let tiles = ListTiles { rows: self.block_m, heads: 1, block_n: self.block_n, at_least_one: false };
+        self.visits.lists(problem).then_some(tiles)
     }
 
     fn launch(&self, problem: &Problem) -> Launch {
@@ -67,6 +79,8 @@ pub(super) struct Forward<'a> {
     pub rows: RowRange,
     /// The rows of the CTA's batch entry; `None` if it has all rows of the tensors.
     sequence: Option<Sequence>,
+    /// The index of the CTA's tile in its sequence.
+    tile: R32,
     shared: Shared,
 }
 
@@ -86,6 +100,7 @@ struct Params {
     softcap: Option<Softcap>,
     programs: Option<ScorePrograms>,
     sinks: Option<Global>,
+    lists: Option<BlockLists>,
 }
 
 impl Params {
@@ -102,6 +117,7 @@ impl Params {
         let tensors = tensors.collect();
         let [seq_q, seq_kv] = [("seq_q", problem.seq_q), ("seq_kv", problem.seq_kv)]
             .map(|(name, length)| c.u32(k, name, length as u32));
+        let lists = plan.list_tiles(problem).map(|tiles| tiles.declare(k, c, problem, Access::Read));
         Params {
             tensors,
             lse,
@@ -112,9 +128,11 @@ impl Params {
             factor: c.f32(k, "scale_log2e", factor(problem)),
             band: declare_band(k, c, problem),
             softcap: declare_softcap(k, c, problem, plan.tanh),
-            programs: declare_programs(k, c, problem, false),
+            programs: declare_programs(k, c, problem, false)
+                .map(|programs| if lists.is_some() { programs.masking_partial_blocks() } else { programs }),
             // Where keys are divided over CTAs, the merge adds the sinks.
             sinks: if splits == 1 { c.sinks(k) } else { None },
+            lists,
         }
     }
 }
@@ -122,7 +140,7 @@ impl Params {
 impl<'a> Forward<'a> {
     fn new(k: &mut Builder, problem: &'a Problem, plan: &'a MmaPlan, params: Params) -> Forward<'a> {
         let row_block = row_block(k, plan, &params.band);
-        let (rows, sequence) = cta_rows(k, plan, &params, row_block);
+        let (rows, sequence, tile) = cta_rows(k, plan, &params, row_block);
         Forward {
             plan,
             problem,
@@ -130,6 +148,7 @@ impl<'a> Forward<'a> {
             threads: Threads::new(k, plan.threads(), plan.kv_warps),
             rows,
             sequence,
+            tile,
             params,
             shared: k.dynamic_shared(128),
         }
@@ -139,12 +158,19 @@ impl<'a> Forward<'a> {
     fn body(&self, k: &mut Builder) {
         let (plan, rows) = (self.plan, &self.rows);
         let divides = blocks_divide(self.problem, plan.block_n);
-        let mut bound = Bound::new(k, &self.params.band, rows, plan.block_n, divides);
+        let list = self.params.lists.map(|lists| {
+            let [head, batch] = self.head_and_batch(k);
+            lists.read(k, [batch, head, self.tile], None)
+        });
+        let mut bound = match &list {
+            None => Bound::new(k, &self.params.band, rows, plan.block_n, divides),
+            Some(list) => list.bound(),
+        };
         if plan.splits > 1 {
             let [_, _, split] = row_block_and_split(k, plan);
             bound = bound.split(k, split, plan.splits);
         }
-        let blocks = self.keys_and_values(k, bound, divides);
+        let blocks = self.keys_and_values(k, bound, list, divides);
         self.load_queries(k);
         blocks.start(k);
         let q = self.queries(k, &blocks);
@@ -156,6 +182,8 @@ impl<'a> Forward<'a> {
             let at = self.head_and_batch(k);
             programs.for_rows(k, &self.threads, rows, (plan.warp_rows(), plan.warp_keys()), at)
         });
+        // Partial blocks of a list may be partial by the mask program alone.
+        let unmasked = list.is_some() && divides && self.params.band.is_full();
         let scores = |k: &mut Builder, block: &Block| {
             let key = block.key(k);
             let s = mma_abt(k, &q, &key); //                     S = Q Kᵀ
@@ -165,7 +193,9 @@ impl<'a> Forward<'a> {
             if let Some(programs) = &programs {
                 programs.apply(k, &s, block.origin, block.coverage); // S = score(S)
             }
-            mask.apply(k, &s, block.origin, block.coverage);
+            if !unmasked {
+                mask.apply(k, &s, block.origin, block.coverage);
+            }
             s
         };
         let update = |k: &mut Builder, s: &AccTile| {
@@ -199,12 +229,24 @@ impl<'a> Forward<'a> {
         i64::from(q.bytes().max(o.bytes()))
     }
 
-    /// The ring of keys and values. It points at the last block that the CTA visits.
-    fn keys_and_values(&self, k: &mut Builder, bound: Bound, divides: bool) -> KvPipeline {
+    /// The ring of keys and values. It points at the last block that the CTA visits, or, with a list, at block
+    /// 0.
+    fn keys_and_values(
+        &self,
+        k: &mut Builder,
+        bound: Bound,
+        list: Option<BlockList>,
+        divides: bool,
+    ) -> KvPipeline {
         let [_, key, value, _] = self.layouts();
         let ring = self.shared.at(self.ring_start());
-        let before_end = k.sub(bound.end, 1);
-        let first = k.mul(before_end, self.plan.block_n);
+        let first = match list {
+            None => {
+                let before_end = k.sub(bound.end, 1);
+                k.mul(before_end, self.plan.block_n)
+            }
+            Some(_) => k.mov(0),
+        };
         let stream = |k: &mut Builder, tensor, layout: TileLayout, reader, tail, tile| {
             let row_bytes = self.row_bytes(tensor);
             let copy = TileCopy::new(k, &self.threads, layout, row_bytes, self.plan.copy);
@@ -225,6 +267,7 @@ impl<'a> Forward<'a> {
             self.plan.stages,
             self.plan.block_n,
             bound,
+            list,
             keys,
             values,
             ragged,
@@ -371,13 +414,13 @@ impl<'a> Forward<'a> {
     }
 }
 
-/// The CTA's rows. With uneven lengths, a CTA without a row exits.
+/// The CTA's rows, and the index of its tile in its sequence. With uneven lengths, a CTA without a row exits.
 fn cta_rows(
     k: &mut Builder,
     plan: &MmaPlan,
     params: &Params,
     row_block: R32,
-) -> (RowRange, Option<Sequence>) {
+) -> (RowRange, Option<Sequence>, R32) {
     let all = RowRange {
         first: row_block,
         rows: plan.block_m,
@@ -386,14 +429,14 @@ fn cta_rows(
         heads: 1,
     };
     let Some(lengths) = &params.lengths else {
-        return (RowRange { first: k.mul(row_block, plan.block_m), ..all }, None);
+        return (RowRange { first: k.mul(row_block, plan.block_m), ..all }, None, row_block);
     };
     let [_, batch] = head_and_batch(k, plan.tile_order);
     let (sequence, index) = lengths.tile(k, batch, row_block, plan.block_m, 1);
     let empty = k.setp_u(CmpOp::Eq, sequence.q.len, 0);
     k.exit_if(empty);
     let first = k.mul(index, plan.block_m);
-    (RowRange { first, seq_q: sequence.q.len, seq_kv: sequence.kv.len, ..all }, Some(sequence))
+    (RowRange { first, seq_q: sequence.q.len, seq_kv: sequence.kv.len, ..all }, Some(sequence), index)
 }
 
 /// The CTA's row block. In a causal head the last row blocks, which see most keys, come first.

@@ -8,6 +8,7 @@ use super::MmaPlan;
 use super::plan::default_splits;
 use crate::family::FamilyPlan;
 use crate::forward::contract::{default_tanh, rescale_within, tanh_gene};
+use crate::forward::lists::visits_gene;
 use crate::genes::Turn::{Down, To, Up};
 use crate::genes::{BLOCK_N, Gene, PRODUCTS, RESIDENT_CTAS, STAGES};
 use crate::{Arch, Features, PlanError, Program};
@@ -77,6 +78,7 @@ impl FamilyPlan for MmaPlan {
                 .wider(["rows_first", "heads_first"])
                 .curing(&[("l2", To("rows_first"))]),
             tanh_gene(problem),
+            visits_gene(problem),
         ]
     }
 
@@ -90,6 +92,7 @@ impl FamilyPlan for MmaPlan {
 
     fn adapted(mut self, problem: &Problem, arch: &Arch, own_shape: bool) -> MmaPlan {
         self.tanh = default_tanh(problem);
+        self = self.visiting(problem);
         if self.splits > 1 && !own_shape {
             self.splits = default_splits(problem, self.block_m, arch);
         }

@@ -4,6 +4,7 @@ use serde::{Deserialize, Serialize};
 use tile::{CopyMode, TileLayout};
 
 use crate::error::accept;
+use crate::forward::Visits;
 use crate::forward::contract::{check_rescale, default_tanh, misaligned};
 use crate::forward::lengths::{check_lengths, row_blocks};
 use crate::{Arch, PlanError};
@@ -66,6 +67,9 @@ pub struct MmaPlan {
     /// The instructions of the softcap. Without effect on problems that have none.
     #[serde(default)]
     pub tanh: Tanh,
+    /// Which KV blocks are visited where the problem has a mask program.
+    #[serde(default)]
+    pub visits: Visits,
 }
 
 /// The most splits: the merge reads all of them in one thread.
@@ -120,6 +124,7 @@ impl MmaPlan {
             copy: CopyMode::Async16,
             tile_order: if problem.band.is_causal() { Grid::HeadsFirst } else { Grid::RowsFirst },
             tanh: default_tanh(problem),
+            visits: Visits::Band,
         };
         if plan.check_problem(problem).is_err() {
             return plan; // its resource use may overflow
@@ -127,6 +132,7 @@ impl MmaPlan {
         if plan.check_alignment(problem).is_err() {
             plan.copy = CopyMode::Elements;
         }
+        plan = plan.visiting(problem);
         if plan.check_grid(problem).is_err() {
             plan.tile_order = match plan.tile_order {
                 Grid::RowsFirst => Grid::HeadsFirst,
@@ -151,6 +157,12 @@ impl MmaPlan {
         }
         let split = MmaPlan { splits: default_splits(problem, plan.block_m, arch), ..plan.clone() };
         if split.check_grid(problem).is_ok() { split } else { plan }
+    }
+
+    /// The plan with the default choice of the blocks to visit.
+    pub(super) fn visiting(self, problem: &Problem) -> MmaPlan {
+        let plan = MmaPlan { visits: Visits::default_for(problem), ..self };
+        if plan.check_lists(problem).is_ok() { plan } else { MmaPlan { visits: Visits::Band, ..plan } }
     }
 
     /// Threads of a CTA.
@@ -223,6 +235,7 @@ impl MmaPlan {
             self.check_alignment(problem)?;
         }
         self.check_grid(problem)?;
+        self.check_lists(problem)?;
         self.check_resources(problem, arch)?;
         accept("sm", u64::from(arch.sm), arch.sm >= 80, "80 and later")
     }
@@ -303,6 +316,10 @@ impl MmaPlan {
         accept("heads_q · batch · splits", parts, parts < 1 << 31, "fewer than 2^31")?;
         let threads = MmaPlan::merging_threads(problem);
         accept("seq_q · head_dim_v / 4", threads, threads < 1 << 30, "fewer than 2^30 with splits > 1")
+    }
+
+    fn check_lists(&self, problem: &Problem) -> Result<(), PlanError> {
+        self.list_tiles(problem).map_or(Ok(()), |tiles| tiles.check(problem))
     }
 
     fn check_grid(&self, problem: &Problem) -> Result<(), PlanError> {

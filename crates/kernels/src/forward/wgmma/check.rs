@@ -25,6 +25,7 @@ impl WgmmaPlan {
         self.check_problem(problem)?;
         self.check_genes(problem)?;
         self.check_uneven(problem)?;
+        self.check_lists(problem)?;
         self.check_resources(problem, arch)?;
         self.check_tail(problem, arch)?;
         let tiles = self.tile_count(problem);
@@ -89,6 +90,29 @@ impl WgmmaPlan {
             return refuse("store", "bulk", "direct");
         }
         check_lengths(problem, self.block_m(), self.packed_heads(problem))
+    }
+
+    /// Whether blocks can be listed: all warpgroups of a tile, and no other tile, visit those of its list.
+    fn check_lists(&self, problem: &Problem) -> Result<(), PlanError> {
+        let Some(tiles) = self.list_tiles(problem) else { return Ok(()) };
+        let refuse = |what: &str, value: &str, accepted: &str| {
+            let what = format!("{what} with visits = listed");
+            let (value, accepted) = (value.to_owned(), accepted.to_owned());
+            Err(PlanError::Problem { family: FAMILY, what, value, accepted })
+        };
+        if self.cluster > 1 {
+            return refuse("cluster", &self.cluster.to_string(), "1");
+        }
+        if self.tail == Tail::Shared {
+            return refuse("tail", "shared", "whole");
+        }
+        if self.ends == Ends::Own {
+            return refuse("ends", "own", "common");
+        }
+        if self.diagonal == Diagonal::Halved {
+            return refuse("diagonal", "halved", "whole");
+        }
+        tiles.check(problem)
     }
 
     fn check_genes(&self, problem: &Problem) -> Result<(), PlanError> {

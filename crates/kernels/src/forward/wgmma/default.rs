@@ -6,6 +6,7 @@ use tile::{Handout, Tail, TileOrder, Turns};
 
 use super::plan::{Diagonal, Ends, Probabilities, Rescaling, Store, WgmmaPlan, section_mib};
 use crate::Arch;
+use crate::forward::Visits;
 use crate::forward::contract::default_tanh;
 use crate::forward::packing::packs_well;
 
@@ -45,6 +46,7 @@ impl WgmmaPlan {
             tail: Tail::Whole,
             tile_order: TileOrder::LongestFirst,
             tanh: default_tanh(problem),
+            visits: Visits::Band,
             section_mib: if dim > 64 && problem.seq_kv > 2048 { 64 } else { section_mib() },
         };
         let in_order = WgmmaPlan { handout: Handout::Static, tile_order: TileOrder::InOrder, ..base.clone() };
@@ -75,12 +77,12 @@ impl WgmmaPlan {
             (129..=192, _) => WgmmaPlan { block_n: 112, rescale: lazy, ..base },
             _ => WgmmaPlan { block_n: 80, rescale: lazy, ..base },
         };
-        plan = plan.fitted(problem);
+        plan = plan.visiting(problem).fitted(problem);
         if plan.check_problem(problem).is_err() {
             return plan; // its resource use may overflow
         }
         plan = plan.filled(problem);
-        if plan.blank_warpgroups(problem) {
+        if plan.blank_warpgroups(problem) && !plan.visits.lists(problem) {
             plan.ends = Ends::Own;
         }
         while plan.block_n > 16 && plan.check_resources(problem, arch).is_err() {
@@ -104,11 +106,27 @@ impl WgmmaPlan {
             // The last tile of each sequence may have warpgroups without a query.
             self.ends = Ends::Own;
         }
+        if self.visits.lists(problem) {
+            // All warpgroups of a tile, and no other tile, visit the blocks of its list.
+            self.cluster = 1;
+            self.tail = Tail::Whole;
+            self.ends = Ends::Common;
+            self.diagonal = Diagonal::Whole;
+        }
         self.rescale = self.rescale.within(problem.dtype, self.sums);
         if self.store == Store::Bulk && self.check_bulk_store(problem).is_err() {
             self.store = Store::Direct;
         }
         self
+    }
+
+    /// The plan with the default choice of the blocks to visit.
+    pub(crate) fn visiting(self, problem: &Problem) -> WgmmaPlan {
+        let plan = WgmmaPlan { visits: Visits::default_for(problem), ..self };
+        match plan.list_tiles(problem) {
+            Some(tiles) if tiles.check(problem).is_err() => WgmmaPlan { visits: Visits::Band, ..plan },
+            _ => plan,
+        }
     }
 
     /// The plan with as few empty rows as possible: they are computed without any use.

@@ -2,13 +2,13 @@
 //! `rows.rs`; results are stored in `store.rs`.
 
 use attend::{
-    KeyBand, Lengths, MainLoop, Masker, OnlineSoftmax, Rescale, ScorePrograms, SequenceTiles, SharedProbs,
-    Sinks, Skips, Softcap, SpeculativeMax, StreamKMerge, Sums, TileRows, Tiles,
+    BlockLists, KeyBand, Lengths, MainLoop, Masker, OnlineSoftmax, Rescale, ScorePrograms, SequenceTiles,
+    SharedProbs, Sinks, Skips, Softcap, SpeculativeMax, StreamKMerge, Sums, TileRows, Tiles,
 };
 use problem::{Problem, Tensor};
 use ptx::{
-    Builder, CmpOp, Dim3, F32, Global, Half, Launch, Pointer, R32, R64, Shared, Src, Target, TensorMapPtr,
-    Violations,
+    Access, Builder, CmpOp, Dim3, F32, Global, Half, Launch, Pointer, R32, R64, Shared, Src, Target,
+    TensorMapPtr, Violations,
 };
 use tile::{
     AccTile, BulkStore, COUNTER_BYTES, Cluster, Consumer, Handout, Locate, Ones, OperandTile, PingPong,
@@ -22,6 +22,7 @@ use crate::forward::contract::{
     declare_band, declare_head_strides, declare_map, declare_softcap, half, unsigned_factor,
 };
 use crate::forward::lengths::{batch_rows, declare_lengths, is_packed};
+use crate::forward::lists::ListTiles;
 use crate::forward::programs::declare_programs;
 use crate::{Arch, Program};
 
@@ -30,7 +31,7 @@ const ENTRY: &str = "flash_forward_wgmma";
 const LOADED: [Tensor; 3] = [Tensor::Q, Tensor::K, Tensor::V];
 
 impl WgmmaPlan {
-    /// The kernel; the plan has been checked.
+    /// The kernel, and before it the kernel that lists blocks if the plan does; the plan has been checked.
     pub(crate) fn emit(&self, problem: &Problem, arch: &Arch) -> Result<Program, Violations> {
         let mut k = Builder::kernel(ENTRY);
         k.max_threads(self.threads());
@@ -45,7 +46,19 @@ impl WgmmaPlan {
         });
         let locate = tiles.as_ref().map(|tiles| tiles as &dyn Locate);
         Forward::new(&mut k, problem, self, params, locate).body(&mut k);
-        Ok(contract.into_program(k.into_verified(Target::sm_a(arch.sm))?, ENTRY, self.launch(problem, arch)))
+        let target = Target::sm_a(arch.sm);
+        let program = contract.into_program(k.into_verified(target)?, ENTRY, self.launch(problem, arch));
+        match self.list_tiles(problem) {
+            None => Ok(program),
+            Some(tiles) => tiles.emit(problem, target)?.followed_by(program),
+        }
+    }
+
+    /// The tiles for which blocks are listed; `None` if the plan does not list any.
+    pub(super) fn list_tiles(&self, problem: &Problem) -> Option<ListTiles> {
+        let heads = self.packed_heads(problem);
+        let tiles = ListTiles { rows: self.block_m(), heads, block_n: self.block_n, at_least_one: true };
+        self.visits.lists(problem).then_some(tiles)
     }
 
     fn launch(&self, problem: &Problem, arch: &Arch) -> Launch {
@@ -153,6 +166,7 @@ pub(super) struct Params {
     pub(super) softcap: Option<Softcap>,
     programs: Option<ScorePrograms>,
     sinks: Option<Global>,
+    pub(super) lists: Option<BlockLists>,
 }
 
 impl Params {
@@ -198,6 +212,7 @@ impl Params {
             longer: c.u32(k, "longer", round.longer() as u32),
         });
         let factor = c.f32(k, "scale_log2e", unsigned_factor(problem));
+        let lists = plan.list_tiles(problem).is_some();
         Params {
             maps,
             out_map,
@@ -216,8 +231,10 @@ impl Params {
             factor,
             band: declare_band(k, c, problem),
             softcap: declare_softcap(k, c, problem, plan.tanh),
-            programs: declare_programs(k, c, problem, plan.packed_heads(problem) > 1),
+            programs: declare_programs(k, c, problem, plan.packed_heads(problem) > 1)
+                .map(|programs| if lists { programs.masking_partial_blocks() } else { programs }),
             sinks: c.sinks(k),
+            lists: plan.list_tiles(problem).map(|tiles| tiles.declare(k, c, problem, Access::Read)),
         }
     }
 }
@@ -321,7 +338,11 @@ impl<'a> Forward<'a> {
             [&self.queries, &self.keys, &self.values].map(|ring| ring.pipeline.producer_state(k));
         self.schedule.for_each_as_producer(k, |k, tile, take_next| {
             let rows = self.rows(k, tile);
-            let (from, end) = self.span(k, tile);
+            let list = self.list(k, tile);
+            let (from, end) = match &list {
+                None => self.span(k, tile),
+                Some(list) => (0.into(), list.count),
+            };
             let key_head = tile::divide(k, tile.head, self.problem.group_size() as u32 / rows.heads);
             let position = rows.position(k, rows.first);
             let position = self.row_of_sequence(k, tile, position);
@@ -330,6 +351,7 @@ impl<'a> Forward<'a> {
                 self.distinct(tensor, [head, tile.batch])
             });
             let request = |k: &mut Builder, ring: &TileRing, at, map, block: R32, part: [Src<R32>; 2]| {
+                let block = list.map_or(block, |list| list.block(k, block));
                 let first = k.mul(block, self.plan.block_n);
                 let from = self.key_place(k, tile, ring.tile.ragged, first, part);
                 ring.request(k, at, map, from);
@@ -376,7 +398,8 @@ impl<'a> Forward<'a> {
         tiles.for_each(k, |k, tile| {
             let rows = self.rows(k, tile);
             let own = self.own_rows(k, &rows, consumer);
-            let walk = self.walk(k, tile, &own);
+            let list = self.list(k, tile);
+            let walk = self.walk(k, tile, &own, list.as_ref());
             if plan.tiles == Tiles::InTurn {
                 self.skip(k, &main_loop, tile, walk.end);
                 self.skip_last(k, &main_loop, tile, &walk);
@@ -389,7 +412,14 @@ impl<'a> Forward<'a> {
                 let at = [tile.head, tile.batch];
                 programs.for_rows(k, &consumer.threads, &rows, (16, plan.block_n), at)
             });
-            let tile_rows = TileRows { mask: &mask, softmax: &softmax, programs: programs.as_ref() };
+            // Partial blocks of a list may be partial by the mask program alone.
+            let unmasked = list.is_some() && self.params.band.is_full() && self.divides();
+            let tile_rows = TileRows {
+                mask: (!unmasked).then_some(&mask),
+                softmax: &softmax,
+                programs: programs.as_ref(),
+                list: list.as_ref(),
+            };
             let more = main_loop.attend(k, &walk, &tile_rows, |k| {
                 let more = tiles.advance(k);
                 if plan.tiles == Tiles::Overlapped {

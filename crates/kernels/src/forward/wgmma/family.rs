@@ -7,6 +7,7 @@ use serde_json::{Value, json};
 use super::WgmmaPlan;
 use crate::family::{FamilyPlan, row_tiles};
 use crate::forward::contract::{default_tanh, tanh_gene};
+use crate::forward::lists::visits_gene;
 use crate::genes::Turn::{Down, To, Up};
 use crate::genes::{BLOCK_N, CLUSTER, Gene, PACKING, PRODUCTS, RESIDENT_CTAS, STAGES, TURNS};
 use crate::{Arch, Features, PlanError, Program};
@@ -76,6 +77,7 @@ impl FamilyPlan for WgmmaPlan {
             Gene::new("tile_order").searched(["in_order", "longest_first", "strided"]),
             Gene::new("section_mib").searched([16, 32, 48, 64, 96, 128]),
             tanh_gene(problem),
+            visits_gene(problem),
         ]
     }
 
@@ -89,6 +91,7 @@ impl FamilyPlan for WgmmaPlan {
 
     fn adapted(mut self, problem: &Problem, _: &Arch, own_shape: bool) -> WgmmaPlan {
         self.tanh = default_tanh(problem);
-        if own_shape { self.fitted(problem) } else { self.filled(problem).fitted(problem) }
+        let plan = self.visiting(problem);
+        if own_shape { plan.fitted(problem) } else { plan.filled(problem).fitted(problem) }
     }
 }

@@ -6,6 +6,7 @@ use serde::{Deserialize, Deserializer, Serialize};
 use tile::{Handout, LastWave, Ones, RowStore, SwizzledTile, Tail, TileOrder, Turns, WARPGROUP_ROWS};
 
 use crate::Arch;
+use crate::forward::Visits;
 use crate::forward::contract::misaligned;
 use crate::forward::lengths::{keys_are_uneven, row_blocks};
 use crate::forward::packing::packed_heads;
@@ -205,6 +206,9 @@ pub struct WgmmaPlan {
     /// The instructions of the softcap. Without effect on problems that have none.
     #[serde(default)]
     pub tanh: Tanh,
+    /// Which KV blocks are visited where the problem has a mask program. Lists are those of whole tiles.
+    #[serde(default)]
+    pub visits: Visits,
 }
 
 /// About half of L2 (H100: 50 MB), FlashAttention-3's choice.

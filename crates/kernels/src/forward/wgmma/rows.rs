@@ -1,6 +1,6 @@
 //! The query rows of a CTA and of a warpgroup, and the KV blocks that these rows see.
 
-use attend::{Bound, MainLoop, Masked, RowRange, Tiles, Walk};
+use attend::{BlockList, Bound, MainLoop, Masked, RowRange, Tiles, Walk};
 use ptx::{Builder, CmpOp, R32, Src};
 use tile::{Consumer, Tail, TileCursor, WARPGROUP_ROWS, WorkTile};
 
@@ -71,8 +71,25 @@ impl Forward<'_> {
         RowRange { first, rows: WARPGROUP_ROWS, ..*tile }
     }
 
-    /// The KV blocks of a tile that a warpgroup visits.
-    pub(super) fn walk(&self, k: &mut Builder, tile: &WorkTile, own: &RowRange) -> Walk {
+    /// The list of a tile's blocks, if there are lists.
+    pub(super) fn list(&self, k: &mut Builder, tile: &WorkTile) -> Option<BlockList> {
+        let lists = self.params.lists?;
+        let exists = tile.spans.map(|spans| k.setp_u(CmpOp::Ne, spans.rows[1], 0));
+        Some(lists.read(k, [tile.batch, tile.head, tile.row_block], exists))
+    }
+
+    /// The KV blocks of a tile that a warpgroup visits, or their positions in the tile's list.
+    pub(super) fn walk(
+        &self,
+        k: &mut Builder,
+        tile: &WorkTile,
+        own: &RowRange,
+        list: Option<&BlockList>,
+    ) -> Walk {
+        if let Some(list) = list {
+            let masked = Masked::From(list.full);
+            return Walk { from: 0.into(), full_from: None, end: list.count, masked };
+        }
         let (from, end) = match (tile.part, self.params.band.before) {
             (None, None) => (0.into(), self.own_end(k, tile, own)),
             (None, Some(_)) => {

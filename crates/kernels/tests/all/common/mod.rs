@@ -7,6 +7,7 @@ pub mod wgmma_plan;
 
 use flashcore_kernels::{Arch, Plan, emit};
 use half::{bf16, f16};
+use problem::program::{Point, Precision};
 use problem::{DType, Problem, Strides, Tensor};
 use ptx::{Kernel, Machine};
 
@@ -104,11 +105,17 @@ fn run_steps<M: Machine>(
 ) -> Result<Run, M::Error> {
     let kernel = steps[0];
     let inputs = [Tensor::Q, Tensor::K, Tensor::V].map(|t| input(problem, t, seed + 7 * t as u64));
-    let mut contents: Vec<Vec<u8>> = inputs.iter().map(|data| bytes(data, u16::to_le_bytes)).collect();
-    for spec in &kernel.buffers[3..] {
-        // A counter must be zero before and after a launch.
-        let fill = if spec.name == "counter" { 0 } else { POISON };
-        contents.push(bytes(&vec![fill; spec.bytes / 2], u16::to_le_bytes));
+    let mut contents: Vec<Vec<u8>> = Vec::new();
+    for spec in &kernel.buffers {
+        let data = match spec.name.as_str() {
+            "q" => inputs[0].clone(),
+            "k" => inputs[1].clone(),
+            "v" => inputs[2].clone(),
+            // A counter must be zero before and after a launch.
+            "counter" => vec![0; spec.bytes / 2],
+            _ => vec![POISON; spec.bytes / 2],
+        };
+        contents.push(bytes(&data, u16::to_le_bytes));
     }
     let mut buffers: Vec<M::Buffer> = contents
         .iter()
@@ -158,6 +165,15 @@ impl Run {
         data[start..start + dim].iter().map(|&bits| decode(self.problem.dtype, bits)).collect()
     }
 
+    /// Whether the mask program, which may read no tables, lets a row see a key.
+    fn sees(&self, [batch, head, query]: [usize; 3], key: usize) -> bool {
+        let p = &self.problem;
+        let Some(mask) = &p.programs.mask else { return true };
+        let (query_length, key_length) = (p.seq_q, p.seq_kv);
+        let point = Point { score: 0.0, query, key, batch, head, query_length, key_length };
+        mask.evaluate(&p.programs, &[], &point, Precision::Exact, &mut Vec::new()).is_true()
+    }
+
     /// Compares every output with f64 arithmetic on the same inputs. The bound is the rounding of P and of O
     /// to the input type (relative error at most `u` each), plus 1e-5 for f32 sums and `ex2.approx`.
     pub fn check(&self) {
@@ -168,10 +184,11 @@ impl Run {
             let kv_head = h / p.group_size();
             let q = self.row(Tensor::Q, [b, h, s]);
             let visible = p.band.keys(s, p.seq_q, p.seq_kv);
-            let keys = visible.start..visible.end;
+            let keys = (visible.start..visible.end).filter(|&key| self.sees([b, h, s], key));
+            let keys: Vec<usize> = keys.collect();
             let logits: Vec<f64> = keys
-                .clone()
-                .map(|j| {
+                .iter()
+                .map(|&j| {
                     let key = self.row(Tensor::K, [b, kv_head, j]);
                     let dot: f64 = q.iter().zip(&key).map(|(a, b)| a * b).sum();
                     p.score.logit(p.softmax_scale().into(), dot)
@@ -180,7 +197,7 @@ impl Run {
             let max = logits.iter().copied().fold(f64::NEG_INFINITY, f64::max);
             let sum: f64 = logits.iter().map(|l| (l - max).exp()).sum();
             let mut want = vec![(0.0, 0.0); p.head_dim_v];
-            for (j, logit) in keys.zip(&logits) {
+            for (&j, logit) in keys.iter().zip(&logits) {
                 let weight = (logit - max).exp() / sum;
                 for (w, v) in want.iter_mut().zip(self.row(Tensor::V, [b, kv_head, j])) {
                     *w = (w.0 + weight * v, w.1 + weight * v.abs());
@@ -197,7 +214,7 @@ impl Run {
             }
             written[start..start + p.head_dim_v].fill(true);
             if !self.lse.is_empty() {
-                let want = if visible.is_empty() { f64::NEG_INFINITY } else { max + sum.ln() };
+                let want = if keys.is_empty() { f64::NEG_INFINITY } else { max + sum.ln() };
                 let got = f64::from(self.lse[i]);
                 let close = got == want || (got - want).abs() <= 2e-5 * (1.0 + want.abs());
                 assert!(close, "{p:?}\nbatch {b} head {h} row {s}: LSE {got}, should be {want}");

@@ -1,6 +1,7 @@
 //! The base plan of the `wgmma` family for tests.
 
 use attend::{Chains, Order, Packing, Sums, Tiles};
+use flashcore_kernels::forward::Visits;
 use flashcore_kernels::forward::wgmma::{Diagonal, Ends, Probabilities, Rescaling, Store, WgmmaPlan};
 use tile::{Handout, Tail, TileOrder, Turns};
 
@@ -31,5 +32,6 @@ pub fn plain() -> WgmmaPlan {
         tile_order: TileOrder::InOrder,
         section_mib: 32,
         tanh: attend::Tanh::Exp2,
+        visits: Visits::Band,
     }
 }

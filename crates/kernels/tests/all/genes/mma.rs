@@ -1,10 +1,11 @@
 //! Genes of the `mma` family.
 
 use attend::{Order, Rescale};
+use flashcore_kernels::forward::Visits;
 use flashcore_kernels::forward::mma::{Grid, MmaPlan, QueryHome};
 use tile::CopyMode;
 
-use super::{Line, capped, causal, full};
+use super::{Line, capped, causal, full, masked};
 
 /// Each gene at its simplest value.
 pub fn plain() -> MmaPlan {
@@ -22,6 +23,7 @@ pub fn plain() -> MmaPlan {
         copy: CopyMode::Async16,
         tile_order: Grid::RowsFirst,
         tanh: attend::Tanh::Exp2,
+        visits: Visits::Band,
     }
 }
 
@@ -43,4 +45,5 @@ pub const TABLE: &[Line<MmaPlan>] = &[
     (causal, alone, |p| p.copy = CopyMode::Elements),
     (causal, alone, |p| p.tile_order = Grid::HeadsFirst),
     (capped, alone, |p| p.tanh = attend::Tanh::Approx),
+    (masked, alone, |p| p.visits = Visits::Listed),
 ];

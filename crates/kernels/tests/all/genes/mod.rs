@@ -15,7 +15,8 @@ use crate::common::each::each;
 use emu::{Emulator, Options, Schedule};
 use flashcore_kernels::forward::wgmma::{Rescaling, WgmmaPlan};
 use flashcore_kernels::{Arch, Family, Plan, emit};
-use problem::{Band, DType, Layout, Problem};
+use problem::program::library;
+use problem::{Band, DType, Layout, Problem, Program};
 use ptx::Kernel;
 use serde_json::Value;
 
@@ -94,6 +95,13 @@ fn capped() -> Problem {
     rectangle(Band::CAUSAL).with_softcap(3.0)
 }
 
+/// A mask of chunks, of whose blocks some are empty, some full and some partial.
+fn masked() -> Problem {
+    let mut problem = rectangle(Band::FULL);
+    problem.programs.mask = Some(Program::new(&library::block_diagonal(80)).unwrap());
+    problem
+}
+
 fn full() -> Problem {
     rectangle(Band::FULL)
 }
@@ -166,7 +174,7 @@ fn every_gene_is_declared() {
         let plan = &changes(family)[0].base;
         let fields: Vec<String> = json(plan).into_iter().map(|(name, _)| name).collect();
         let grouped = full().with_heads_kv(1, Layout::Bshd);
-        for problem in [full(), causal(), grouped] {
+        for problem in [full(), causal(), masked(), grouped] {
             let genes = family.genes(&problem);
             let mut declared: Vec<&str> = genes.iter().map(|gene| gene.name).chain(["family"]).collect();
             declared.sort_unstable();

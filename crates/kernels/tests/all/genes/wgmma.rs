@@ -1,11 +1,12 @@
 //! Genes of the `wgmma` family.
 
 use attend::{Order, Packing, Sums, Tiles};
+use flashcore_kernels::forward::Visits;
 use flashcore_kernels::forward::wgmma::{Diagonal, Ends, Probabilities, Rescaling, Store, WgmmaPlan};
 use problem::{DType, Layout, Problem};
 use tile::{Handout, Tail, TileOrder, Turns};
 
-use super::{Line, capped, causal, full};
+use super::{Line, capped, causal, full, masked};
 
 /// Groups of heads that are packed.
 fn grouped() -> Problem {
@@ -88,4 +89,5 @@ pub const TABLE: &[Line<WgmmaPlan>] = &[
     (causal, alone, |p| p.tile_order = TileOrder::Strided),
     (many_heads, longest_first, |p| p.section_mib = 1),
     (capped, alone, |p| p.tanh = attend::Tanh::Approx),
+    (masked, alone, |p| p.visits = Visits::Listed),
 ];

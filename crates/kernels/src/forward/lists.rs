@@ -1,0 +1,235 @@
+//! Block lists: which KV blocks the rows of a tile see, for mask programs that are no band. A kernel writes
+//! the lists, and the forward kernel after it visits the listed blocks.
+
+use attend::{BlockLists, Bound, RowRange};
+use problem::program::{Input, Op, Program as Mask};
+use problem::{Problem, Programs};
+use ptx::{Access, Builder, CmpOp, Dim3, Launch, R32, SpecialReg, Target, Violations};
+use serde::{Deserialize, Serialize};
+
+use super::contract::declare_band;
+use super::lengths::{blocks_divide, declare_lengths};
+use super::programs::declare_programs;
+use crate::contract::Contract;
+use crate::error::accept;
+use crate::genes::Gene;
+use crate::genes::Turn::To;
+use crate::{Arch, PlanError, Program};
+
+const ENTRY: &str = "flash_forward_lists";
+/// The name of the temporary that holds the lists.
+pub const BLOCK_LISTS: &str = "block_lists";
+/// Warps of a CTA, which judge as many blocks at a time.
+const WARPS: u32 = 8;
+/// The most bytes of all lists.
+const MOST_BYTES: u64 = 256 << 20;
+/// Fewest rows and keys for which lists are written by default: for fewer, a second kernel costs as much as
+/// skipped blocks save (predicted, not yet measured).
+const LEAST_ROWS: usize = 128;
+const LEAST_KEYS: usize = 1024;
+/// A table with an element for fewer scores than this is a dense mask.
+const COARSE: usize = 64;
+
+/// Which KV blocks are visited where the problem has a mask program.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Visits {
+    /// All blocks of the band. The mask program runs in each.
+    #[default]
+    Band,
+    /// Those of which some row sees some key, from lists that a kernel writes first. The mask program runs in
+    /// blocks that the rows see in part.
+    Listed,
+}
+
+/// The tiles for which lists are written.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct ListTiles {
+    /// Rows of a tile, and query heads whose rows are packed.
+    pub rows: u32,
+    pub heads: u32,
+    /// Keys of a block.
+    pub block_n: u32,
+    /// Each tile visits a block, even if its rows see no key.
+    pub at_least_one: bool,
+}
+
+impl Visits {
+    /// Whether a plan with this gene lists blocks. Without a mask program, the band says which blocks to
+    /// visit.
+    pub(crate) const fn lists(self, problem: &Problem) -> bool {
+        matches!(self, Visits::Listed) && problem.programs.mask.is_some()
+    }
+
+    /// Lists, if there are enough scores, unless the mask is a dense tensor alone, which would be read twice.
+    pub(crate) fn default_for(problem: &Problem) -> Visits {
+        let Some(mask) = &problem.programs.mask else { return Visits::Band };
+        let large = problem.seq_q >= LEAST_ROWS && problem.seq_kv >= LEAST_KEYS;
+        let [dense, coarse] = reads(mask, problem);
+        if large && (coarse || !dense) { Visits::Listed } else { Visits::Band }
+    }
+}
+
+/// The gene of the blocks to visit, which has no effect without a mask program.
+pub(crate) fn visits_gene(problem: &Problem) -> Gene {
+    let values: &[&str] = if problem.programs.mask.is_some() { &["band", "listed"] } else { &[] };
+    Gene::new("visits").searched(values.iter().copied()).curing(&[
+        ("tensor", To("listed")),
+        ("mufu", To("listed")),
+        ("small grid", To("band")),
+    ])
+}
+
+/// Whether the mask reads, by query and key, a table that has an element for each score or for a few, and
+/// whether it reads one that has an element for many.
+fn reads(mask: &Mask, problem: &Problem) -> [bool; 2] {
+    let depends = mask.dependences();
+    let scores = problem.seq_q.saturating_mul(problem.seq_kv);
+    let mut found = [false; 2];
+    for (op, on) in mask.ops().iter().zip(&depends) {
+        if let (Op::Load { table, .. }, true) = (op, on.query && on.key) {
+            let coarse = problem.programs.tables[*table as usize].span() < scores / COARSE;
+            found[usize::from(coarse)] = true;
+        }
+    }
+    found
+}
+
+/// Whether the mask differs between the values of an input. A table's dimension whose elements all coincide
+/// does not count.
+fn varies_with(mask: &Mask, programs: &Programs, input: Input) -> bool {
+    let mut varies: Vec<bool> = Vec::with_capacity(mask.ops().len());
+    for op in mask.ops() {
+        let own = match op {
+            Op::Input(other) => *other == input,
+            Op::Load { table, index, .. } => {
+                let table = &programs.tables[*table as usize];
+                let moves = |dimension: usize| table.strides[dimension] != 0 && table.extents[dimension] > 1;
+                index.iter().enumerate().any(|(dimension, &id)| varies[id] && moves(dimension))
+            }
+            op => op.reads().iter().any(|&id| varies[id]),
+        };
+        varies.push(own);
+    }
+    varies.last() == Some(&true)
+}
+
+impl ListTiles {
+    /// Tiles of a head (of the longest sequence), heads and batch entries that have lists of their own.
+    fn extents(&self, problem: &Problem) -> [u64; 3] {
+        let rows = (problem.seq_q as u64).saturating_mul(self.heads.into());
+        let Some(mask) = &problem.programs.mask else { return [0; 3] };
+        let varies = |input| varies_with(mask, &problem.programs, input);
+        let heads = problem.heads_q as u64 / u64::from(self.heads.max(1));
+        let of_batch = !problem.lengths.is_even() || varies(Input::Batch);
+        [
+            rows.div_ceil(self.rows.max(1).into()),
+            if varies(Input::Head) { heads } else { 1 },
+            if of_batch { problem.batch as u64 } else { 1 },
+        ]
+    }
+
+    fn capacity(&self, problem: &Problem) -> u64 {
+        (problem.seq_kv as u64).div_ceil(self.block_n.max(1).into()).max(1)
+    }
+
+    fn bytes(&self, problem: &Problem) -> u64 {
+        let lists = self.extents(problem).into_iter().fold(1u64, u64::saturating_mul);
+        BlockLists::bytes(lists, self.capacity(problem))
+    }
+
+    /// Whether the lists can be written.
+    pub fn check(&self, problem: &Problem) -> Result<(), PlanError> {
+        let bytes = self.bytes(problem);
+        accept("bytes of block lists", bytes, bytes <= MOST_BYTES, "up to 2^28 with visits = listed")?;
+        let [tiles, heads, batch] = self.extents(problem);
+        accept("row blocks", tiles, tiles < 1 << 31, "fewer than 2^31 with visits = listed")?;
+        for (what, n) in [("heads_q", heads), ("batch", batch)] {
+            accept(what, n, n <= Arch::GRID_YZ, "up to 65535 with visits = listed")?;
+        }
+        Ok(())
+    }
+
+    /// Declares the lists in a kernel.
+    pub fn declare(
+        &self,
+        k: &mut Builder,
+        c: &mut Contract<'_>,
+        problem: &Problem,
+        access: Access,
+    ) -> BlockLists {
+        let [tiles, heads, batch] = self.extents(problem);
+        let step = |shared: bool, lists: u64| if shared { 0 } else { lists as u32 };
+        BlockLists {
+            start: c.temporary(k, BLOCK_LISTS, self.bytes(problem).max(16) as usize, access),
+            capacity: c.u32(k, "list_capacity", self.capacity(problem) as u32),
+            batch_step: c.u32(k, "list_batch_step", step(batch == 1, tiles * heads)),
+            head_step: c.u32(k, "list_head_step", step(heads == 1, tiles)),
+        }
+    }
+
+    /// The kernel that writes the lists; the plan has been checked.
+    pub fn emit(&self, problem: &Problem, target: Target) -> Result<Program, Violations> {
+        // Lists do not depend on the score program.
+        let programs = Programs { score: None, ..problem.programs.clone() };
+        let problem = &Problem { programs, ..problem.clone() };
+        let mut k = Builder::kernel(ENTRY);
+        k.max_threads(32 * WARPS);
+        let mut contract = Contract::new(problem);
+        self.body(&mut k, &mut contract, problem);
+        let [tiles, heads, batch] = self.extents(problem).map(|n| n as u32);
+        let launch = Launch {
+            grid: Dim3(tiles, heads, batch),
+            cluster: Dim3(1, 1, 1),
+            block: Dim3(32 * WARPS, 1, 1),
+            dynamic_shared: 0,
+            overlapping: false,
+        };
+        Ok(contract.into_program(k.into_verified(target)?, ENTRY, launch))
+    }
+
+    /// A CTA writes the list of a tile.
+    fn body(&self, k: &mut Builder, c: &mut Contract<'_>, problem: &Problem) {
+        // Places beyond a list's blocks are not written.
+        let lists = self.declare(k, c, problem, Access::ReadWrite);
+        let [seq_q, seq_kv] = [("seq_q", problem.seq_q), ("seq_kv", problem.seq_kv)]
+            .map(|(name, length)| c.u32(k, name, length as u32));
+        let lengths = declare_lengths(k, c, problem, [seq_q, seq_kv]);
+        let band = declare_band(k, c, problem);
+        let programs = declare_programs(k, c, problem, self.heads > 1);
+        let codes = k.shared_array("codes", 4, 4 * WARPS);
+
+        let [tile, head, batch, thread] =
+            [SpecialReg::CtaidX, SpecialReg::CtaidY, SpecialReg::CtaidZ, SpecialReg::TidX]
+                .map(|register| k.special(register));
+        let [warp, lane] = [k.shr_u(thread, 5), k.and(thread, 31)];
+        let [seq_q, seq_kv] = match &lengths {
+            None => [seq_q, seq_kv],
+            Some(lengths) => {
+                let sequence = lengths.sequence(k, batch);
+                [sequence.q.len, sequence.kv.len]
+            }
+        };
+        let first = k.mul(tile, self.rows);
+        let rows = RowRange { first, rows: self.rows, seq_q, seq_kv, heads: self.heads };
+        let divides = blocks_divide(problem, self.block_n);
+        let mut bound = Bound::new(k, &band, &rows, self.block_n, divides);
+        if lengths.is_some() {
+            // Tiles beyond a sequence's rows see nothing.
+            let limit = k.mul(seq_q, self.heads);
+            let exists = k.setp_u(CmpOp::Lt, first, limit);
+            bound.end = k.selp(bound.end, 0, exists);
+        }
+        let Some(mask) =
+            programs.as_ref().and_then(|programs| programs.tile_mask(k, lane, &rows, [head, batch]))
+        else {
+            return;
+        };
+        let judge = |k: &mut Builder, block: R32| {
+            let origin = k.mul(block, self.block_n);
+            mask.judge(k, origin, self.block_n)
+        };
+        let bound = (&bound, self.at_least_one);
+        lists.write(k, [batch, head, tile], bound, (warp, lane, WARPS), codes, judge);
+    }
+}

@@ -1,0 +1,147 @@
+"""Races the suites of features: everybody in turn, in one process, on the same values."""
+
+from __future__ import annotations
+
+import json
+import random
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from . import _features
+from ._problem import OURS
+
+# A contestant's largest error is at most this many times that of attention in the inputs' type, plus a floor.
+_TIMES, _FLOOR = 2.0, 2e-6
+_GRAPH_CALLS = 10
+
+
+class Contestant:
+    """A contestant that is ready to be timed."""
+
+    def __init__(self, name: str, call: Callable[[], Any], device: str) -> None:
+        self.name, self.call, self.device = name, call, device
+        self.samples: list[float] = []
+        self.replay: Callable[[], Any] = call
+        self.calls = 1
+        if device == "cuda":
+            self._capture()
+
+    def _capture(self) -> None:
+        """Calls in a CUDA graph, so that the host's time does not count."""
+        side = torch.cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            for _ in range(3):
+                self.call()
+        torch.cuda.current_stream().wait_stream(side)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            for _ in range(_GRAPH_CALLS):
+                self.call()
+        self.replay, self.calls = graph.replay, _GRAPH_CALLS
+
+    def time(self) -> float:
+        """Microseconds of one call."""
+        if self.device == "cuda":
+            start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+            start.record()
+            self.replay()
+            end.record()
+            end.synchronize()
+            return float(start.elapsed_time(end)) * 1000 / self.calls
+        began = time.perf_counter_ns()
+        self.replay()
+        return (time.perf_counter_ns() - began) / 1000
+
+
+def interval(ratios: list[float]) -> tuple[float, float, float]:
+    """The median of paired ratios, and its 95 % interval (bootstrap)."""
+    generator = random.Random(1)
+    medians = sorted(statistics.median(generator.choices(ratios, k=len(ratios))) for _ in range(500))
+    return statistics.median(ratios), medians[12], medians[487]
+
+
+def race(suite: str, work: _features.Work, seconds: float, device: str, only: list[str] | None) -> list[dict[str, Any]]:
+    """The rows of one problem, FlashCore's first."""
+    rows, ready = [], []
+    for name, load in work.calls.items():
+        if only is not None and not name.startswith(OURS) and name not in only:
+            continue
+        row: dict[str, Any] = {"suite": suite, "problem": work.name, "impl": name, "fault": None}
+        rows.append(row)
+        try:
+            with torch.inference_mode():
+                call = load()
+                out = work.output(name, call())
+                row["err"], row["err_allowed"] = _judged(work, out)
+                ready.append((row, Contestant(name, call, device)))
+        except Exception as error:  # a library that does not import or refuses has a row that says so
+            row["fault"] = f"{type(error).__name__}: {error}".split("\n", 1)[0][:200]
+            continue
+        if not row["err"] <= row["err_allowed"]:
+            row["fault"] = f"wrong: an error of {row['err']:.2e}, at most {row['err_allowed']:.2e} is allowed"
+            ready.pop()
+    began, order = time.monotonic(), [contestant for _, contestant in ready]
+    with torch.inference_mode():
+        while order and (time.monotonic() - began < seconds or len(order[0].samples) < 5):
+            for contestant in order:
+                contestant.samples.append(contestant.time())
+            order = order[1:] + order[:1]
+    ours = next((contestant for row, contestant in ready if row["impl"] == OURS), None)
+    for row, contestant in ready:
+        ordered = sorted(contestant.samples)
+        row["us_median"] = statistics.median(ordered)
+        row["us_low"], row["us_high"] = ordered[len(ordered) // 20], ordered[-1 - len(ordered) // 20]
+        row["samples"] = len(ordered)
+        row["tflops"] = work.flops / row["us_median"] / 1e6
+        if ours is not None and contestant is not ours:
+            count = min(len(ours.samples), len(contestant.samples))
+            ratios = [contestant.samples[i] / ours.samples[i] for i in range(count)]
+            row["ratio"], row["ratio_low"], row["ratio_high"] = interval(ratios)
+    return rows
+
+
+def _judged(work: _features.Work, out: torch.Tensor) -> tuple[float, float]:
+    worst, plain = work.error(out)
+    return worst, _TIMES * plain + _FLOOR
+
+
+def table(rows: list[dict[str, Any]]) -> str:
+    """Times, rates and how many times faster FlashCore was."""
+    lines = ["| problem | impl | µs | TFLOP/s | FlashCore is faster by |", "|---|---|---:|---:|---:|"]
+    for row in rows:
+        if "us_median" not in row:
+            lines.append(f"| {row['problem']} | {row['impl']} | {row['fault']} | | |")
+            continue
+        ratio = f"{row['ratio']:.2f} ({row['ratio_low']:.2f} to {row['ratio_high']:.2f})" if "ratio" in row else ""
+        lines.append(f"| {row['problem']} | {row['impl']} | {row['us_median']:.0f} | {row['tflops']:.3g} | {ratio} |")
+    return "\n".join(lines)
+
+
+def run(args: Any) -> int:
+    """0 if FlashCore was right everywhere, 1 if not, 2 if nothing could start."""
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    only = None if args.peers is None else args.peers.split(",")
+    every: list[dict[str, Any]] = []
+    for suite in args.suite:
+        if (suite == "features") == (device == "cuda"):
+            where = "a CPU" if suite == "features" else "a GPU"
+            print(f"flashcore_attn.bench: suite {suite} is raced on {where}", file=sys.stderr)
+            return 2
+        if device == "cuda":
+            torch.cuda.set_device(args.device)
+        dtype = torch.bfloat16 if device == "cuda" else torch.float32
+        for work in _features.works(suite, device, dtype):
+            print(f"{suite}: {work.name}", file=sys.stderr, flush=True)
+            rows = race(suite, work, args.seconds, device, only)
+            every += rows
+            if args.json:
+                print(*(json.dumps(row) for row in rows), sep="\n", flush=True)
+    if not args.json:
+        print(table(every))
+    return 1 if any(row["impl"].startswith(OURS) and row["fault"] for row in every) else 0
