@@ -52,6 +52,9 @@ def flash_attn_func(
     *,
     learnable_sink: Any = ...,
     attention_chunk: int = ...,
+    descale_q: Any = ...,
+    descale_k: Any = ...,
+    descale_v: Any = ...,
 ) -> T: ...
 @overload
 def flash_attn_func(
@@ -69,6 +72,9 @@ def flash_attn_func(
     return_attn_probs: Literal[True],
     learnable_sink: Any = ...,
     attention_chunk: int = ...,
+    descale_q: Any = ...,
+    descale_k: Any = ...,
+    descale_v: Any = ...,
 ) -> tuple[T, T, None]: ...
 def flash_attn_func(
     q: Any,
@@ -85,6 +91,9 @@ def flash_attn_func(
     *,
     learnable_sink: Any = None,
     attention_chunk: int = 0,
+    descale_q: Any = None,
+    descale_k: Any = None,
+    descale_v: Any = None,
 ) -> Any:
     """FlashAttention's function: ``softmax(s) v`` without ever storing the scores ``s = softmax_scale * q k^T``.
 
@@ -92,7 +101,8 @@ def flash_attn_func(
     to that. Keys that ``causal``, ``window_size`` or ``attention_chunk`` hide have ``s = -inf``, after all of them.
 
     Args:
-        q: ``(batch, seqlen_q, heads, head_dim)``, float16, bfloat16 or, on the CPU, float32.
+        q: ``(batch, seqlen_q, heads, head_dim)``, float16, bfloat16 or, on the CPU, float32, float8_e4m3fn or
+            float8_e5m2. With 8-bit q and k, v is of an 8-bit type, float16 or bfloat16.
         k: ``(batch, seqlen_k, heads_k, head_dim)``; ``heads_k`` divides ``heads``, and query head ``h`` reads key head
             ``h // (heads // heads_k)``.
         v: ``(batch, seqlen_k, heads_k, head_dim_v)``.
@@ -115,9 +125,13 @@ def flash_attn_func(
             denominator and has no value (GPT-OSS). It is neither scaled nor capped, and enters ``lse``.
         attention_chunk: query ``i`` sees the keys of its chunk of so many positions, ``(i + seqlen_k - seqlen_q) //
             attention_chunk == j // attention_chunk``; 0 for no chunks.
+        descale_q, descale_k, descale_v: ``(batch, heads_k)``, float32 with any strides, for 8-bit q, k and v: each
+            element stands for the factor times the element, as in FlashAttention-3. None means 1. A factor of q or k
+            that is negative, infinite or NaN makes NaN of the rows that it affects.
 
     Returns:
-        ``(batch, seqlen_q, heads, head_dim_v)`` of q's kind, dtype, device and order in memory. A row that sees no key
+        ``(batch, seqlen_q, heads, head_dim_v)`` of q's kind, dtype, device and order in memory. With 8-bit q and k,
+        the dtype is v's if that has 16 bits, else bfloat16. A row that sees no key
         is 0, its ``lse`` minus infinity or the sink. On a GPU a value that is infinite or NaN makes NaN of rows from
         which a mask hides it, too (0 times infinity), as in FlashAttention.
 
@@ -140,7 +154,10 @@ def flash_attn_func(
         raise _unsupported(("dropout_p", dropout_p, 0.0))
     backend = backend_of(q)
     if backend is None:
-        others = {"alibi_slopes": alibi_slopes, "learnable_sink": learnable_sink}
+        others = {
+            "alibi_slopes": alibi_slopes, "learnable_sink": learnable_sink,
+            "descale_q": descale_q, "descale_k": descale_k, "descale_v": descale_v,
+        }  # fmt: skip
         tensors = {"q": q, "k": k, "v": v, **{name: x for name, x in others.items() if x is not None}}
 
         def call(*views: Any) -> Any:
@@ -157,6 +174,8 @@ def flash_attn_func(
     features = None
     if alibi_slopes is not None or learnable_sink is not None or attention_chunk:
         features = _of_heads(backend, q.shape[0], q.shape[2], alibi_slopes, learnable_sink, attention_chunk)
+    if descale_q is not None or descale_k is not None or descale_v is not None:
+        features = _with_scales(features, backend, k, (descale_q, descale_k, descale_v))
     try:
         out, lse = backend.attend(q, k, v, 2, (False, before, after, softmax_scale, cap), return_attn_probs, features)
     except (ArgumentError, TypeError, OverflowError) as error:
@@ -240,6 +259,15 @@ def _of_heads(backend: Any, batch: int, heads: int, slopes: Any, sink: Any, chun
         _features.check_sink("learnable_sink", sink, heads)
         sink = backend.as_sink("learnable_sink", sink)
     return parts.features(sink=sink)
+
+
+def _with_scales(features: Any, backend: Any, k: Any, factors: tuple[Any, Any, Any]) -> Any:
+    """The features with descale factors."""
+    batch, heads = k.shape[0], k.shape[2]
+    scales = tuple(
+        None if x is None else backend.as_scale(name, x, batch, heads) for name, x in zip(_features.SCALES, factors)
+    )
+    return (_features.Features() if features is None else features)._replace(scales=scales)
 
 
 def _of_mask(backend: Any, mask: Any, q: Any, k: Any, lead: tuple[int, ...]) -> Any:

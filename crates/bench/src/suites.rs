@@ -2,7 +2,7 @@
 
 use kernels::Family;
 use kernels::select::Shape;
-use problem::{Band, DType, Layout, Problem, ProblemError, Score};
+use problem::{Band, DType, DTypes, Layout, Problem, ProblemError, Score};
 
 /// A named list of problems.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -190,9 +190,9 @@ pub fn parse(text: &str) -> Result<Problem, WordsError> {
     };
     let ((heads_q, heads_kv), (seq_q, seq_kv)) = (pair(shape[1], '/')?, pair(shape[2], 'x')?);
     let (dim, dim_v) = pair(shape[3], '/')?;
-    let dtype: DType = shape[4].parse()?;
+    let dtypes: DTypes = shape[4].parse()?;
     let score = Score { softcap, ..Score::default() };
-    let problem = Problem::new(number(shape[0])?, heads_q, seq_q, dim, dtype);
+    let problem = Problem::new(number(shape[0])?, heads_q, seq_q, dim, dtypes);
     let problem = Problem { heads_kv, seq_kv, head_dim_v: dim_v, band, score, ..problem };
     let problem = problem.with_lse(lse).with_layout(layout);
     problem.check()?;

@@ -14,9 +14,14 @@ use crate::genes::Turn::To;
 /// Strides of a tensor map lie below this many bytes (CUDA Driver API, `cuTensorMapEncodeTiled`).
 const STRIDE_LIMIT: i64 = 1 << 40;
 
-/// The element type of all four tensors; a plan's check has refused f32.
+/// Whether all four tensors have one 16-bit type.
+pub(crate) fn is_half(problem: &Problem) -> bool {
+    matches!(problem.dtypes.one(), Some(DType::F16 | DType::Bf16))
+}
+
+/// The element type of all four tensors; a plan's check has refused others than [`is_half`] accepts.
 pub(crate) fn half(problem: &Problem) -> Half {
-    if problem.dtype == DType::Bf16 { Half::Bf16 } else { Half::F16 }
+    if problem.dtypes.q == DType::Bf16 { Half::Bf16 } else { Half::F16 }
 }
 
 /// The largest threshold of [`Rescale::Beyond`] for probabilities of a type.
@@ -24,6 +29,8 @@ const fn most_beyond(dtype: DType) -> u8 {
     match dtype {
         DType::F16 => Rescale::MOST_IN_F16,
         DType::Bf16 | DType::F32 => 15,
+        // P uses the whole range of the type already.
+        DType::E4m3 | DType::E5m2 => 0,
     }
 }
 
@@ -80,7 +87,7 @@ pub(crate) fn declare_softcap(
 
 /// The instructions for the softcap where nothing was measured.
 pub(crate) fn default_tanh(problem: &Problem) -> Tanh {
-    match problem.dtype {
+    match problem.dtypes.q {
         DType::Bf16 if problem.score.softcap.is_some() => Tanh::Approx,
         _ => Tanh::Exp2,
     }
@@ -208,7 +215,7 @@ fn tensor_rows(problem: &Problem, tensor: Tensor, buffer: usize) -> TensorRows {
     TensorRows {
         buffer,
         offset: origin(problem, tensor),
-        element: if problem.dtype == DType::Bf16 { Element::Bf16 } else { Element::F16 },
+        element: if problem.dtypes.q == DType::Bf16 { Element::Bf16 } else { Element::F16 },
         extents: [distinct(batch, strides.batch), distinct(heads, strides.head), rows as u64, columns as u64],
         strides: [bytes(batch, strides.batch), bytes(heads, strides.head), bytes(rows, strides.row)],
     }

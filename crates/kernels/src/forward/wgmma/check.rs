@@ -8,7 +8,7 @@ use super::plan::{
     Diagonal, Ends, FEEDING_REGISTERS, Rescaling, Store, WgmmaPlan, largest_limit, largest_threshold,
 };
 use crate::error::accept;
-use crate::forward::contract::{band, check_tensor_map, check_tensor_maps, misaligned, most_rows};
+use crate::forward::contract::{band, check_tensor_map, check_tensor_maps, is_half, misaligned, most_rows};
 use crate::forward::lengths::{check_lengths, check_ragged_values};
 use crate::forward::packing::check_packing;
 use crate::{Arch, PlanError};
@@ -38,9 +38,9 @@ impl WgmmaPlan {
     }
 
     pub(super) fn check_problem(&self, problem: &Problem) -> Result<(), PlanError> {
-        if problem.dtype == DType::F32 {
+        if !is_half(problem) {
             let (family, accepted) = (FAMILY, "f16, bf16");
-            return Err(PlanError::DType { family, dtype: problem.dtype, accepted });
+            return Err(PlanError::DType { family, dtype: problem.dtypes, accepted });
         }
         for (what, dim) in [("head_dim", problem.head_dim), ("head_dim_v", problem.head_dim_v)] {
             let fits = dim.is_multiple_of(8) && (8..=256).contains(&dim);
@@ -139,10 +139,10 @@ impl WgmmaPlan {
         if self.sums == Sums::Product {
             let dim = problem.head_dim_v as u64;
             accept("head_dim_v", dim, dim == 64, "64 with sums = product")?;
-            if problem.dtype != DType::Bf16 {
+            if problem.dtypes.q != DType::Bf16 {
                 return refuse(
                     "dtype",
-                    problem.dtype.name(),
+                    &problem.dtypes.to_string(),
                     "bf16 with sums = product, which need its range",
                 );
             }
@@ -154,8 +154,8 @@ impl WgmmaPlan {
         let turns = self.turns == Turns::Free || self.consumers > 1;
         accept("consumers", self.consumers.into(), turns, "2 or 3 with turns = ping_pong")?;
         let threshold_fits = |threshold: u8| {
-            let most = largest_threshold(problem.dtype);
-            let accepted = format!("0 to {most} in {}", problem.dtype);
+            let most = largest_threshold(problem.dtypes.weights());
+            let accepted = format!("0 to {most} in {}", problem.dtypes.weights());
             accept("rescale.beyond", threshold.into(), threshold <= most, &accepted)
         };
         match self.rescale {
@@ -163,7 +163,7 @@ impl WgmmaPlan {
             Rescaling::Beyond(threshold) => threshold_fits(threshold),
             Rescaling::Speculative { beyond, limit } => {
                 threshold_fits(beyond)?;
-                let most = largest_limit(problem.dtype, self.sums);
+                let most = largest_limit(problem.dtypes.weights(), self.sums);
                 let suffix = if self.sums == Sums::Product { " with sums = product" } else { "" };
                 let accepted = format!("{} to {most}{suffix}", beyond + 1);
                 accept("rescale.limit", limit.into(), (beyond + 1..=most).contains(&limit), &accepted)

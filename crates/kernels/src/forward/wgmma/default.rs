@@ -92,7 +92,7 @@ impl WgmmaPlan {
     /// The nearest plan that the problem's pass, its lengths, its type and its output's strides allow. With
     /// an LSE, lanes compute the sums: products would sum rounded probabilities.
     pub(crate) fn fitted(mut self, problem: &Problem) -> WgmmaPlan {
-        if problem.dtype != DType::Bf16 || problem.pass.lse() {
+        if problem.dtypes.q != DType::Bf16 || problem.pass.lse() {
             self.sums = Sums::Lanes;
         }
         if !problem.lengths.is_even() {
@@ -104,7 +104,7 @@ impl WgmmaPlan {
             // The last tile of each sequence may have warpgroups without a query.
             self.ends = Ends::Own;
         }
-        self.rescale = self.rescale.within(problem.dtype, self.sums);
+        self.rescale = self.rescale.within(problem.dtypes.weights(), self.sums);
         if self.store == Store::Bulk && self.check_bulk_store(problem).is_err() {
             self.store = Store::Direct;
         }

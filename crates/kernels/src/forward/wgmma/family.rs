@@ -13,7 +13,7 @@ use crate::{Arch, Features, PlanError, Program};
 
 impl FamilyPlan for WgmmaPlan {
     fn features() -> Features {
-        Features { lengths: true, sink: true, programs: true }
+        Features { lengths: true, sink: true, programs: true, ..Features::default() }
     }
 
     fn default_for(problem: &Problem, arch: &Arch) -> WgmmaPlan {

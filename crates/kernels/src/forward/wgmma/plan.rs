@@ -71,6 +71,7 @@ pub(super) const fn largest_threshold(dtype: DType) -> u8 {
     match dtype {
         DType::F16 => Rescale::MOST_IN_F16,
         DType::Bf16 | DType::F32 => 60,
+        DType::E4m3 | DType::E5m2 => 0,
     }
 }
 
@@ -79,6 +80,7 @@ pub(super) const fn largest_threshold(dtype: DType) -> u8 {
 /// precision of bf16.
 pub(super) const fn largest_limit(dtype: DType, sums: Sums) -> u8 {
     match (dtype, sums) {
+        (DType::E4m3 | DType::E5m2, _) => 0,
         (DType::F16, _) => 15,
         (_, Sums::Product) => 15,
         (DType::Bf16 | DType::F32, Sums::Lanes) => 60,
