@@ -79,6 +79,8 @@ pub enum Operand {
     Codes(Tensor),
     /// The scales of quantised inputs, f32: of each head of Q, then of K, then of V.
     Scales,
+    /// The descale factors of an input ([`problem::Scales`]), f32.
+    Descale(Tensor),
     /// Counters that the kernel uses across launches: zero before each launch and after it.
     Counter,
     /// Memory that the kernel uses within a launch. Its contents before and after are arbitrary.
@@ -110,6 +112,7 @@ impl Operand {
             Operand::Codes(Tensor::V) => "v_codes",
             Operand::Codes(Tensor::Out) => "out_codes",
             Operand::Scales => "scales",
+            Operand::Descale(tensor) => problem::descale_name(tensor),
             Operand::Counter => "counter",
             Operand::Scratch => "scratch",
             Operand::Temporary(name) => name,
@@ -203,7 +206,6 @@ impl<'a> Contract<'a> {
     }
 
     /// The address of the descale factors of an input; `None` if it has none.
-    #[allow(dead_code, reason = "for families that compute 8-bit inputs")]
     pub fn descale(&mut self, k: &mut Builder, tensor: Tensor) -> Option<Global> {
         let bytes = 4 * self.problem.scale_len(tensor);
         self.problem.scales.of(tensor)?;
@@ -228,6 +230,21 @@ impl<'a> Contract<'a> {
     /// The address of a temporary of `bytes` bytes.
     pub fn temporary(&mut self, k: &mut Builder, name: &'static str, bytes: usize, access: Access) -> Global {
         self.memory(k, Operand::Temporary(name), bytes, access)
+    }
+
+    /// A tensor map of a temporary of `bytes` bytes that the kernel reads, in the parameter `<name>_map`. `map`
+    /// makes it from the index of the buffer.
+    pub fn temporary_map(
+        &mut self,
+        k: &mut Builder,
+        name: &'static str,
+        bytes: usize,
+        map: impl FnOnce(usize) -> TensorMapSpec,
+    ) -> TensorMapPtr {
+        let buffer = self.buffer(Operand::Temporary(name), bytes, Access::Read);
+        self.args.push(Arg::TensorMap { index: self.tensor_maps.len() });
+        self.tensor_maps.push(map(buffer));
+        k.param_tensor_map(&format!("{name}_map"))
     }
 
     /// The address of the codes of a quantised input, dense.

@@ -1,5 +1,6 @@
 //! The page of a climb: one file without script or network, for screen and print, light and dark mode.
 
+pub mod accuracy;
 #[cfg(feature = "search")]
 pub mod anatomy;
 mod chart;
