@@ -382,3 +382,29 @@ fn faults_are_seen() {
         assert!(error.worst > 1.0 && error.relative > 0.1, "{fault}: {error:?}");
     }
 }
+
+/// The default plans of long problems in ptxas: nothing spills, and products are waited for where the code
+/// says so, not one by one, as when ptxas serialises them.
+#[test]
+fn default_plans_are_not_serialised() {
+    let Some(ptxas) = tools::find("FLASHCORE_PTXAS") else { return };
+    let nvdisasm = tools::find("FLASHCORE_NVDISASM");
+    for (dim, types) in [(64, "e4m3"), (128, "e4m3"), (128, "e5m2:f16"), (256, "e4m3"), (128, "e4m3/e4m3/bf16")] {
+        for band in [Band::FULL, Band::CAUSAL, Band::window(1023, 0)] {
+            let dtypes: DTypes = types.parse().expect("types");
+            let problem = Problem::new(2, 16, 8192, dim, DType::E4m3).with_dtypes(dtypes).with_band(band);
+            let plan = WgmmaPlan::default_for(&problem, &Arch::SM_90);
+            let program = emit(&problem, &Plan::Wgmma(plan.clone()), &Arch::SM_90).expect("a default plan");
+            let assembled = tools::assemble(&ptxas, &program.kernel);
+            println!("{dim} {types} {band}: {} registers, {} spilled", assembled.registers, assembled.spills);
+            assert_eq!(assembled.spills, 0, "{plan:?}");
+            let Some(nvdisasm) = &nvdisasm else { continue };
+            let machine = tools::disassemble(nvdisasm, &assembled);
+            let text = program.kernel.module.to_string();
+            let products = machine.matches("QGMMA").count() + machine.matches("HGMMA").count();
+            assert_eq!(products, text.matches("wgmma.mma_async").count(), "{plan:?}");
+            let waits = machine.matches("WARPGROUP.DEPBAR").count();
+            assert_eq!(waits, text.matches("wgmma.wait_group").count(), "{plan:?}");
+        }
+    }
+}
