@@ -19,7 +19,8 @@ if TYPE_CHECKING:
     from ._flashcore import DescribedFeatures, Terms
 
 DTYPES = {torch.float16: "f16", torch.bfloat16: "bf16", torch.float32: "f32"}
-SIZES = {torch.float16: 2, torch.bfloat16: 2, torch.float32: 4}
+FP8 = {torch.float8_e4m3fn: "e4m3", torch.float8_e5m2: "e5m2"}
+SIZES = {torch.float16: 2, torch.bfloat16: 2, torch.float32: 4, torch.float8_e4m3fn: 1, torch.float8_e5m2: 1}
 _CODES = {torch.float16: 0, torch.bfloat16: 1, torch.float32: 2}
 _TABLE_CODES = {
     torch.float32: 0, torch.float16: 1, torch.bfloat16: 2, torch.int32: 3, torch.uint8: 4, torch.bool: 4,
@@ -129,13 +130,26 @@ def plain_rows(x: Tensor) -> Tensor:
     return x if x.shape[-1] <= 1 or x.stride(-1) == 1 else x.contiguous()
 
 
-def output_like(q: Tensor, dim: int) -> Tensor:
-    """Memory for the output: dense, in q's order of dimensions."""
+def output_like(q: Tensor, dim: int, dtype: torch.dtype | None = None) -> Tensor:
+    """Memory for the output: dense, in q's order of dimensions, of q's type or another one."""
     if q.shape[3] == dim:
-        return torch.empty_like(q)
+        return torch.empty_like(q, dtype=dtype)
     if q.stride(1) >= q.stride(2):
-        return q.new_empty((*q.shape[:3], dim))
-    return q.new_empty((q.shape[0], q.shape[2], q.shape[1], dim)).transpose(1, 2)
+        return q.new_empty((*q.shape[:3], dim), dtype=dtype)
+    return q.new_empty((q.shape[0], q.shape[2], q.shape[1], dim), dtype=dtype).transpose(1, 2)
+
+
+def host_types(q: Tensor, k: Tensor, v: Tensor) -> tuple[str, torch.dtype]:
+    """The element types as Rust reads them, and the output's: with 8-bit inputs v's, or bfloat16."""
+    if q.dtype not in FP8:
+        check(q, k, v)
+        return DTYPES[q.dtype], q.dtype
+    for name, x in (("q", q), ("k", k), ("v", v)):
+        _check_placed(name, x, q)
+        if x.dtype not in FP8 and x.dtype not in DTYPES:
+            raise DTypeError(invalid_words(f"the dtype of {name}", x.dtype, ", ".join(map(str, (*DTYPES, *FP8)))))
+    names = {**DTYPES, **FP8}
+    return "/".join(names[x.dtype] for x in (q, k, v)), torch.bfloat16 if v.dtype in FP8 else v.dtype
 
 
 def lse_like(q: Tensor, heads: int) -> Tensor:
@@ -177,6 +191,16 @@ def as_sink(name: str, x: Tensor) -> Tensor:
     return as_table(name, x, floating=True).to(torch.float32).contiguous()
 
 
+def as_scale(name: str, x: Tensor, batch: int, heads: int) -> Tensor:
+    """Descale factors ``(batch, heads_k)``: float32, with any strides."""
+    if not isinstance(x, Tensor):
+        raise ArgumentError(f"{name} is a {type(x).__name__}; expected a PyTorch tensor")
+    if x.dtype != torch.float32:
+        raise DTypeError(invalid_words(f"the dtype of {name}", x.dtype, "torch.float32"))
+    _features.check_scale(name, x, batch, heads)
+    return x
+
+
 def as_lengths(name: str, x: Tensor, elements: int) -> Tensor:
     """An array of lengths: int32 and contiguous."""
     if not isinstance(x, Tensor):
@@ -189,9 +213,10 @@ def as_lengths(name: str, x: Tensor, elements: int) -> Tensor:
 
 def describe(features: Features, q: Tensor) -> DescribedFeatures:
     """Addresses, types, shapes and strides of features, for Rust."""
-    lengths, batch, max_q, max_k, sink, score, mask, floats, ints, tables = features
+    lengths, batch, max_q, max_k, sink, score, mask, floats, ints, tables, scales = features
     named = (
         *zip(_features.LENGTHS, lengths),
+        *zip(_features.SCALES, scales),
         ("learnable_sink", sink),
         *((f"table {i}", t) for i, t in enumerate(tables)),
     )
@@ -207,6 +232,7 @@ def describe(features: Features, q: Tensor) -> DescribedFeatures:
         floats,
         ints,
         [(_inside(x), _TABLE_CODES[x.dtype], x.shape, x.stride()) for x in tables],
+        [None if x is None else (_inside(x), (*x.stride(), 0), 0) for x in scales],
     )
 
 
@@ -219,16 +245,25 @@ def _inside(x: Tensor) -> int:
     return x.data_ptr()
 
 
+def _check_layout(name: str, x: Tensor) -> None:
+    if x.layout is not torch.strided or x.is_nested:
+        layout = "nested" if x.is_nested else str(x.layout)
+        words = invalid_words(f"the layout of {name}", layout, "torch.strided")
+        raise UnsupportedError(words, f"layout {layout}")
+
+
+def _check_placed(name: str, x: Tensor, q: Tensor) -> None:
+    _check_layout(name, x)
+    if x.device != q.device:
+        raise ArgumentError(f"{name} is on {x.device}, q on {q.device}; they must be on one device")
+
+
 def check(q: Tensor, k: Tensor, v: Tensor) -> None:
     """Refuses layouts, element types and devices that do not fit."""
     for name, x in (("q", q), ("k", k), ("v", v)):
-        if x.layout is not torch.strided or x.is_nested:
-            layout = "nested" if x.is_nested else str(x.layout)
-            words = invalid_words(f"the layout of {name}", layout, "torch.strided")
-            raise UnsupportedError(words, f"layout {layout}")
+        _check_layout(name, x)
         if x.dtype not in DTYPES:
             raise DTypeError(invalid_words(f"the dtype of {name}", x.dtype, ", ".join(map(str, DTYPES))))
-        if x.device != q.device:
-            raise ArgumentError(f"{name} is on {x.device}, q on {q.device}; they must be on one device")
+        _check_placed(name, x, q)
         if x.dtype != q.dtype:
             raise DTypeError(f"{name} has dtype {x.dtype}, q has {q.dtype}; they must be equal")

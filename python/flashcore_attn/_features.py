@@ -6,10 +6,13 @@ from typing import Any, NamedTuple
 
 from ._errors import ArgumentError, invalid
 
-__all__ = ["NO_LENGTHS", "Features", "Parts", "alibi", "chunk", "scores"]
+__all__ = ["NO_LENGTHS", "NO_SCALES", "Features", "Parts", "alibi", "chunk", "scores"]
 
 #: ``cu_seqlens_q``, ``cu_seqlens_k``, ``seqused_q``, ``seqused_k`` and ``leftpad_k`` of a call without any.
 NO_LENGTHS: tuple[Any, Any, Any, Any, Any] = (None, None, None, None, None)
+#: Descale factors of q, k and v of a call without any.
+NO_SCALES: tuple[Any, Any, Any] = (None, None, None)
+SCALES = ("descale_q", "descale_k", "descale_v")
 LENGTHS = ("cu_seqlens_q", "cu_seqlens_k", "seqused_q", "seqused_k", "leftpad_k")
 
 _POSITIONS = ("b", "h", "q", "k")
@@ -28,6 +31,7 @@ class Features(NamedTuple):
     floats: tuple[float, ...] = ()
     ints: tuple[int, ...] = ()
     tables: tuple[Any, ...] = ()
+    scales: tuple[Any, Any, Any] = NO_SCALES
 
     @property
     def uneven(self) -> bool:
@@ -57,7 +61,8 @@ class Parts:
         tables, ints = tuple(self.tables), tuple(self.ints)
         features = Features(score=self.score, mask=self.mask, ints=ints, tables=tables, **others)
         stated = features.score or features.mask or features.sink is not None or features.uneven
-        return features if stated else None
+        scaled = any(x is not None for x in features.scales)
+        return features if stated or scaled else None
 
 
 def alibi(parts: Parts, backend: Any, slopes: Any, batch: int, heads: int) -> None:
@@ -96,6 +101,13 @@ def check_sink(name: str, sink: Any, heads: int) -> None:
     """Refuses sinks that are not one per query head."""
     if tuple(sink.shape) != (heads,):
         raise invalid(f"the shape of {name}", tuple(sink.shape), f"({heads},), a logit per query head")
+
+
+def check_scale(name: str, factors: Any, batch: int, heads: int) -> None:
+    """Refuses descale factors that are not one per batch entry and KV head."""
+    if tuple(factors.shape) != (batch, heads):
+        expected = f"(batch, heads_k) = ({batch}, {heads}), a factor per batch entry and KV head"
+        raise invalid(f"the shape of {name}", tuple(factors.shape), expected)
 
 
 def check_length_array(name: str, array: Any, elements: int) -> None:

@@ -16,8 +16,12 @@ _Address = int | None
 _Lengths = tuple[int, int, int, list[_Address]]
 # Address, code of the type, extents and strides in elements.
 _Table = tuple[int, int, tuple[int, ...], tuple[int, ...]]
-# Lengths, the sinks' address, the texts of the score and the mask program, parameters, tables.
-DescribedFeatures = tuple[_Lengths | None, _Address, str, str, tuple[float, ...], tuple[int, ...], list[_Table]]
+# Address, strides of batch entries, KV heads and blocks of rows, and the rows of a block (0: one factor per KV head).
+_Scales = tuple[int, tuple[int, int, int], int]
+# Lengths, the sinks' address, the texts of the score and the mask program, parameters, tables, descale factors.
+DescribedFeatures = tuple[
+    _Lengths | None, _Address, str, str, tuple[float, ...], tuple[int, ...], list[_Table], list[_Scales | None]
+]
 
 _Described = tuple[int, tuple[int, int, int, int], tuple[int, int, int, int]]
 

@@ -56,9 +56,12 @@ def flash_attn_func(
     pack_gqa: bool | None = ...,
     sm_margin: int = ...,
     qv: None = ...,
-    q_descale: None = ...,
-    k_descale: None = ...,
-    v_descale: None = ...,
+    q_descale: Any = ...,
+    k_descale: Any = ...,
+    v_descale: Any = ...,
+    descale_q: Any = ...,
+    descale_k: Any = ...,
+    descale_v: Any = ...,
 ) -> T: ...
 @overload
 def flash_attn_func(
@@ -80,9 +83,12 @@ def flash_attn_func(
     pack_gqa: bool | None = ...,
     sm_margin: int = ...,
     qv: None = ...,
-    q_descale: None = ...,
-    k_descale: None = ...,
-    v_descale: None = ...,
+    q_descale: Any = ...,
+    k_descale: Any = ...,
+    v_descale: Any = ...,
+    descale_q: Any = ...,
+    descale_k: Any = ...,
+    descale_v: Any = ...,
 ) -> tuple[T, T, None]: ...
 def flash_attn_func(
     q: Any,
@@ -106,6 +112,9 @@ def flash_attn_func(
     q_descale: Any = None,
     k_descale: Any = None,
     v_descale: Any = None,
+    descale_q: Any = None,
+    descale_k: Any = None,
+    descale_v: Any = None,
 ) -> Any:
     """FlashAttention's function: ``softmax(s) v`` without ever storing the scores ``s = softmax_scale * q k^T``.
 
@@ -113,7 +122,8 @@ def flash_attn_func(
     to that. Keys that ``causal``, ``window_size`` or ``attention_chunk`` hide have ``s = -inf``, after all of them.
 
     Args:
-        q: ``(batch, seqlen_q, heads, head_dim)``, float16, bfloat16 or, on the CPU, float32.
+        q: ``(batch, seqlen_q, heads, head_dim)``, float16, bfloat16 or, on the CPU, float32, float8_e4m3fn or
+            float8_e5m2. With 8-bit q and k, v is of an 8-bit type, float16 or bfloat16.
         k: ``(batch, seqlen_k, heads_k, head_dim)``; ``heads_k`` divides ``heads``, and query head ``h`` reads key head
             ``h // (heads // heads_k)``.
         v: ``(batch, seqlen_k, heads_k, head_dim_v)``.
@@ -137,10 +147,15 @@ def flash_attn_func(
         attention_chunk: query ``i`` sees the keys of its chunk of so many positions, ``(i + seqlen_k - seqlen_q) //
             attention_chunk == j // attention_chunk``; 0 for no chunks.
         num_splits: accepted as FlashAttention-3's, as are ``pack_gqa`` and ``sm_margin``; they change no result.
-        qv: only None, as are ``q_descale``, ``k_descale`` and ``v_descale``.
+        qv: only None.
+        descale_q, descale_k, descale_v: ``(batch, heads_k)``, float32 with any strides, for 8-bit q, k and v: each
+            element stands for the factor times the element, as in FlashAttention-3. None means 1. A factor of q or k
+            that is negative, infinite or NaN makes NaN of the rows that it affects.
+        q_descale, k_descale, v_descale: FlashAttention-3's names of ``descale_q``, ``descale_k`` and ``descale_v``.
 
     Returns:
-        ``(batch, seqlen_q, heads, head_dim_v)`` of q's kind, dtype, device and order in memory. A row that sees no key
+        ``(batch, seqlen_q, heads, head_dim_v)`` of q's kind, dtype, device and order in memory. With 8-bit q and k,
+        the dtype is v's if that has 16 bits, else bfloat16. A row that sees no key
         is 0, its ``lse`` minus infinity or the sink. On a GPU a value that is infinite or NaN makes NaN of rows from
         which a mask hides it, too (0 times infinity), as in FlashAttention.
 
@@ -159,13 +174,18 @@ def flash_attn_func(
         UnsupportedError: (a NotImplementedError) a feature that is not there, gradients among them.
         DeviceError: (a RuntimeError) the GPU or its driver refused.
     """
-    absent = {"qv": qv, "q_descale": q_descale, "k_descale": k_descale, "v_descale": v_descale}
-    wrong = [(name, _kind(value), None) for name, value in absent.items() if value is not None]
+    wrong = [("qv", _kind(qv), None)] if qv is not None else []
     if dropout_p or wrong:
         raise _unsupported(("dropout_p", dropout_p, 0.0), *wrong)
+    descale_q = _either("descale_q", descale_q, "q_descale", q_descale)
+    descale_k = _either("descale_k", descale_k, "k_descale", k_descale)
+    descale_v = _either("descale_v", descale_v, "v_descale", v_descale)
     backend = backend_of(q)
     if backend is None:
-        others = {"alibi_slopes": alibi_slopes, "learnable_sink": learnable_sink}
+        others = {
+            "alibi_slopes": alibi_slopes, "learnable_sink": learnable_sink,
+            "descale_q": descale_q, "descale_k": descale_k, "descale_v": descale_v,
+        }  # fmt: skip
         tensors = {"q": q, "k": k, "v": v, **{name: x for name, x in others.items() if x is not None}}
 
         def call(*views: Any) -> Any:
@@ -182,6 +202,8 @@ def flash_attn_func(
     features = None
     if alibi_slopes is not None or learnable_sink is not None or attention_chunk:
         features = _of_heads(backend, q.shape[0], q.shape[2], alibi_slopes, learnable_sink, attention_chunk)
+    if descale_q is not None or descale_k is not None or descale_v is not None:
+        features = _with_scales(features, backend, k, (descale_q, descale_k, descale_v))
     try:
         out, lse = backend.attend(q, k, v, 2, (False, before, after, softmax_scale, cap), return_attn_probs, features)
     except (ArgumentError, TypeError, OverflowError) as error:
@@ -265,6 +287,15 @@ def _of_heads(backend: Any, batch: int, heads: int, slopes: Any, sink: Any, chun
         _features.check_sink("learnable_sink", sink, heads)
         sink = backend.as_sink("learnable_sink", sink)
     return parts.features(sink=sink)
+
+
+def _with_scales(features: Any, backend: Any, k: Any, factors: tuple[Any, Any, Any]) -> Any:
+    """The features with descale factors."""
+    batch, heads = k.shape[0], k.shape[2]
+    scales = tuple(
+        None if x is None else backend.as_scale(name, x, batch, heads) for name, x in zip(_features.SCALES, factors)
+    )
+    return (_features.Features() if features is None else features)._replace(scales=scales)
 
 
 def _of_mask(backend: Any, mask: Any, q: Any, k: Any, lead: tuple[int, ...]) -> Any:
@@ -436,6 +467,13 @@ def _unsupported(*arguments: tuple[str, Any, Any]) -> UnsupportedError:
     wrong = [(name, value, only) for name, value, only in arguments if value != only]
     told = "; ".join(invalid_words(name, value, f"{only}, no other is supported yet") for name, value, only in wrong)
     return UnsupportedError(told, ", ".join(name for name, _, _ in wrong))
+
+
+def _either(name: str, value: Any, other_name: str, other: Any) -> Any:
+    """The value of an argument that has two names, of which at most one is given."""
+    if value is not None and other is not None:
+        raise invalid(other_name, _kind(other), f"None beside {name}")
+    return value if other is None else other
 
 
 def _kind(value: Any) -> str:

@@ -16,7 +16,9 @@ if TYPE_CHECKING:
 
 Array = np.ndarray
 
-_DTYPES = {"float16": "f16", "bfloat16": "bf16", "float32": "f32"}  # bfloat16 is ml_dtypes'
+# bfloat16 and the 8-bit types are ml_dtypes'.
+_FP8 = {"float8_e4m3fn": "e4m3", "float8_e5m2": "e5m2"}
+_DTYPES = {"float16": "f16", "bfloat16": "bf16", "float32": "f32", **_FP8}
 
 
 def view(array: Any) -> np.ndarray[Any, Any]:
@@ -56,7 +58,7 @@ def _check(name: str, array: np.ndarray[Any, Any]) -> None:
         raise UnsupportedError(invalid_words(f"the type of {name}", "MaskedArray", expected), "masked array")
     if array.dtype.name not in _DTYPES or not array.dtype.isnative:
         hint = "; view it as ml_dtypes.bfloat16 if it holds bfloat16" if array.dtype.name == "uint16" else ""
-        expected = f"float16, bfloat16 (of ml_dtypes) or float32, in native byte order{hint}"
+        expected = f"float16, bfloat16, float8_e4m3fn, float8_e5m2 (of ml_dtypes) or float32, in native byte order{hint}"
         raise DTypeError(invalid_words(f"the dtype of {name}", array.dtype, expected))
 
 
@@ -74,9 +76,13 @@ def attend(
         _check(name, array)
     # From here on only the memory counts. A subclass could report another shape.
     q, k, v = (array if type(array) is Array else Array.view(array, Array) for array in (q, k, v))
-    if not q.dtype == k.dtype == v.dtype:
+    dtypes, kind = _DTYPES[q.dtype.name], q.dtype
+    if kind.name in _FP8:
+        dtypes = "/".join(_DTYPES[x.dtype.name] for x in (q, k, v))
+        kind = v.dtype if v.dtype.name not in _FP8 else _bfloat16()
+    elif not q.dtype == k.dtype == v.dtype:
         raise DTypeError(f"q, k and v have dtypes {q.dtype}, {k.dtype} and {v.dtype}; they must be equal")
-    out = np.empty((*q.shape[:3], v.shape[3]), q.dtype)
+    out = np.empty((*q.shape[:3], v.shape[3]), kind)
     batch, sequence = q.shape[0], q.shape[3 - heads]
     lse = np.empty((batch, q.shape[heads], sequence), np.float32) if want_lse else None
     if features is not None and features.lengths[2] is not None:  # some rows belong to no sequence
@@ -91,12 +97,19 @@ def attend(
         _describe(v, heads),
         _describe(out, heads),
         lse_address,
-        _DTYPES[q.dtype.name],
+        dtypes,
         terms,
         None,
         None if features is None else _described(features),
     )
     return out, lse
+
+
+def _bfloat16() -> np.dtype[Any]:
+    """The dtype of outputs of 8-bit inputs. Their dtype is of ml_dtypes, too."""
+    import ml_dtypes
+
+    return np.dtype(ml_dtypes.bfloat16)
 
 
 _TABLE_CODES = {"float32": 0, "float16": 1, "bfloat16": 2, "int32": 3, "uint8": 4, "bool": 4}
@@ -124,6 +137,17 @@ def as_table(name: str, x: Any, floating: bool = False, like: Any = None) -> np.
 def as_sink(name: str, x: Any) -> np.ndarray[Any, Any]:
     """Sinks in float32, contiguous."""
     return np.ascontiguousarray(as_table(name, x, floating=True), np.float32)
+
+
+def as_scale(name: str, x: Any, batch: int, heads: int) -> np.ndarray[Any, Any]:
+    """Descale factors ``(batch, heads_k)``: float32, with any strides that are whole elements and not negative."""
+    if not isinstance(x, np.ndarray):
+        raise ArgumentError(f"{name} is a {type(x).__name__}; expected a NumPy array")
+    if x.dtype != np.float32:
+        raise DTypeError(invalid_words(f"the dtype of {name}", x.dtype, "float32"))
+    _features.check_scale(name, x, batch, heads)
+    whole = x.flags.aligned and all(stride >= 0 and stride % x.itemsize == 0 for stride in x.strides)
+    return x if whole else np.ascontiguousarray(x)
 
 
 def as_lengths(name: str, x: Any, elements: int) -> np.ndarray[Any, Any]:
@@ -180,7 +204,7 @@ def is_floating(array: np.ndarray[Any, Any]) -> bool:
 
 def _described(features: Features) -> DescribedFeatures:
     """Addresses, types, shapes and strides of features, for Rust."""
-    lengths, batch, max_q, max_k, sink, score, mask, floats, ints, tables = features
+    lengths, batch, max_q, max_k, sink, score, mask, floats, ints, tables, scales = features
     address = [None if x is None else x.ctypes.data for x in lengths]
     return (
         (batch, max_q, max_k, address) if features.uneven else None,
@@ -190,6 +214,7 @@ def _described(features: Features) -> DescribedFeatures:
         floats,
         ints,
         [(x.ctypes.data, _TABLE_CODES[x.dtype.name], x.shape, strides(x)) for x in tables],
+        [None if x is None else (x.ctypes.data, (*strides(x), 0), 0) for x in scales],
     )
 
 

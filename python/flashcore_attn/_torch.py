@@ -71,7 +71,9 @@ def _dispatched(
     if features is None:
         out, lse = torch.ops.flashcore_attn.attention(q, k, v, heads, *terms, want_lse)
     else:
-        lengths, batch, max_q, max_k, sink, *programs, tables = features
+        lengths, batch, max_q, max_k, sink, *programs, tables, scales = features
+        if any(x is not None for x in scales):
+            raise UnsupportedError("descale factors are for plain tensors in eager mode so far", "descale")
         out, lse = torch.ops.flashcore_attn.attention_with(
             q, k, v, heads, *terms, want_lse, *lengths, batch, max_q, max_k, sink, *programs, list(tables)
         )
@@ -80,7 +82,7 @@ def _dispatched(
 
 def tensors_of(features: Features) -> list[Tensor]:
     """The tensors of features."""
-    return [x for x in (*features.lengths, features.sink, *features.tables) if x is not None]
+    return [x for x in (*features.lengths, features.sink, *features.tables, *features.scales) if x is not None]
 
 
 def _undispatched(q: Tensor, k: Tensor, v: Tensor) -> UnsupportedError:
@@ -102,13 +104,13 @@ def _now(
 ) -> tuple[Tensor, Tensor | None]:
     if q.is_cuda:
         return _cuda.attend(q, k, v, heads, terms, want_lse, features)
-    _cuda.check(q, k, v)
+    dtypes, dtype = _cuda.host_types(q, k, v)
     if q.device.type != "cpu":
         raise UnsupportedError(invalid_words("the device of q", q.device, "cuda or cpu"), f"device {q.device.type}")
     if q.is_neg() or k.is_neg() or v.is_neg():
         q, k, v = q.resolve_neg(), k.resolve_neg(), v.resolve_neg()
     q, k, v = _cuda.plain_rows(q), _cuda.plain_rows(k), _cuda.plain_rows(v)
-    out = _cuda.output_like(q, v.shape[3])
+    out = _cuda.output_like(q, v.shape[3], dtype)
     lse = _cuda.lse_like(q, heads) if want_lse else None
     _cuda.clear(out, lse, features)
     lse_address = None if lse is None else lse.data_ptr()
@@ -121,7 +123,7 @@ def _now(
         _describe("v", v, heads, held[2]),
         _describe("out", out, heads, out.untyped_storage()),
         lse_address,
-        _cuda.DTYPES[q.dtype],
+        dtypes,
         terms,
         torch.get_num_threads(),
         None if features is None else _cuda.describe(features, q),
@@ -176,6 +178,7 @@ class _Recording(TorchFunctionMode):  # type: ignore[misc]
 
 explain = _cuda.explain
 as_table, as_sink, as_lengths = _cuda.as_table, _cuda.as_sink, _cuda.as_lengths
+as_scale = _cuda.as_scale
 
 
 def strides(tensor: Tensor) -> tuple[int, ...]:

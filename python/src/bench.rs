@@ -13,7 +13,7 @@ use driver::{DeviceSlice, GraphExec, Stream};
 use flashcore::gpu::Gpu;
 use kernels::select::{Device, TunedTable, choose_of};
 use kernels::{Plan, emit};
-use problem::{DType, Layout, Problem, Score, Tensor};
+use problem::{DTypes, Layout, Problem, Score, Tensor};
 use pyo3::prelude::*;
 use serde_json::json;
 
@@ -28,7 +28,7 @@ pub type Stated = ((usize, usize, usize, usize, usize, usize), String, String, O
 pub fn problem(
     ((batch, heads_q, heads_kv, seq_q, seq_kv, dim), dtype, mask, softcap): &Stated,
 ) -> Result<Problem, Error> {
-    let problem = Problem::new(*batch, *heads_q, *seq_q, *dim, dtype.parse::<DType>()?);
+    let problem = Problem::new(*batch, *heads_q, *seq_q, *dim, dtype.parse::<DTypes>()?);
     let score = Score { softcap: *softcap, ..Score::default() };
     let problem = Problem { heads_kv: *heads_kv, seq_kv: *seq_kv, band: mask.parse()?, score, ..problem };
     let problem = problem.with_layout(Layout::Bhsd);
@@ -39,7 +39,7 @@ pub fn problem(
 /// The statement of a problem.
 pub fn stated(p: &Problem) -> Stated {
     let extents = (p.batch, p.heads_q, p.heads_kv, p.seq_q, p.seq_kv, p.head_dim);
-    (extents, p.dtype.name().to_owned(), p.band.to_string(), p.score.softcap)
+    (extents, p.dtypes.to_string().to_owned(), p.band.to_string(), p.score.softcap)
 }
 
 fn mode_named(name: &str) -> Result<Mode, Error> {
@@ -197,8 +197,8 @@ impl Race {
         v: Described,
         out: Described,
     ) -> Result<(), Error> {
-        let Problem { dtype, band, score, .. } = self.problem;
-        let own = problem_of([&q, &k, &v, &out], dtype, (band, score), None)?;
+        let Problem { dtypes, band, score, .. } = self.problem;
+        let own = problem_of([&q, &k, &v, &out], dtypes, (band, score), None)?;
         let at = |tensor, described: &Described| slice(&own, tensor, described.0 as u64);
         let tensors = Tensors {
             q: at(Tensor::Q, &q),
@@ -233,7 +233,7 @@ impl Race {
 fn slice(problem: &Problem, tensor: Tensor, address: u64) -> DeviceSlice<'static> {
     let (elements, _) = problem.span(tensor).unwrap_or_default(); // checked when the problem was stated
     // SAFETY: the package keeps the tensor, or the graph that owns its memory, until the race is over.
-    unsafe { DeviceSlice::from_raw(address, elements * problem.dtype.bytes()) }
+    unsafe { DeviceSlice::from_raw(address, elements * problem.dtypes.of(tensor).bytes()) }
 }
 
 fn refused(error: impl std::fmt::Display) -> Error {

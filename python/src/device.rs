@@ -113,7 +113,7 @@ pub fn enqueue(
 
 /// The element type of a code. An integer is the cheapest argument that Python can look up and pass.
 fn dtype_of(code: u8) -> Result<DType, Error> {
-    let known = DType::ALL.get(usize::from(code)).copied();
+    let known = DType::OUTPUTS.get(usize::from(code)).copied();
     known.ok_or_else(|| {
         Error::DType(format!("invalid value '{code}' for dtype: expected 0 (f16), 1 (bf16) or 2 (f32)"))
     })
@@ -177,8 +177,8 @@ impl Known {
     fn new(key: &Key, problem: &Problem) -> Result<Known, Error> {
         let gpu = Gpu::open(key.ordinal)?;
         let prepared = gpu.prepare(problem, None)?;
-        let size = problem.dtype.bytes();
         let memory = Tensor::ALL.map(|tensor| {
+            let size = problem.dtypes.of(tensor).bytes();
             let (elements, origin) = problem.span(tensor).unwrap_or_default(); // `problem_of` has checked it
             ((origin * size) as u64, elements * size)
         });

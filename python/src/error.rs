@@ -66,7 +66,9 @@ impl Error {
 impl From<ProblemError> for Error {
     fn from(error: ProblemError) -> Error {
         match error {
-            ProblemError::UnknownName { what: "dtype", .. } => Error::DType(error.to_string()),
+            ProblemError::UnknownName { what: "dtype", .. } | ProblemError::DTypes { .. } => {
+                Error::DType(error.to_string())
+            }
             error => Error::Argument(error.to_string()),
         }
     }

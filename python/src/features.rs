@@ -4,7 +4,9 @@ use std::collections::HashMap;
 use std::sync::{Arc, LazyLock, Mutex, PoisonError};
 
 use kernels::{LengthArray, Operand};
-use problem::{Lengths, Problem, Program, Programs, SideLengths, Table, TableType};
+use problem::{
+    Lengths, Problem, Program, Programs, ScaleLayout, Scales, SideLengths, Table, TableType, Tensor,
+};
 
 use crate::error::Error;
 
@@ -23,9 +25,21 @@ const TYPES: [TableType; 5] =
     [TableType::F32, TableType::F16, TableType::Bf16, TableType::I32, TableType::U8];
 
 /// Lengths, the address of the sinks, the texts of the score and of the mask program (empty: none), the
-/// values of float and integer parameters, and the tables.
-pub type Described =
-    (Option<DescribedLengths>, Option<usize>, String, String, Vec<f32>, Vec<i32>, Vec<DescribedTable>);
+/// values of float and integer parameters, the tables, and the descale factors of Q, K and V.
+pub type Described = (
+    Option<DescribedLengths>,
+    Option<usize>,
+    String,
+    String,
+    Vec<f32>,
+    Vec<i32>,
+    Vec<DescribedTable>,
+    [Option<DescribedScales>; 3],
+);
+
+/// Address, strides of batch entries, KV heads and blocks of rows in elements, and the rows of a block (0: one
+/// factor per KV head).
+pub type DescribedScales = (usize, [i64; 3], u32);
 
 /// The features of a call without addresses: what changes the problem.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -39,12 +53,15 @@ pub struct Features {
     floats: Vec<u32>,
     ints: Vec<i32>,
     tables: Vec<Table>,
+    scales: Scales,
 }
 
 impl Features {
     /// # Errors
     /// When a table's type is unknown.
-    pub fn new((lengths, sink, score, mask, floats, ints, tables): &Described) -> Result<Features, Error> {
+    pub fn new(
+        (lengths, sink, score, mask, floats, ints, tables, scales): &Described,
+    ) -> Result<Features, Error> {
         let table = |(_, code, extents, strides): &DescribedTable| {
             let dtype = TYPES.get(usize::from(*code)).copied();
             let dtype = dtype.ok_or_else(|| {
@@ -64,6 +81,7 @@ impl Features {
             floats: floats.iter().map(|x| x.to_bits()).collect(),
             ints: ints.clone(),
             tables: tables.iter().map(table).collect::<Result<_, Error>>()?,
+            scales: Scales { q: layout(&scales[0]), k: layout(&scales[1]), v: layout(&scales[2]) },
         })
     }
 
@@ -83,6 +101,7 @@ impl Features {
             problem.seq_kv = if packed_kv { max_kv } else { problem.seq_kv };
         }
         problem.score.sink = self.sink;
+        problem.scales = self.scales;
         problem.programs = Programs {
             score: program(&self.score)?,
             mask: program(&self.mask)?,
@@ -99,9 +118,14 @@ impl Features {
     }
 }
 
+fn layout(described: &Option<DescribedScales>) -> Option<ScaleLayout> {
+    let &(_, [batch, head, block], rows) = described.as_ref()?;
+    Some(ScaleLayout { rows: (rows > 0).then_some(rows), batch, head, block })
+}
+
 /// The address and the size in bytes of each operand beside Q, K and V.
 pub fn operands(
-    (lengths, sink, _, _, _, _, tables): &Described,
+    (lengths, sink, _, _, _, _, tables, scales): &Described,
     problem: &Problem,
 ) -> Vec<(Operand, usize, usize)> {
     let arrays = lengths.map_or([None; 5], |(.., arrays)| arrays);
@@ -113,7 +137,10 @@ pub fn operands(
     let tables = (0..).zip(tables).zip(&problem.programs.tables);
     let tables = tables
         .map(|((i, (address, ..)), table)| (Operand::Table(i), *address, table.span() * table.dtype.bytes()));
-    arrays.chain(sinks).chain(tables).collect()
+    let factors = [Tensor::Q, Tensor::K, Tensor::V].into_iter().zip(scales).filter_map(|(tensor, scales)| {
+        Some((Operand::Descale(tensor), scales.as_ref()?.0, 4 * problem.scale_len(tensor)))
+    });
+    arrays.chain(sinks).chain(tables).chain(factors).collect()
 }
 
 /// Largest number of cached programs. A full cache is emptied.

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use cpu::{CallingThread, CpuPlan, Element, Executor, Input, Pool, attention_with_on};
 use half::{bf16, f16};
 use kernels::{LengthArray, Operand};
-use problem::{DType, LengthValues, Operands, Problem, TableData, TableType, Tensor};
+use problem::{DType, DTypes, Operands, Problem, TableData, TableType, Tensor};
 use pyo3::prelude::*;
 
 use crate::error::Error;
@@ -35,10 +35,10 @@ pub fn attention_cpu(
     threads: Option<usize>,
     features: Option<features::Described>,
 ) -> Result<(), Error> {
-    let dtype: DType = dtype.parse()?;
+    let dtypes: DTypes = dtype.parse()?;
     let terms = band_and_score(terms)?;
     let stated = features.as_ref().map(Features::new).transpose()?;
-    let problem = problem_of([&q, &k, &v, &out], dtype, terms, stated.as_ref())?.with_lse(lse.is_some());
+    let problem = problem_of([&q, &k, &v, &out], dtypes, terms, stated.as_ref())?.with_lse(lse.is_some());
     if is_empty(&problem) {
         return Ok(());
     }
@@ -48,10 +48,11 @@ pub fn attention_cpu(
     let threads = Threads::for_plan(py, &plan, threads);
     py.detach(|| {
         let executor = Interruptible::new(threads.executor());
-        let computed = match dtype {
+        let computed = match dtypes.out {
             DType::F16 => addresses.run::<f16>(&problem, &executor, &plan),
             DType::Bf16 => addresses.run::<bf16>(&problem, &executor, &plan),
             DType::F32 => addresses.run::<f32>(&problem, &executor, &plan),
+            DType::E4m3 | DType::E5m2 => Err(Error::DType(format!("invalid value '{dtypes}' for dtype"))),
         };
         executor.exception().map_or(computed, |exception| Err(exception.into()))
     })
@@ -98,25 +99,27 @@ struct Addresses {
 }
 
 impl Addresses {
+    /// Computes into an output of type `T`.
     fn run<T: Element>(
         &self,
         problem: &Problem,
         executor: &dyn Executor,
         plan: &CpuPlan,
     ) -> Result<(), Error> {
-        let input = |tensor, address| -> Result<Input<'_, T>, Error> {
-            let (start, elements) = range::<T>(problem, tensor, address)?;
+        let input = |tensor, address| -> Result<Input<'_>, Error> {
+            let dtype = problem.dtypes.of(tensor);
+            let (start, elements) = range(problem, tensor, address)?;
             // SAFETY: the package describes a tensor whose storage it has measured and keeps alive during the
             // call, and the range is that tensor's by its shape and strides; `range` checks alignment and
             // null. Writing to an input from another Python thread meanwhile is a race of the caller's, as
             // with any NumPy function; the gaps between its rows may be written.
-            Ok(unsafe { Input::from_raw_parts(start, elements) })
+            Ok(unsafe { Input::from_raw_parts(dtype, start, elements) })
         };
         let (q, k, v) = (input(Tensor::Q, self.q)?, input(Tensor::K, self.k)?, input(Tensor::V, self.v)?);
-        let (start, elements) = range::<T>(problem, Tensor::Out, self.out)?;
+        let (start, elements) = range(problem, Tensor::Out, self.out)?;
         // SAFETY: the conditions are those of the inputs. The package has just allocated `out`, so nothing
         // else refers to its memory.
-        let out = unsafe { std::slice::from_raw_parts_mut(start.as_ptr(), elements) };
+        let out = unsafe { std::slice::from_raw_parts_mut(start.cast::<T>().as_ptr(), elements) };
         let rows = problem.lse_len();
         let lse = match self.lse {
             None => None,
@@ -125,15 +128,16 @@ impl Addresses {
                 std::slice::from_raw_parts_mut(aligned::<f32>("lse", address)?.as_ptr(), rows)
             }),
         };
-        let (lengths, sinks, tables) = self.others(problem)?;
-        problem.check_length_values(&lengths)?;
-        let operands = Operands { lengths, sinks, tables: &tables };
+        let tables = self.tables(problem)?;
+        let operands = self.others(&tables)?;
+        problem.check_length_values(&operands.lengths)?;
         Ok(attention_with_on(executor, problem, [q, k, v], &operands, out, lse, plan)?)
     }
 
-    /// The operands beside Q, K and V.
-    fn others(&self, problem: &Problem) -> Result<(LengthValues<'_>, &[f32], Vec<TableData<'_>>), Error> {
-        let (mut lengths, mut sinks, mut tables) = (LengthValues::default(), [].as_slice(), Vec::new());
+    /// The operands beside Q, K, V and tables.
+    fn others<'a>(&'a self, tables: &'a [TableData<'a>]) -> Result<Operands<'a>, Error> {
+        let mut others = Operands { tables, ..Operands::default() };
+        let lengths = &mut others.lengths;
         for &(operand, address, bytes) in &self.others {
             match operand {
                 Operand::Lengths(array) => {
@@ -146,7 +150,26 @@ impl Addresses {
                         LengthArray::LeftPad => &mut lengths.left_pad,
                     } = values;
                 }
-                Operand::Sinks => sinks = elements::<f32>(operand, address, bytes)?,
+                Operand::Sinks => others.sinks = elements::<f32>(operand, address, bytes)?,
+                Operand::Descale(tensor) => {
+                    let values = elements::<f32>(operand, address, bytes)?;
+                    *match tensor {
+                        Tensor::Q => &mut others.scales.q,
+                        Tensor::K => &mut others.scales.k,
+                        Tensor::V | Tensor::Out => &mut others.scales.v,
+                    } = values;
+                }
+                _ => {}
+            }
+        }
+        Ok(others)
+    }
+
+    /// The tables of the programs.
+    fn tables(&self, problem: &Problem) -> Result<Vec<TableData<'_>>, Error> {
+        let mut tables = Vec::new();
+        for &(operand, address, bytes) in &self.others {
+            match operand {
                 Operand::Table(i) => tables.push(match problem.programs.tables[usize::from(i)].dtype {
                     TableType::F32 => TableData::F32(elements(operand, address, bytes)?),
                     TableType::F16 => TableData::F16(elements(operand, address, bytes)?),
@@ -157,7 +180,7 @@ impl Addresses {
                 _ => {}
             }
         }
-        Ok((lengths, sinks, tables))
+        Ok(tables)
     }
 }
 
@@ -173,21 +196,25 @@ fn elements<'a, T>(operand: Operand, address: usize, bytes: usize) -> Result<&'a
 }
 
 /// The address of a tensor's lowest element in memory, and the number of elements up to its highest one.
-fn range<T>(problem: &Problem, tensor: Tensor, address: usize) -> Result<(NonNull<T>, usize), Error> {
+fn range(problem: &Problem, tensor: Tensor, address: usize) -> Result<(NonNull<u8>, usize), Error> {
+    let size = problem.dtypes.of(tensor).bytes();
     let too_large = || Error::Argument(format!("{tensor:?} reaches further than can be addressed"));
     let (elements, origin) = problem.span(tensor).ok_or_else(too_large)?;
     if elements == 0 {
         return Ok((NonNull::dangling(), 0)); // an empty tensor may have no memory
     }
-    let start = origin.checked_mul(size_of::<T>()).and_then(|bytes| address.checked_sub(bytes));
-    Ok((aligned::<T>(tensor.name(), start.ok_or_else(too_large)?)?, elements))
+    let start = origin.checked_mul(size).and_then(|bytes| address.checked_sub(bytes));
+    Ok((aligned_to(size, tensor.name(), start.ok_or_else(too_large)?)?, elements))
 }
 
 fn aligned<T>(name: &str, address: usize) -> Result<NonNull<T>, Error> {
+    aligned_to(align_of::<T>(), name, address).map(NonNull::cast)
+}
+
+fn aligned_to(alignment: usize, name: &str, address: usize) -> Result<NonNull<u8>, Error> {
     let start = NonNull::new(std::ptr::with_exposed_provenance_mut(address));
-    start.filter(|start: &NonNull<T>| start.is_aligned()).ok_or_else(|| {
-        let message =
-            format!("{name} is at address {address:#x}; it must be a multiple of {}", align_of::<T>());
+    start.filter(|_| address.is_multiple_of(alignment)).ok_or_else(|| {
+        let message = format!("{name} is at address {address:#x}; it must be a multiple of {alignment}");
         Error::Argument(message)
     })
 }

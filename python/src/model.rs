@@ -67,7 +67,7 @@ impl CpuSession {
         let peer = Entrant::peer(peer, 1).map_err(|error| Error::Argument(error.to_string()))?;
         let entrants = [Entrant::ours(None, 1), peer];
         let rules = Rules { most_rounds: MOST_ROUNDS, ..Rules::new(Mode::Warm, seconds, None) };
-        let mut stage = Layer { layer, dtype: problem.dtype, staged: [None, None] };
+        let mut stage = Layer { layer, dtype: problem.dtypes.out, staged: [None, None] };
         let race = race(&mut stage, &drawn, &entrants, &rules).map_err(|error| match error {
             RaceError::Stage(exception) => Error::Python(exception),
             RaceError::Nobody => Error::Argument(error.to_string()),

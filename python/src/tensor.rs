@@ -1,6 +1,6 @@
 //! Tensors as the package describes them, and the problem of four tensors.
 
-use problem::{Band, Corner, DType, Layout, Problem, ProblemError, Score, Strides};
+use problem::{Band, Corner, DTypes, Layout, Problem, ProblemError, Score, Strides};
 
 use crate::error::Error;
 use crate::features::Features;
@@ -21,7 +21,7 @@ pub type Terms = (bool, i64, i64, Option<f32>, f64);
 /// problem without batches, heads or rows is valid (see [`is_empty`]).
 pub fn problem_of(
     [q, k, v, out]: [&Described; 4],
-    dtype: DType,
+    dtypes: impl Into<DTypes>,
     (band, score): (Band, Score),
     features: Option<&Features>,
 ) -> Result<Problem, Error> {
@@ -56,7 +56,7 @@ pub fn problem_of(
         k: strides("k", k)?,
         v: strides("v", v)?,
         out: strides("out", out)?,
-        ..Problem::new(q.1[0], q.1[1], q.1[2], q.1[3], dtype)
+        ..Problem::new(q.1[0], q.1[1], q.1[2], q.1[3], dtypes)
     };
     if let Some(features) = features {
         features.apply(&mut problem)?;

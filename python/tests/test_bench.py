@@ -34,7 +34,7 @@ def test_problems_are_parsed():
 
 def test_suites_are_those_of_the_rust_program():
     suites = dict(_flashcore.bench_suites())
-    assert list(suites) == ["mission", "small", "forward", "ampere", "windows"]
+    assert list(suites) == ["mission", "small", "forward", "ampere", "windows", "fp8"]
     assert ((1, 8, 8, 512, 512, 64), "f16", "none", None) in suites["mission"]
     for problems in suites.values():
         for extents, dtype, mask, softcap in problems:
@@ -65,6 +65,9 @@ def test_peers_refuse_what_they_compute_otherwise():
         for name in ("sdpa-flash", "sdpa-cudnn", "sdpa-efficient", "sdpa-math"):
             with pytest.raises(NotImplementedError, match="neither sliding windows nor a softcap"):
                 peers[name].load(Problem.parse("1,8,512,64,f16" + words))
+    for name in ("sdpa-flash", "sdpa-cudnn", "sdpa-efficient", "sdpa-math"):
+        with pytest.raises(NotImplementedError, match="no 8-bit inputs"):
+            peers[name].load(Problem.parse("1,8,512,64,e4m3"))
     with pytest.raises(NotImplementedError, match="GB of scores"):
         peers["sdpa-math"].load(Problem.parse("1,32,16384,64,f16"))
 

@@ -28,5 +28,6 @@ pub use softmax::{
 };
 pub use split::{Division, Exchange, Partials, Place, StreamKMerge, merge_bytes};
 pub use walk::{
-    Block, KvPipeline, MainLoop, Masked, Order, SharedProbs, Skips, Steps, Stream, TileRows, Tiles, Walk,
+    Block, BlockOutput, KvPipeline, MainLoop, Masked, Order, OutputSums, SharedProbs, Skips, Steps, Stream,
+    TileRows, Tiles, Walk,
 };

@@ -216,7 +216,7 @@ pub(super) fn normal_inputs(problem: &Problem, seed: u64) -> Inputs {
                 pair.iter_mut().skip(1).for_each(|x| *x = radius * sin);
             }
         });
-        Values::round(problem.dtype, &data)
+        Values::round(problem.dtypes.of(tensor), &data)
     };
     let others = OtherInputs::draw(problem, seed);
     Inputs { q: tensor(Tensor::Q, 1), k: tensor(Tensor::K, 2), v: tensor(Tensor::V, 3), others }

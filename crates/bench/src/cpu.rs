@@ -35,8 +35,8 @@ pub enum BenchError {
 
 /// The problems that `bench` races by default: the mission problem and a longer one, in each dtype.
 pub fn suite() -> Vec<Problem> {
-    let mission = DType::ALL.map(|dtype| Problem::new(1, 8, 512, 64, dtype));
-    let long = DType::ALL.map(|dtype| Problem::new(1, 8, 2048, 64, dtype));
+    let mission = DType::OUTPUTS.map(|dtype| Problem::new(1, 8, 512, 64, dtype));
+    let long = DType::OUTPUTS.map(|dtype| Problem::new(1, 8, 2048, 64, dtype));
     mission.into_iter().chain(long).collect()
 }
 
@@ -122,7 +122,7 @@ impl CpuTimer {
         let problem = super::answer::dense(problem);
         let inputs = super::answer::normal_inputs(&problem, 1);
         let elements = problem.span(Tensor::Out).map_or(0, |(elements, _)| elements);
-        CpuTimer { inputs, out: Values::zeros(problem.dtype, elements), lse: lse_of(&problem), problem }
+        CpuTimer { inputs, out: Values::zeros(problem.dtypes.out, elements), lse: lse_of(&problem), problem }
     }
 
     /// Time of a call, µs: one untimed call, then as many timed calls as fill `SAMPLE_US`.
@@ -175,9 +175,9 @@ impl<'a> CpuStage<'a> {
         torch: Option<&'a mut Torch>,
     ) -> CpuStage<'a> {
         let elements = problem.span(Tensor::Out).map_or(0, |(elements, _)| elements);
-        let nothing = || Values::zeros(problem.dtype, 0);
+        let nothing = || Values::zeros(problem.dtypes.out, 0);
         let inputs = Inputs { q: nothing(), k: nothing(), v: nothing(), others: OtherInputs::default() };
-        let out = Values::zeros(problem.dtype, elements);
+        let out = Values::zeros(problem.dtypes.out, elements);
         CpuStage { problem, plans, calls, staged: [None, None], inputs, out, lse: lse_of(problem), torch }
     }
 
@@ -246,7 +246,7 @@ impl Stage for CpuStage<'_> {
         if who < self.plans.len() {
             return Ok(self.out.clone());
         }
-        let dtype = self.problem.dtype;
+        let dtype = self.problem.dtypes.out;
         Ok(Values::from_bytes(dtype, &self.peer()?.output()?))
     }
 

@@ -46,9 +46,9 @@ impl Peaks {
     /// The least time of one call.
     pub fn floor(&self, problem: &Problem, mode: Mode) -> Floor {
         // f32 inputs are computed as tf32 at half the rate.
-        let rate = if problem.dtype == DType::F32 { self.flops / 2.0 } else { self.flops };
+        let rate = if problem.dtypes.q == DType::F32 { self.flops / 2.0 } else { self.flops };
         let outputs = (problem.batch * problem.heads_q * problem.seq_q * problem.head_dim_v) as f64;
-        let inputs = problem.bytes() - outputs * problem.dtype.bytes() as f64;
+        let inputs = problem.bytes() - outputs * problem.dtypes.out.bytes() as f64;
         // Outputs may still lie in L2 at the end. In warm mode the part of the inputs that fits into L2 needs
         // no traffic.
         let traffic = match mode {

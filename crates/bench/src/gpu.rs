@@ -61,7 +61,7 @@ impl Tensors<'_> {
         let all = [(Tensor::Q, self.q), (Tensor::K, self.k), (Tensor::V, self.v), (Tensor::Out, self.out)];
         for (tensor, slice) in all {
             let elements = problem.span(tensor).map_or(0, |(elements, _)| elements);
-            let expected = elements * problem.dtype.bytes();
+            let expected = elements * problem.dtypes.of(tensor).bytes();
             if slice.bytes() != expected {
                 return Err(ContestantError::Size { tensor: tensor.name(), bytes: slice.bytes(), expected });
             }
@@ -140,6 +140,7 @@ impl<'a> Contestant<'a> {
                     Operand::Lengths(_)
                     | Operand::Sinks
                     | Operand::Table(_)
+                    | Operand::Descale(_)
                     | Operand::Codes(_)
                     | Operand::Scales,
                 )
@@ -373,7 +374,7 @@ impl Stage for GpuStage<'_> {
         let contestant = &self.contestants[who];
         let mut bytes = vec![0; contestant.out().bytes()];
         self.stream.download(contestant.out(), &mut bytes)?;
-        Ok(Values::from_bytes(contestant.problem.dtype, &bytes).gather(&contestant.problem, Tensor::Out))
+        Ok(Values::from_bytes(contestant.problem.dtypes.out, &bytes).gather(&contestant.problem, Tensor::Out))
     }
 
     fn read(&mut self) -> Reading {

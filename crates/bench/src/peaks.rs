@@ -54,8 +54,8 @@ impl CpuPeaks {
     pub fn measure(problems: &[Problem]) -> CpuPeaks {
         let (mut products, mut reads): (Vec<Products>, Vec<Reads>) = (Vec::new(), Vec::new());
         for problem in problems {
-            if !products.iter().any(|known| known.dtype == problem.dtype) {
-                products.extend(fastest(problem.dtype));
+            if !products.iter().any(|known| Some(known.dtype) == problem.dtypes.one()) {
+                products.extend(problem.dtypes.one().and_then(fastest));
             }
             let bytes = (inputs(problem) as usize).min(LARGEST);
             if !reads.iter().any(|known| known.bytes == bytes) {
@@ -67,7 +67,7 @@ impl CpuPeaks {
 
     /// The least time of one call and the product rate behind it; `None` for a type that was not measured.
     pub fn floor(&self, problem: &Problem) -> Option<(Floor, Products)> {
-        let products = *self.products.iter().find(|known| known.dtype == problem.dtype)?;
+        let products = *self.products.iter().find(|known| Some(known.dtype) == problem.dtypes.one())?;
         let bytes = inputs(problem);
         // The largest measured buffer that is no larger than the inputs: a smaller buffer is read no slower.
         let reads = self.reads.iter().filter(|known| known.bytes as f64 <= bytes);
@@ -79,7 +79,7 @@ impl CpuPeaks {
 
 fn inputs(problem: &Problem) -> f64 {
     let outputs = problem.batch * problem.heads_q * problem.seq_q * problem.head_dim_v;
-    problem.bytes() - (outputs * problem.dtype.bytes()) as f64
+    problem.bytes() - (outputs * problem.dtypes.out.bytes()) as f64
 }
 
 /// The fastest products for an element type.
@@ -153,9 +153,9 @@ mod tests {
         // Q, K and V are 3 MiB, more than the largest measured buffer.
         assert!((floor.bytes_us - 3.0 * 1048576.0 / 1e11 * 1e6).abs() < 1e-6, "{floor:?}");
         assert_eq!(floor.us(), floor.flops_us);
-        let half = peaks.floor(&Problem { dtype: DType::F16, ..mission.clone() }).unwrap();
+        let half = peaks.floor(&Problem { dtypes: DType::F16.into(), ..mission.clone() }).unwrap();
         assert_eq!((half.1.isa, half.0.flops_us * 20.0), (Isa::Amx, floor.flops_us));
-        assert_eq!(peaks.floor(&Problem { dtype: DType::Bf16, ..mission }), None);
+        assert_eq!(peaks.floor(&Problem { dtypes: DType::Bf16.into(), ..mission }), None);
         // One row of queries against 1024 keys: 512 KiB of inputs, bounded by the rate of the next smaller
         // measured buffer.
         let decode = Problem { seq_q: 1, ..Problem::new(1, 1, 1024, 64, DType::F32) };

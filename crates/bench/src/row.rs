@@ -64,7 +64,7 @@ pub fn problem_json(problem: &Problem) -> Value {
         "batch": problem.batch, "heads_q": problem.heads_q, "heads_kv": problem.heads_kv,
         "seq_q": problem.seq_q, "seq_kv": problem.seq_kv,
         "head_dim": problem.head_dim, "head_dim_v": problem.head_dim_v,
-        "dtype": problem.dtype.name(), "mask": problem.band.to_string(),
+        "dtype": problem.dtypes.to_string(), "mask": problem.band.to_string(),
     });
     if let Some(cap) = problem.score.softcap {
         row["softcap"] = json!(cap);

@@ -2,7 +2,7 @@
 
 use kernels::Family;
 use kernels::select::Shape;
-use problem::{Band, DType, Layout, Problem, ProblemError, Score};
+use problem::{Band, DType, DTypes, Layout, Problem, ProblemError, Score};
 
 /// A named list of problems.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -17,10 +17,13 @@ pub enum Suite {
     Ampere,
     /// Sliding windows over 16k tokens, and models' soft caps of the scores.
     Windows,
+    /// 8-bit inputs: 16k tokens of hidden size 2048, and 64 query heads over 8 KV heads of dim 128.
+    Fp8,
 }
 
 impl Suite {
-    pub const ALL: [Suite; 5] = [Suite::Mission, Suite::Small, Suite::Forward, Suite::Ampere, Suite::Windows];
+    pub const ALL: [Suite; 6] =
+        [Suite::Mission, Suite::Small, Suite::Forward, Suite::Ampere, Suite::Windows, Suite::Fp8];
 
     /// The name in rows and on the command line.
     pub const fn name(self) -> &'static str {
@@ -30,6 +33,7 @@ impl Suite {
             Suite::Forward => "forward",
             Suite::Ampere => "ampere",
             Suite::Windows => "windows",
+            Suite::Fp8 => "fp8",
         }
     }
 
@@ -37,7 +41,7 @@ impl Suite {
     pub const fn family(self) -> Option<Family> {
         match self {
             Suite::Ampere => Some(Family::Mma),
-            Suite::Mission | Suite::Small | Suite::Forward | Suite::Windows => None,
+            Suite::Mission | Suite::Small | Suite::Forward | Suite::Windows | Suite::Fp8 => None,
         }
     }
 
@@ -91,6 +95,19 @@ impl Suite {
                         Problem::new(2, HIDDEN / dim, 8192, dim, DType::Bf16).with_band(Band::CAUSAL);
                     let score = Score { softcap: Some(softcap), ..Score::default() };
                     problems.push(Problem { score, ..causal });
+                }
+                problems
+            }
+            Suite::Fp8 => {
+                let mut problems = Vec::new();
+                for seq in [2048, 8192, 16384] {
+                    for dim in [64, 128, 256] {
+                        let problem = Problem::new(TOKENS / seq, HIDDEN / dim, seq, dim, DType::E4m3);
+                        problems.extend(masked(problem));
+                    }
+                    // Publishers of 8-bit rates use these heads.
+                    let grouped = Problem::new(TOKENS / seq, 64, seq, 128, DType::E4m3);
+                    problems.extend(masked(grouped.with_heads_kv(8, Layout::Bhsd)));
                 }
                 problems
             }
@@ -190,9 +207,9 @@ pub fn parse(text: &str) -> Result<Problem, WordsError> {
     };
     let ((heads_q, heads_kv), (seq_q, seq_kv)) = (pair(shape[1], '/')?, pair(shape[2], 'x')?);
     let (dim, dim_v) = pair(shape[3], '/')?;
-    let dtype: DType = shape[4].parse()?;
+    let dtypes: DTypes = shape[4].parse()?;
     let score = Score { softcap, ..Score::default() };
-    let problem = Problem::new(number(shape[0])?, heads_q, seq_q, dim, dtype);
+    let problem = Problem::new(number(shape[0])?, heads_q, seq_q, dim, dtypes);
     let problem = Problem { heads_kv, seq_kv, head_dim_v: dim_v, band, score, ..problem };
     let problem = problem.with_lse(lse).with_layout(layout);
     problem.check()?;

@@ -101,7 +101,7 @@ impl Torch {
         };
         let (q, k, v) = (file("q", &inputs.q)?, file("k", &inputs.k)?, file("v", &inputs.v)?);
         self.ask(&json!({
-            "op": "setup", "threads": threads, "dtype": problem.dtype.name(),
+            "op": "setup", "threads": threads, "dtype": problem.dtypes.to_string(),
             "q": q, "k": k, "v": v,
             "shape_q": problem.extents(Tensor::Q), "shape_k": problem.extents(Tensor::K),
             "shape_v": problem.extents(Tensor::V),

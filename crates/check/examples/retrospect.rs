@@ -85,7 +85,7 @@ fn timed(row: &Value) -> Option<(Problem, Plan, f64)> {
     let plan: Plan = serde_json::from_value(row["plan"].clone()).ok()?;
     let p = &row["problem"];
     let number = |name: &str| p[name].as_u64().map(|n| n as usize);
-    let dtype = DType::ALL.into_iter().find(|d| Some(d.name()) == p["dtype"].as_str())?;
+    let dtype = DType::OUTPUTS.into_iter().find(|d| Some(d.name()) == p["dtype"].as_str())?;
     let mask = Band::NAMED.into_iter().find(|m| Some(m.to_string().as_str()) == p["mask"].as_str())?;
     let problem =
         Problem::new(number("batch")?, number("heads_q")?, number("seq_q")?, number("head_dim")?, dtype)
@@ -96,6 +96,6 @@ fn timed(row: &Value) -> Option<(Problem, Plan, f64)> {
 }
 
 fn shape(p: &Problem) -> String {
-    let (dtype, mask) = (p.dtype.name(), p.band.to_string());
+    let (dtype, mask) = (p.dtypes.to_string(), p.band.to_string());
     format!("B{} H{} S{} D{} {dtype} {mask}", p.batch, p.heads_q, p.seq_q, p.head_dim)
 }

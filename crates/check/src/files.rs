@@ -103,7 +103,8 @@ pub fn parse(path: &Path, bytes: &[u8], name: &str) -> Result<Tensor, FileError>
 }
 
 /// Element types that are read from a `.npy` file.
-const NPY_TYPES: &str = "<f2 (f16), <f4 (f32); NumPy has no bf16, use .safetensors for it";
+const NPY_TYPES: &str =
+    "<f2 (f16), <f4 (f32); NumPy has no bf16 and no 8-bit floats, use .safetensors for them";
 
 fn parse_npy(path: &Path, bytes: &[u8], name: &str) -> Result<Tensor, FileError> {
     let (header, data) = npy_header(bytes).map_err(|reason| malformed(path, reason))?;
@@ -206,13 +207,15 @@ fn parse_safetensors(path: &Path, bytes: &[u8], name: &str) -> Result<Tensor, Fi
         Dtype::F16 => DType::F16,
         Dtype::BF16 => DType::Bf16,
         Dtype::F32 => DType::F32,
+        Dtype::F8_E4M3 => DType::E4m3,
+        Dtype::F8_E5M2 => DType::E5m2,
         other => {
             let (name, dtype) = (name.to_owned(), format!("{other:?}"));
             return Err(FileError::DType {
                 path: path.to_path_buf(),
                 name,
                 dtype,
-                accepted: "F16, BF16, F32",
+                accepted: "F16, BF16, F32, F8_E4M3, F8_E5M2",
             });
         }
     };
@@ -249,6 +252,8 @@ fn safetensors_bytes(path: &Path, tensors: &BTreeMap<String, Tensor>) -> Result<
             DType::F16 => Dtype::F16,
             DType::Bf16 => Dtype::BF16,
             DType::F32 => Dtype::F32,
+            DType::E4m3 => Dtype::F8_E4M3,
+            DType::E5m2 => Dtype::F8_E5M2,
         };
         TensorView::new(dtype, tensor.shape.clone(), bytes).map(|view| (name.as_str(), view))
     });
@@ -270,6 +275,9 @@ fn npy_bytes(path: &Path, tensor: &Tensor) -> Result<Vec<u8>, FileError> {
         Values::F16(data) => write(&shape, data).map_err(|e| malformed(path, e)),
         Values::F32(data) => write(&shape, data).map_err(|e| malformed(path, e)),
         Values::Bf16(_) => Err(malformed(path, "NumPy has no bf16; use .safetensors for it")),
+        Values::E4m3(_) | Values::E5m2(_) => {
+            Err(malformed(path, "NumPy has no 8-bit floats; use .safetensors for them"))
+        }
     }
 }
 
@@ -294,7 +302,9 @@ mod tests {
             match save(&path, &tensors) {
                 Ok(()) => assert_eq!(load(&path, "out").unwrap(), tensor),
                 Err(error) => {
-                    assert!(dtype == DType::Bf16 && error.to_string().contains("no bf16"), "{error}")
+                    let named =
+                        error.to_string().contains(if dtype.is_fp8() { "no 8-bit" } else { "no bf16" });
+                    assert!((dtype == DType::Bf16 || dtype.is_fp8()) && named, "{error}")
                 }
             }
         }

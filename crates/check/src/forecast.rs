@@ -106,7 +106,7 @@ pub fn of_kernel(
 /// The problem of one query head and its keys, dense, with the programs.
 fn one_head(problem: &Problem) -> Problem {
     let (p, layout) = (problem, problem::Layout::Bhsd);
-    let head = Problem::new(1, 1, p.seq_q, p.head_dim, p.dtype).with_band(p.band);
+    let head = Problem::new(1, 1, p.seq_q, p.head_dim, p.dtypes).with_band(p.band);
     let programs = p.programs.clone();
     Problem { seq_kv: p.seq_kv, head_dim_v: p.head_dim_v, programs, ..head }.with_layout(layout)
 }
@@ -210,7 +210,7 @@ impl Trial {
     /// When the kernel cannot be emitted.
     pub fn kernels(&self, arch: &Arch) -> Result<[Bound; 2], KernelError> {
         let p = &self.problem;
-        let head = Problem::new(1, 1, p.seq_q, p.head_dim, p.dtype).with_band(p.band);
+        let head = Problem::new(1, 1, p.seq_q, p.head_dim, p.dtypes).with_band(p.band);
         let plan = Plan::Mma(self.plan.clone());
         let bound = |problem: &Problem| bind(&plan, problem, arch);
         Ok([bound(&head)?, bound(p)?])

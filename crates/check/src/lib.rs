@@ -8,8 +8,10 @@
 //! - [`causes`]: the hazards of a check, each cause once, with a cure.
 //! - [`sources`] and [`names`]: source lines behind PTX lines, and readable C++ names.
 //! - [`forecast`]: predicted times of plans, and how good they are.
+//! - [`accuracy`]: the error of 8-bit attention over the number of keys.
 //! - [`values`] and [`files`]: tensors in host memory and in files; [`numbers`]: arrays of any type in files.
 
+pub mod accuracy;
 pub mod causes;
 pub mod diagnose;
 pub mod files;

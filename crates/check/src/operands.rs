@@ -2,7 +2,9 @@
 
 use half::{bf16, f16};
 use kernels::{LengthArray, Operand};
-use problem::{LengthValues, Operands, Problem, Sequence, SideLengths, TableData, TableType};
+use problem::{
+    LengthValues, Operands, Problem, ScaleValues, Sequence, SideLengths, TableData, TableType, Tensor,
+};
 use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
 
@@ -49,6 +51,8 @@ pub struct OtherInputs {
     /// A logit per query head.
     pub sinks: Vec<f32>,
     pub tables: Vec<TableValues>,
+    /// Descale factors of Q, K and V.
+    pub scales: [Vec<f32>; 3],
 }
 
 impl OtherInputs {
@@ -85,13 +89,31 @@ impl OtherInputs {
             }
         });
         let tables = tables.collect();
-        OtherInputs { cumulative_q, cumulative_kv, used_q, used_kv, left_pad, sinks, tables }
+        let scales = [Tensor::Q, Tensor::K, Tensor::V].map(|tensor| {
+            let low = if tensor == Tensor::V { -2.0 } else { 0.3 };
+            (0..problem.scale_len(tensor)).map(|_| rng.random_range(low..2.0)).collect()
+        });
+        OtherInputs { cumulative_q, cumulative_kv, used_q, used_kv, left_pad, sinks, tables, scales }
+    }
+
+    /// Makes a factor of Q and one of K 0, negative, infinite or NaN. The only factor of a tensor becomes 0,
+    /// so that some outputs stay finite.
+    pub fn spoil_factors(&mut self, seed: u64) {
+        const BAD: [f32; 4] = [f32::NAN, -1.0, f32::INFINITY, 0.0];
+        for (i, factors) in self.scales[..2].iter_mut().enumerate() {
+            let (len, turn) = (factors.len(), seed as usize + i);
+            if len > 0 {
+                factors[turn % len] = if len == 1 { 0.0 } else { BAD[turn % 4] };
+            }
+        }
     }
 
     /// Calls `run` with the operands.
     pub fn with<R>(&self, run: impl FnOnce(&Operands<'_>) -> R) -> R {
         let tables: Vec<TableData<'_>> = self.tables.iter().map(TableValues::data).collect();
-        run(&Operands { lengths: self.lengths(), sinks: &self.sinks, tables: &tables })
+        let [q, k, v] = self.scales.each_ref().map(Vec::as_slice);
+        let scales = ScaleValues { q, k, v };
+        run(&Operands { lengths: self.lengths(), scales, sinks: &self.sinks, tables: &tables })
     }
 
     /// The rows of each batch entry. Empty if the arrays do not fit the problem.
@@ -112,13 +134,17 @@ impl OtherInputs {
     /// The contents of an operand's buffer; `None` for operands that are no input of this kind.
     pub fn bytes(&self, operand: Operand) -> Option<Vec<u8>> {
         let ints = |x: &[i32]| Some(x.iter().flat_map(|x| x.to_le_bytes()).collect());
+        let floats = |x: &[f32]| Some(x.iter().flat_map(|x| x.to_le_bytes()).collect());
         match operand {
             Operand::Lengths(LengthArray::CumulativeQ) => ints(&self.cumulative_q),
             Operand::Lengths(LengthArray::CumulativeKv) => ints(&self.cumulative_kv),
             Operand::Lengths(LengthArray::UsedQ) => ints(&self.used_q),
             Operand::Lengths(LengthArray::UsedKv) => ints(&self.used_kv),
             Operand::Lengths(LengthArray::LeftPad) => ints(&self.left_pad),
-            Operand::Sinks => Some(self.sinks.iter().flat_map(|x| x.to_le_bytes()).collect()),
+            Operand::Sinks => floats(&self.sinks),
+            Operand::Descale(Tensor::Q) => floats(&self.scales[0]),
+            Operand::Descale(Tensor::K) => floats(&self.scales[1]),
+            Operand::Descale(Tensor::V) => floats(&self.scales[2]),
             Operand::Table(i) => self.tables.get(i as usize).map(TableValues::to_bytes),
             _ => None,
         }

@@ -3,7 +3,7 @@
 use cpu::{CpuError, CpuPlan, Input};
 use half::{bf16, f16};
 use oracle::{OracleError, Reference};
-use problem::{DType, Element, Problem, Tensor};
+use problem::{DType, E4m3, E5m2, Element, Elements, Problem, Tensor};
 use rayon::prelude::*;
 
 use crate::operands::OtherInputs;
@@ -17,6 +17,8 @@ pub enum Values {
     F16(Vec<f16>),
     Bf16(Vec<bf16>),
     F32(Vec<f32>),
+    E4m3(Vec<E4m3>),
+    E5m2(Vec<E5m2>),
 }
 
 /// Runs `$body` with `$x` bound to the vector of the tensor's element type.
@@ -26,6 +28,8 @@ macro_rules! each {
             Values::F16($x) => $body,
             Values::Bf16($x) => $body,
             Values::F32($x) => $body,
+            Values::E4m3($x) => $body,
+            Values::E5m2($x) => $body,
         }
     };
 }
@@ -37,6 +41,8 @@ macro_rules! each_as {
             Values::F16($x) => Values::F16($body),
             Values::Bf16($x) => Values::Bf16($body),
             Values::F32($x) => Values::F32($body),
+            Values::E4m3($x) => Values::E4m3($body),
+            Values::E5m2($x) => Values::E5m2($body),
         }
     };
 }
@@ -66,6 +72,8 @@ impl Values {
             DType::F16 => Values::F16(to(values)),
             DType::Bf16 => Values::Bf16(to(values)),
             DType::F32 => Values::F32(to(values)),
+            DType::E4m3 => Values::E4m3(to(values)),
+            DType::E5m2 => Values::E5m2(to(values)),
         }
     }
 
@@ -75,6 +83,8 @@ impl Values {
             DType::F16 => Values::F16(vec![f16::ZERO; len]),
             DType::Bf16 => Values::Bf16(vec![bf16::ZERO; len]),
             DType::F32 => Values::F32(vec![0.0; len]),
+            DType::E4m3 => Values::E4m3(vec![E4m3::default(); len]),
+            DType::E5m2 => Values::E5m2(vec![E5m2::default(); len]),
         }
     }
 
@@ -86,6 +96,8 @@ impl Values {
             DType::F16 => Values::F16(halves.map(f16::from_bits).collect()),
             DType::Bf16 => Values::Bf16(halves.map(bf16::from_bits).collect()),
             DType::F32 => Values::F32(words.map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]])).collect()),
+            DType::E4m3 => Values::E4m3(bytemuck::cast_slice(bytes).to_vec()),
+            DType::E5m2 => Values::E5m2(bytemuck::cast_slice(bytes).to_vec()),
         }
     }
 
@@ -101,6 +113,8 @@ impl Values {
             Values::F16(x) => of(x, f16::to_le_bytes),
             Values::Bf16(x) => of(x, bf16::to_le_bytes),
             Values::F32(x) => of(x, f32::to_le_bytes),
+            Values::E4m3(x) => bytemuck::cast_slice(x).to_vec(),
+            Values::E5m2(x) => bytemuck::cast_slice(x).to_vec(),
         }
     }
 
@@ -109,7 +123,14 @@ impl Values {
             Values::F16(_) => DType::F16,
             Values::Bf16(_) => DType::Bf16,
             Values::F32(_) => DType::F32,
+            Values::E4m3(_) => DType::E4m3,
+            Values::E5m2(_) => DType::E5m2,
         }
+    }
+
+    /// The elements as a slice of their type.
+    pub fn elements(&self) -> Elements<'_> {
+        each!(self, x => Element::elements(x))
     }
 
     pub fn len(&self) -> usize {
@@ -123,11 +144,7 @@ impl Values {
     /// The elements of a range, cut at the end of the tensor.
     pub fn slice(&self, range: std::ops::Range<usize>) -> Values {
         let range = range.start.min(self.len())..range.end.min(self.len());
-        match self {
-            Values::F16(x) => Values::F16(x[range].to_vec()),
-            Values::Bf16(x) => Values::Bf16(x[range].to_vec()),
-            Values::F32(x) => Values::F32(x[range].to_vec()),
-        }
+        each_as!(self, x => x[range].to_vec())
     }
 
     /// The elements of a tensor with `problem`'s strides, in the dense order `[batch, head, row, dim]`.
@@ -163,6 +180,8 @@ impl Values {
             (Values::F16(x), Values::F16(y)) => x.clone_from(y),
             (Values::Bf16(x), Values::Bf16(y)) => x.clone_from(y),
             (Values::F32(x), Values::F32(y)) => x.clone_from(y),
+            (Values::E4m3(x), Values::E4m3(y)) => x.clone_from(y),
+            (Values::E5m2(x), Values::E5m2(y)) => x.clone_from(y),
             (x, y) => *x = y.clone(),
         }
     }
@@ -172,6 +191,8 @@ impl Values {
             Values::F16(x) => x.fill(f16::NAN),
             Values::Bf16(x) => x.fill(bf16::NAN),
             Values::F32(x) => x.fill(f32::NAN),
+            Values::E4m3(x) => x.fill(E4m3::NAN),
+            Values::E5m2(x) => x.fill(E5m2::NAN),
         }
     }
 
@@ -195,30 +216,18 @@ pub struct Inputs {
     pub others: OtherInputs,
 }
 
-/// Runs `$call` on the three slices of one element type. All three have the problem's dtype by construction;
-/// anything else gives the error that the oracle gives.
-macro_rules! typed {
-    ($problem:expr, $inputs:expr, |$q:ident, $k:ident, $v:ident| $call:expr) => {
-        match (&$inputs.q, &$inputs.k, &$inputs.v) {
-            (Values::F16($q), Values::F16($k), Values::F16($v)) => $call,
-            (Values::Bf16($q), Values::Bf16($k), Values::Bf16($v)) => $call,
-            (Values::F32($q), Values::F32($k), Values::F32($v)) => $call,
-            (_, k, v) => {
-                let odd = if k.dtype() == $problem.dtype { v.dtype() } else { k.dtype() };
-                Err(OracleError::DType { slices: odd, problem: $problem.dtype })
-            }
-        }
-    };
-}
-
 impl Inputs {
+    /// Q, K and V.
+    pub fn elements(&self) -> [Elements<'_>; 3] {
+        [&self.q, &self.k, &self.v].map(Values::elements)
+    }
+
     /// Attention in f64, the oracle.
     ///
     /// # Errors
     /// When the buffers do not fit the problem.
     pub fn oracle(&self, problem: &Problem) -> Result<Reference, OracleError> {
-        self.others
-            .with(|others| typed!(problem, self, |q, k, v| oracle::oracle_with(problem, [q, k, v], others)))
+        self.others.with(|others| oracle::oracle_with(problem, self.elements(), others))
     }
 
     /// Standard attention in the precision of the inputs.
@@ -226,9 +235,7 @@ impl Inputs {
     /// # Errors
     /// When the buffers do not fit the problem.
     pub fn reference_in_precision(&self, problem: &Problem) -> Result<Reference, OracleError> {
-        self.others.with(|others| {
-            typed!(problem, self, |q, k, v| oracle::reference_in_precision_with(problem, [q, k, v], others))
-        })
+        self.others.with(|others| oracle::reference_in_precision_with(problem, self.elements(), others))
     }
 
     /// Runs the native CPU kernels into `out`, a buffer of the output's [`Problem::span`], and into `lse`.
@@ -242,33 +249,14 @@ impl Inputs {
         out: &mut Values,
         lse: Option<&mut [f32]>,
     ) -> Result<(), CpuError> {
-        fn run<T: Element>(
-            problem: &Problem,
-            inputs: [&Vec<T>; 3],
-            others: &OtherInputs,
-            out: &mut [T],
-            lse: Option<&mut [f32]>,
-            plan: &CpuPlan,
-        ) -> Result<(), CpuError> {
-            let inputs = inputs.map(|x| Input::from(&x[..]));
-            others.with(|others| cpu::attention_with(problem, inputs, others, out, lse, plan))
-        }
-        let others = &self.others;
-        match (&self.q, &self.k, &self.v, out) {
-            (Values::F16(q), Values::F16(k), Values::F16(v), Values::F16(out)) => {
-                run(problem, [q, k, v], others, out, lse, plan)
-            }
-            (Values::Bf16(q), Values::Bf16(k), Values::Bf16(v), Values::Bf16(out)) => {
-                run(problem, [q, k, v], others, out, lse, plan)
-            }
-            (Values::F32(q), Values::F32(k), Values::F32(v), Values::F32(out)) => {
-                run(problem, [q, k, v], others, out, lse, plan)
-            }
-            (q, k, v, out) => {
-                let odd = [q, k, v, out].into_iter().map(|x| x.dtype()).find(|&d| d != problem.dtype);
-                Err(CpuError::DType { slices: odd.unwrap_or(problem.dtype), problem: problem.dtype })
-            }
-        }
+        let inputs = self.elements().map(Input::from);
+        self.others.with(|others| match out {
+            Values::F16(out) => cpu::attention_with(problem, inputs, others, out, lse, plan),
+            Values::Bf16(out) => cpu::attention_with(problem, inputs, others, out, lse, plan),
+            Values::F32(out) => cpu::attention_with(problem, inputs, others, out, lse, plan),
+            Values::E4m3(out) => cpu::attention_with(problem, inputs, others, out, lse, plan),
+            Values::E5m2(out) => cpu::attention_with(problem, inputs, others, out, lse, plan),
+        })
     }
 
     /// Runs the native CPU kernels and returns the output buffer and the LSE.
@@ -278,7 +266,7 @@ impl Inputs {
     pub fn attention(&self, problem: &Problem, plan: &CpuPlan) -> Result<(Values, Vec<f32>), CpuError> {
         problem.check()?;
         let mut out =
-            Values::zeros(problem.dtype, problem.span(Tensor::Out).map_or(0, |(elements, _)| elements));
+            Values::zeros(problem.dtypes.out, problem.span(Tensor::Out).map_or(0, |(elements, _)| elements));
         let mut lse = vec![0.0; problem.lse_len()];
         self.attention_into(problem, plan, &mut out, Some(&mut lse))?;
         Ok((out, lse))

@@ -75,6 +75,8 @@ pub enum Command {
     Report(Report),
     /// Show a ledger in a browser, live
     Serve(Serve),
+    /// Show what attention on 8-bit inputs loses over the number of keys, by the sums of Hopper's tensor cores
+    Accuracy(Accuracy),
     /// Show what this machine has and what each part enables
     Doctor(Doctor),
     /// Evaluate candidates: one task per line on standard input, one outcome per line on standard output,
@@ -236,7 +238,7 @@ pub struct Bench {
     /// Mask of --shape: none, causal, causal-top-left or window:BEFORE:AFTER
     #[arg(long, default_value = "none", requires = "shape")]
     pub mask: String,
-    /// GPU: suite of problems: mission, small, forward, ampere or windows; repeatable; default: mission
+    /// GPU: suite of problems: mission, small, forward, ampere, windows or fp8; repeatable; default: mission
     #[arg(long)]
     pub suite: Vec<String>,
     /// GPU: plan to time instead of the chosen one; JSON, as `explain --problem` or `topk` prints it;
@@ -265,6 +267,18 @@ pub struct Tables {
     /// Change nothing; fail if a table differs from its rows
     #[arg(long)]
     pub check: bool,
+}
+
+#[derive(Debug, Args)]
+pub struct Accuracy {
+    #[arg(from_global)]
+    pub json: bool,
+    /// Most keys: a power of two from 512 to 1048576
+    #[arg(long, value_parser = count::<usize>, value_name = "N", default_value_t = 131_072)]
+    pub keys: usize,
+    /// Write a page with the curves, or - for standard output in place of the table
+    #[arg(long, value_name = "FILE")]
+    pub out: Option<PathBuf>,
 }
 
 #[derive(Debug, Args)]

@@ -137,7 +137,7 @@ fn print(out: &mut impl Write, climb: &Climb) -> Result<(), CliError> {
         writeln!(
             out,
             "cpu {}: {:.0} µs measured, {:.1} GFLOP/s",
-            p.dtype,
+            p.dtypes,
             race.first().us(),
             p.flops() / race.first().us() * 1e-3
         )?;

@@ -4,6 +4,7 @@
 //! which `climb`, `check` and `explain` need not wait.
 #![cfg_attr(not(feature = "search"), allow(dead_code, reason = "parts that only the search uses"))]
 
+mod accuracy;
 mod args;
 mod bench;
 mod check;
@@ -112,6 +113,7 @@ fn run_command(cli: &Cli) -> Result<Status, CliError> {
         Command::Explain(args) => explain::explain(args),
         Command::Run(args) => run::run(args),
         Command::Bench(args) => bench::bench(args),
+        Command::Accuracy(args) => accuracy::accuracy(args),
         Command::Doctor(args) => doctor::doctor(args),
         Command::Sandboxed(args) => sandboxed::sandboxed(args),
         Command::Report(_)

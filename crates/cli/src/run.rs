@@ -9,7 +9,7 @@ use check::operands::OtherInputs;
 use check::values::{Inputs, Values};
 use cpu::CpuPlan;
 use host::store;
-use problem::{Band, DType, Layout, Problem, Score};
+use problem::{Band, DType, DTypes, Layout, Problem, Score};
 use serde_json::json;
 
 use crate::args::Run;
@@ -48,7 +48,7 @@ pub fn run(args: &Run) -> Result<Status, CliError> {
     let out_path = if to_stdout { stdin.named(&args.q)? } else { args.out.clone() };
     let extension = out_path.extension().and_then(|extension| extension.to_str());
     let problem = problem_of(args, layout, &q, &k, &v)?;
-    if problem.dtype == DType::Bf16 && extension == Some("npy") {
+    if problem.dtypes.out == DType::Bf16 && extension == Some("npy") {
         return Err(CliError::Argument {
             argument: "--out",
             value: args.out.display().to_string(),
@@ -62,7 +62,7 @@ pub fn run(args: &Run) -> Result<Status, CliError> {
         Layout::Bhsd => vec![b, h, s, d],
         Layout::Bshd => vec![b, s, h, d],
     };
-    let told = json!({ "out": args.out, "shape": shape, "dtype": problem.dtype.to_string() });
+    let told = json!({ "out": args.out, "shape": shape, "dtype": problem.dtypes.out.to_string() });
     let mut tensors = BTreeMap::from([("out".to_owned(), Tensor { values: out, shape })]);
     if extension == Some("safetensors") {
         tensors.insert("lse".to_owned(), Tensor { values: Values::F32(lse), shape: vec![b, h, s] });
@@ -126,7 +126,8 @@ fn problem_of(args: &Run, layout: Layout, q: &Tensor, k: &Tensor, v: &Tensor) ->
     };
     for (tensor, t) in [("k", k), ("v", v)] {
         let (dtype, expected) = (t.values.dtype(), q.values.dtype());
-        if dtype != expected {
+        // The types of 8-bit inputs may differ; `Problem::check` says which are accepted.
+        if dtype != expected && !expected.is_fp8() {
             return Err(CliError::DTypes { tensor, dtype, expected });
         }
     }
@@ -136,13 +137,15 @@ fn problem_of(args: &Run, layout: Layout, q: &Tensor, k: &Tensor, v: &Tensor) ->
     if b[..3] != c[..3] {
         return Err(misfit("v", v, "k", k, "batch, heads and sequence must agree"));
     }
+    let [q, k, v] = [q, k, v].map(|tensor| tensor.values.dtype());
+    let dtypes = DTypes { q, k, v, out: DTypes::from(v).out };
     let problem = Problem {
         heads_kv: b[1],
         seq_kv: b[2],
         head_dim_v: c[3],
         band: band_of(args)?,
         score: Score { scale: args.scale, softcap: args.softcap, sink: false },
-        ..Problem::new(a[0], a[1], a[2], a[3], q.values.dtype())
+        ..Problem::new(a[0], a[1], a[2], a[3], dtypes)
     };
     let problem = problem.with_layout(layout);
     problem.check()?;

@@ -140,7 +140,7 @@ impl Climb {
     pub fn json(&self) -> Value {
         let cpu = self.cpu.iter().map(|race| {
             json!({
-                "name": format!("cpu {}", race.problem.dtype), "verdict": "passed", "hazards": [],
+                "name": format!("cpu {}", race.problem.dtypes), "verdict": "passed", "hazards": [],
                 "max_diff": race.first().error.map(|e| e.max_diff), "us": race.first().us(), "us_kind": "measured",
                 "bound": Value::Null, "findings": [],
             })
@@ -257,9 +257,9 @@ pub fn climb<C: Card>(
     });
     let card = card.transpose().map_err(ClimbError::Measure)?;
     let mut cpu = Vec::new();
-    for dtype in DType::ALL {
+    for dtype in DType::OUTPUTS {
         progress(Progress::Start("cpu"));
-        let problem = Problem { dtype, ..options.problem.clone() };
+        let problem = Problem { dtypes: dtype.into(), ..options.problem.clone() };
         cpu.push(race_cpu(&problem, &CpuPlan::for_problem(&problem), None, options.cpu_seconds)?);
     }
     let ptxas = options.ptxas.map(|p| p.version().to_owned());
@@ -332,7 +332,7 @@ fn rung(name: &str, story: &str, plan: &Plan, problem: &Problem, arch: &Arch) ->
     let like = |batch: usize, heads: usize, seq: usize| Problem {
         band: problem.band,
         score: problem.score,
-        ..Problem::new(batch, heads, seq, problem.head_dim, problem.dtype)
+        ..Problem::new(batch, heads, seq, problem.head_dim, problem.dtypes)
     };
     let bound = |problem: &Problem| bind(plan, problem, arch);
     Ok(Rung {

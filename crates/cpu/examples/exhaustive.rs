@@ -26,7 +26,7 @@ fn main() {
     println!("problem              plans   default us   best plan is faster by   before/default   best plan");
     for (name, problem) in problems() {
         if only.is_empty() || only.iter().any(|wanted| name.contains(wanted.as_str())) {
-            match problem.dtype {
+            match problem.dtypes.q {
                 DType::F32 => search::<f32>(name, &problem, seconds),
                 DType::F16 => search::<f16>(name, &problem, seconds),
                 DType::Bf16 => search::<bf16>(name, &problem, seconds),

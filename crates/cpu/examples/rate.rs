@@ -9,7 +9,7 @@ use problem::{Band, Problem};
 use rand::{Rng, SeedableRng, rngs::SmallRng};
 
 fn rate<T: Element>(mut problem: Problem, threads: usize, isa: Isa) {
-    problem.dtype = T::DTYPE;
+    problem.dtypes = T::DTYPE.into();
     let mut rng = SmallRng::seed_from_u64(1);
     let elements = problem.heads_q * problem.seq_q * problem.head_dim;
     let mut draw = || -> Vec<T> { (0..elements).map(|_| T::from_f32(rng.random_range(-1.0..1.0))).collect() };

@@ -122,6 +122,10 @@ pub(crate) struct HeadsOf<'a, T> {
     pub together: usize,
     /// Whether the plan's instruction set computes the problem in its own arithmetic.
     pub fits: bool,
+    /// The largest factor on a product of a query and a key beside the softmax scale.
+    pub largest_factor: f32,
+    /// Whether there are such factors.
+    pub has_factors: bool,
 }
 
 /// f32: each word is an element, widened to f32.

@@ -9,6 +9,7 @@ use std::borrow::Cow;
 
 use problem::{Band, DType, Lengths, Problem, SideLengths};
 
+use crate::decode::computed_type;
 use crate::programs::operations_per_score;
 use crate::{CpuPlan, Isa, Lanes, Order, Rows};
 
@@ -158,7 +159,7 @@ impl CpuPlan {
             }
         };
         let steps = count.keys / self.block_kv as f64;
-        let convert = match (self.isa, p.dtype) {
+        let convert = match (self.isa, computed_type(p)) {
             (_, DType::F32) => 0.0,
             (Isa::Amx, dtype) if own => MAKE_TERMS * terms(dtype),
             (Isa::Avx512Vnni, _) if own => MAKE_INTEGERS,
@@ -187,7 +188,7 @@ impl CpuPlan {
             * (dim as f64 * of_logits
                 + dim_v as f64 * fma_cycles(self.tile_rows.min(panel), self.vectors.min(dim_v)));
         let steps = count.keys / self.block_kv as f64;
-        let convert = if p.dtype == DType::F32 { 0.0 } else { WIDEN };
+        let convert = if computed_type(p) == DType::F32 { 0.0 } else { WIDEN };
         let operations = OPERATE * operations_per_score(p) as f64;
         let rest = products * SUM
             + products / lanes as f64 * (WEIGH + operations)
@@ -199,7 +200,7 @@ impl CpuPlan {
     /// Cycles to load a task's keys and values: from the core's own cache to registers, which the core waits
     /// for, and from farther away, which overlaps with computation.
     fn transfer(&self, p: &Problem, keys: f64) -> (f64, f64) {
-        let element = if p.dtype == DType::F32 { 4.0 } else { 2.0 };
+        let element = if computed_type(p) == DType::F32 { 4.0 } else { 2.0 };
         let row = (p.head_dim + p.head_dim_v) as f64 * element;
         let heads = (p.batch * p.heads_kv) as f64 * p.seq_kv as f64 * row;
         let far = if heads < CACHE * self.threads as f64 { 0.0 } else { keys * row / FAR };
@@ -262,7 +263,7 @@ fn terms(dtype: DType) -> f64 {
 /// Products of two tiles per vector of lanes and key: 16 keys × 32 dims for the logits, 16 dims × 32 keys for
 /// the values.
 fn tile_products(p: &Problem) -> f64 {
-    let (logits, values) = if p.dtype == DType::F16 { (4.0, 3.0) } else { (1.0, 1.0) };
+    let (logits, values) = if computed_type(p) == DType::F16 { (4.0, 3.0) } else { (1.0, 1.0) };
     let [dim, dim_v] = [p.head_dim.div_ceil(32), p.head_dim_v.div_ceil(16)].map(|tiles| tiles as f64);
     dim * logits / 16.0 + dim_v * values / 32.0
 }

@@ -33,8 +33,10 @@ pub enum CpuError {
         expected: TableType,
     },
     /// The element type of the slices differs from the problem's.
-    #[error("the slices hold {slices}, but problem.dtype = {problem}; pass slices of {problem}")]
+    #[error("{tensor} holds elements of {slices}; the problem's are {problem}")]
     DType {
+        /// The tensor: q, k, v or out.
+        tensor: &'static str,
         /// Element type of the slices.
         slices: DType,
         /// Element type of the problem.

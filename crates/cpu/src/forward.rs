@@ -5,12 +5,14 @@ use std::cmp::Reverse;
 use std::f64::consts::{LN_2, LOG2_E};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use problem::{KeyRange, Operands, Problem, Sequence, Span, Strides, Tensor};
+use half::{bf16, f16};
+use problem::{DType, ElementsMut, KeyRange, Operands, Problem, Sequence, Span, Strides, Tensor};
 
 use crate::aligned::Aligned;
 use crate::arithmetic::{Arithmetic, Dotted, Faster, HeadRows, HeadsOf, Never, Wide};
+use crate::decode::{Decoded, Factors, computed_type};
 use crate::operands;
-use crate::output::OutputRows;
+use crate::output::{Output, OutputRows};
 use crate::parts::{self, Parts};
 use crate::plan::{Lanes, Order, Rows};
 use crate::programs::{Compiled, Evaluators, Layout, Place, Region, Values, Verdict};
@@ -21,7 +23,7 @@ use crate::simd::{Amx, Avx2, Avx512, Avx512Vnni};
 use crate::simd::{HasTiles, Isa, Pairs, Portable, PortablePairs, PortableTiles, Simd};
 use crate::threads::{CallingThread, Executor, with_default};
 use crate::tile::{Block, MAX_WIDTH, Panel, Scores, Step, Tile};
-use crate::view::{Input, Inputs, Tensors, origin};
+use crate::view::{Any, Input, Inputs, origin};
 use crate::{CpuError, CpuPlan, Element, narrow, terms};
 
 /// Computes `O = softmax(scale · Q Kᵀ + mask) V` and, if `lse` is given, the LSE (`[batch, heads_q, seq_q]`,
@@ -31,28 +33,29 @@ use crate::{CpuError, CpuPlan, Element, narrow, terms};
 ///
 /// # Errors
 /// A [`CpuError`] if the problem, a buffer or the plan is rejected. Nothing has been written then.
-pub fn attention<T: Element>(
+pub fn attention<Q: Element, K: Element, V: Element, O: Element>(
     problem: &Problem,
-    q: &[T],
-    k: &[T],
-    v: &[T],
-    out: &mut [T],
+    q: &[Q],
+    k: &[K],
+    v: &[V],
+    out: &mut [O],
     lse: Option<&mut [f32]>,
     plan: &CpuPlan,
 ) -> Result<(), CpuError> {
-    attention_with(problem, [q, k, v].map(Input::from), &Operands::default(), out, lse, plan)
+    let inputs = [Input::from(q), Input::from(k), Input::from(v)];
+    attention_with(problem, inputs, &Operands::default(), out, lse, plan)
 }
 
 /// Like [`attention`], with `[q, k, v]` as inputs, and with the problem's other operands: arrays of lengths,
-/// sinks and tables. The LSE of packed queries is `[heads_q, rows]`.
+/// descale factors, sinks and tables. The LSE of packed queries is `[heads_q, rows]`.
 ///
 /// # Errors
 /// As [`attention`], and a [`CpuError`] that names the operand if one is rejected.
-pub fn attention_with<T: Element>(
+pub fn attention_with<O: Element>(
     problem: &Problem,
-    inputs: [Input<'_, T>; 3],
+    inputs: [Input<'_>; 3],
     operands: &Operands<'_>,
-    out: &mut [T],
+    out: &mut [O],
     lse: Option<&mut [f32]>,
     plan: &CpuPlan,
 ) -> Result<(), CpuError> {
@@ -67,11 +70,11 @@ pub fn attention_with<T: Element>(
 /// # Errors
 /// As [`attention`]. [`CpuError::Stopped`] if the executor stopped the call; the outputs are then
 /// unspecified.
-pub fn attention_on<T: Element>(
+pub fn attention_on<O: Element>(
     executor: &dyn Executor,
     problem: &Problem,
-    inputs: [Input<'_, T>; 3],
-    out: &mut [T],
+    inputs: [Input<'_>; 3],
+    out: &mut [O],
     lse: Option<&mut [f32]>,
     plan: &CpuPlan,
 ) -> Result<(), CpuError> {
@@ -83,17 +86,16 @@ pub fn attention_on<T: Element>(
 /// # Errors
 /// As [`attention_with`]. [`CpuError::Stopped`] if the executor stopped the call; the outputs are then
 /// unspecified.
-pub fn attention_with_on<T: Element>(
+pub fn attention_with_on<O: Element>(
     executor: &dyn Executor,
     problem: &Problem,
-    inputs: [Input<'_, T>; 3],
+    inputs: [Input<'_>; 3],
     operands: &Operands<'_>,
-    out: &mut [T],
+    out: &mut [O],
     lse: Option<&mut [f32]>,
     plan: &CpuPlan,
 ) -> Result<(), CpuError> {
-    let tensors = Tensors::new(inputs, out);
-    compute(executor, problem, tensors, operands, lse, plan)
+    compute(executor, problem, inputs, operands, O::elements_mut(out), lse, plan)
 }
 
 /// Computes with the kernels of the element type. This function is not generic, so the kernels of all types
@@ -101,29 +103,36 @@ pub fn attention_with_on<T: Element>(
 fn compute(
     executor: &dyn Executor,
     problem: &Problem,
-    tensors: Tensors<'_>,
+    inputs: [Input<'_>; 3],
     operands: &Operands<'_>,
+    out: ElementsMut<'_>,
     lse: Option<&mut [f32]>,
     plan: &CpuPlan,
 ) -> Result<(), CpuError> {
-    match tensors {
-        Tensors::F32(inputs, out) => compute_as(executor, problem, inputs, operands, out, lse, plan),
-        Tensors::F16(inputs, out) => compute_as(executor, problem, inputs, operands, out, lse, plan),
-        Tensors::Bf16(inputs, out) => compute_as(executor, problem, inputs, operands, out, lse, plan),
+    match computed_type(problem) {
+        DType::F16 => compute_as::<f16>(executor, problem, inputs, operands, out, lse, plan),
+        DType::F32 => compute_as::<f32>(executor, problem, inputs, operands, out, lse, plan),
+        _ => compute_as::<bf16>(executor, problem, inputs, operands, out, lse, plan),
     }
 }
 
-fn compute_as<T: Element>(
+/// Checks a call, decodes 8-bit inputs to `T`, and computes.
+fn compute_as<T: Element + Default>(
     executor: &dyn Executor,
     problem: &Problem,
-    inputs: [Input<'_, T>; 3],
+    inputs: [Input<'_>; 3],
     operands: &Operands<'_>,
-    out: &mut [T],
+    out: ElementsMut<'_>,
     lse: Option<&mut [f32]>,
     plan: &CpuPlan,
 ) -> Result<(), CpuError> {
     plan.check(problem)?;
-    let inputs = Inputs::check(problem, inputs)?;
+    let [q, k, v] = inputs;
+    let typed = [
+        Any::new(problem, Tensor::Q, q)?,
+        Any::new(problem, Tensor::K, k)?,
+        Any::new(problem, Tensor::V, v)?,
+    ];
     // The canonical problem has the same tensors' origins, and the same operands.
     let problem = &*problem.canonical();
     let sequences = problem.sequences(&operands.lengths)?;
@@ -133,33 +142,66 @@ fn compute_as<T: Element>(
     if let Some(lse) = lse.as_deref().filter(|lse| lse.len() < lse_rows) {
         return Err(CpuError::BufferTooShort { tensor: "lse", len: lse.len(), needed: lse_rows });
     }
-    let out = OutputRows::new(out, origin, problem.out, problem.head_dim_v);
+    let (slices, expected) = (out.dtype(), problem.dtypes.out);
+    let out = Output::new(out, origin, problem.out, problem.head_dim_v).filter(|_| slices == expected);
+    let out = out.ok_or(CpuError::DType { tensor: "out", slices, problem: expected })?;
     let [_, heads, rows, _] = problem.extents(Tensor::Q).map(|extent| extent as i64);
     let lse_strides = Strides { batch: heads * rows, head: rows, row: 1 };
     let lse = lse.map(|lse| OutputRows::new(lse, 0, lse_strides, 1));
-    let sinks = problem.score.sink.then_some(operands.sinks);
-    let grouped = plan.rows == Rows::Group && problem.group_size() > 1;
-    let programs = &Evaluators::new(problem, operands, grouped);
-    let call = Call { executor, problem, sequences: &sequences, sinks, programs, inputs, out, lse, plan };
-    // `plan.check` has found the instruction set, so `detect` succeeds.
-    match plan.isa {
-        #[cfg(target_arch = "x86_64")]
-        Isa::Amx => Amx::detect().into_iter().for_each(|amx| call.run_terms(amx)),
-        #[cfg(target_arch = "x86_64")]
-        Isa::Avx512Vnni => Avx512Vnni::detect().into_iter().for_each(|vnni| call.run_integers(vnni)),
-        #[cfg(target_arch = "x86_64")]
-        Isa::Avx512 => Avx512::detect().into_iter().for_each(|simd| call.run(simd, &Never)),
-        #[cfg(target_arch = "x86_64")]
-        Isa::Avx2 => Avx2::detect().into_iter().for_each(|simd| call.run(simd, &Never)),
-        #[cfg(target_arch = "aarch64")]
-        Isa::Neon => Neon::detect().into_iter().for_each(|simd| call.run(simd, &Never)),
-        Isa::Portable => call.run(Portable::<4>, &Never),
-        Isa::PortableIntegers => call.run_integers(PortablePairs),
-        Isa::PortableTerms => call.run_terms(PortableTiles),
-        #[allow(unreachable_patterns)] // the sets of the other architecture
-        _ => {}
+    if problem.dtypes.has_fp8() {
+        let decoded = Decoded::<T>::new(executor, plan.threads, problem, &typed, operands, &sequences)?;
+        let inputs = decoded.inputs(inputs);
+        let checked = Checked { executor, sequences: &sequences, operands, out, lse, plan };
+        return checked.run::<T>(&decoded.problem, inputs, &decoded.factors);
     }
-    if executor.is_stopped() { Err(CpuError::Stopped) } else { Ok(()) }
+    let checked = Checked { executor, sequences: &sequences, operands, out, lse, plan };
+    checked.run::<T>(problem, inputs, &Factors::default())
+}
+
+/// A call whose problem, operands and buffers have been checked.
+struct Checked<'a> {
+    executor: &'a dyn Executor,
+    sequences: &'a [Sequence],
+    operands: &'a Operands<'a>,
+    out: Output<'a>,
+    lse: Option<OutputRows<'a, f32>>,
+    plan: &'a CpuPlan,
+}
+
+impl Checked<'_> {
+    /// Computes on inputs of one type.
+    fn run<T: Element>(
+        self,
+        problem: &Problem,
+        inputs: [Input<'_>; 3],
+        factors: &Factors,
+    ) -> Result<(), CpuError> {
+        let Checked { executor, sequences, operands, out, lse, plan } = self;
+        let inputs = Inputs::<T>::views(problem, inputs)?;
+        let sinks = problem.score.sink.then_some(operands.sinks);
+        let grouped = plan.rows == Rows::Group && problem.group_size() > 1;
+        let programs = &Evaluators::new(problem, operands, grouped);
+        let call = Call { executor, problem, sequences, sinks, programs, inputs, factors, out, lse, plan };
+        // `plan.check` has found the instruction set, so `detect` succeeds.
+        match plan.isa {
+            #[cfg(target_arch = "x86_64")]
+            Isa::Amx => Amx::detect().into_iter().for_each(|amx| call.run_terms(amx)),
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx512Vnni => Avx512Vnni::detect().into_iter().for_each(|vnni| call.run_integers(vnni)),
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx512 => Avx512::detect().into_iter().for_each(|simd| call.run(simd, &Never)),
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx2 => Avx2::detect().into_iter().for_each(|simd| call.run(simd, &Never)),
+            #[cfg(target_arch = "aarch64")]
+            Isa::Neon => Neon::detect().into_iter().for_each(|simd| call.run(simd, &Never)),
+            Isa::Portable => call.run(Portable::<4>, &Never),
+            Isa::PortableIntegers => call.run_integers(PortablePairs),
+            Isa::PortableTerms => call.run_terms(PortableTiles),
+            #[allow(unreachable_patterns)] // the sets of the other architecture
+            _ => {}
+        }
+        if executor.is_stopped() { Err(CpuError::Stopped) } else { Ok(()) }
+    }
 }
 
 /// Number of multiplications (in Q Kᵀ and P V) after which a thread checks whether the call was stopped:
@@ -176,7 +218,9 @@ struct Call<'a, T> {
     sinks: Option<&'a [f32]>,
     programs: &'a Evaluators<'a>,
     inputs: Inputs<'a, T>,
-    out: OutputRows<'a, T>,
+    /// Factors of batch entries and KV heads.
+    factors: &'a Factors,
+    out: Output<'a>,
     lse: Option<OutputRows<'a, f32>>,
     plan: &'a CpuPlan,
 }
@@ -277,6 +321,8 @@ impl<T: Element> Call<'_, T> {
             inputs: self.inputs,
             together: self.together(),
             fits: self.plan.isa.is_for(self.problem),
+            largest_factor: self.factors.largest_logit(),
+            has_factors: !self.factors.logits.is_empty(),
         }
     }
 
@@ -462,7 +508,8 @@ impl<T: Element> Call<'_, T> {
         let p = self.problem;
         let tile = Tile { rows: self.plan.tile_rows, vectors: self.plan.vectors };
         let kv_head = task.head / p.group_size();
-        let Scale { factor, scale, cap } = self.scale(arithmetic.logit_factor());
+        let of_head = self.factors.logits.get(task.batch * p.heads_kv + kv_head).map_or(1.0, |&x| x.into());
+        let Scale { factor, scale, cap } = self.scale(arithmetic.logit_factor() * of_head);
         let products_of_key = (task.last - task.first) * (p.head_dim + p.head_dim_v);
         let most = (PRODUCTS_BETWEEN_STOPS / products_of_key.max(1)).saturating_add(keys.start).min(keys.end);
         let mut first = keys.start;
@@ -511,7 +558,8 @@ impl<T: Element> Call<'_, T> {
         first
     }
 
-    /// How steps turn products of queries and keys into exponents. `logit_factor` is the arithmetic's.
+    /// How steps turn products of queries and keys into exponents. `logit_factor` is the arithmetic's, times
+    /// the factor of the KV head.
     fn scale(&self, logit_factor: f64) -> Scale {
         let p = self.problem;
         let logit = f64::from(p.softmax_scale().abs()) * logit_factor;
@@ -623,6 +671,8 @@ impl<T: Element> Call<'_, T> {
     /// exponents (base 2), and `sum` is the sum of the weights.
     #[allow(unsafe_code)] // each row is written by the one task that computes it
     fn write<S: Simd>(&self, simd: S, [batch, head, row]: [usize; 3], wide: &[f32], shift: f32, sum: f32) {
+        let of_head = batch * self.problem.heads_kv + head / self.problem.group_size();
+        let of_values = self.factors.values.get(of_head).copied().unwrap_or(1.0);
         let Span { batch, start, .. } = self.sequences[batch].q;
         let (factor, logarithm) = match self.sinks {
             None => (1.0 / sum, (f64::from(shift) + f64::from(sum).log2()) * LN_2),
@@ -630,11 +680,9 @@ impl<T: Element> Call<'_, T> {
         };
         // SAFETY: each row belongs to one task, and the problem's check has established that output rows do
         // not overlap.
-        let out = unsafe { self.out.row(batch, head, start + row) };
-        if sum == 0.0 {
-            out.fill(T::from_f32(0.0));
-        } else {
-            simd.narrow_scaled(wide, factor, out);
+        unsafe {
+            let factor = (sum != 0.0).then_some(factor * of_values);
+            self.out.write(simd, [batch, head, start + row], wide, factor);
         }
         if let Some(lse) = &self.lse {
             // SAFETY: as above; the LSE is dense.

@@ -1,6 +1,6 @@
 //! Attention without a GPU: native kernels.
 //!
-//! [`attention`] computes on the CPU: f32, f16 and bf16 in and out, f32 accumulation, online softmax over
+//! [`attention`] computes on the CPU: f32, f16 and bf16 in and out, 8-bit floats in, f32 accumulation, online softmax over
 //! blocks of keys, memory linear in the sequence length. A [`CpuPlan`] (plain data) determines how it runs.
 //!
 //! Rows without mass: a query that sees no key, or only keys whose logit is −∞, has O = 0 and LSE = −∞. For a
@@ -13,6 +13,7 @@
 mod aligned;
 mod arithmetic;
 mod cost;
+mod decode;
 mod dims;
 mod error;
 mod forward;
@@ -23,6 +24,7 @@ mod parts;
 pub mod peak;
 mod plan;
 mod programs;
+mod quantize;
 mod simd;
 mod softcap;
 mod terms;
@@ -35,6 +37,7 @@ pub use error::CpuError;
 pub use forward::{attention, attention_on, attention_with, attention_with_on};
 pub use plan::{CpuPlan, Lanes, Order, Rows};
 pub use problem::{Element, Elements, ElementsMut};
+pub use quantize::{Quantization, QuantizeError, Quantized, quantize, quantized_problem};
 pub use simd::Isa;
 pub use threads::{CallingThread, Executor, Pool, threads};
 pub use view::Input;

@@ -111,7 +111,7 @@ fn logit_factors(problem: &Problem, q: Extent, k: Extent) -> Option<(f32, f32)> 
     // `hypot` is not used: since glibc 2.35 it has a new symbol version, which a wheel for older versions of
     // glibc cannot link.
     let error = f64::from(problem.softmax_scale().abs()) * (of_q * of_q + of_k * of_k).sqrt() * ROUNDING;
-    (error <= SHARE * problem.dtype.unit_roundoff()).then_some((for_q, for_k))
+    (error <= SHARE * problem.dtypes.q.unit_roundoff()).then_some((for_q, for_k))
 }
 
 /// Measures of the columns of a head of V, from which the bounds are computed.
@@ -216,7 +216,8 @@ impl<'a, T: Element, P: Pairs> Heads<'a, T, P> {
     /// and V is most of the work.
     pub(crate) fn new(pairs: P, of: HeadsOf<'a, T>, plan: &CpuPlan) -> Option<Self> {
         let p = of.problem;
-        let fits = of.fits && p.head_dim <= MAX_DIM;
+        // The bounds do not know factors.
+        let fits = of.fits && p.head_dim <= MAX_DIM && !of.has_factors;
         let (queries, kv_heads) = (p.batch * p.heads_q / of.together, p.batch * p.heads_kv);
         fits.then(|| Heads {
             pairs,
@@ -230,7 +231,7 @@ impl<'a, T: Element, P: Pairs> Heads<'a, T, P> {
 
     /// The factors of V's columns. `None` if 16 bits are not accurate enough for the head.
     fn value_factors(&self, values: HeadRows<'_, T>) -> Option<Vec<f32>> {
-        let roundoff = self.of.problem.dtype.unit_roundoff();
+        let roundoff = self.of.problem.dtypes.v.unit_roundoff();
         let columns = self.columns(values).judge(roundoff)?;
         let inverse: Vec<f32> = columns.iter().map(|c| c.inverse_scale).collect();
         let (mut least, mut loudest) = (f32::INFINITY, 0.0f32);
@@ -409,7 +410,7 @@ mod tests {
         assert!(logit_factors(&p, norms(8.0 * 19.0), norms(8.0 * 19.0)).is_none());
         p.score.scale = Some(-1.0);
         assert!(logit_factors(&p, norms(8.0 * 18.0), norms(8.0 * 18.0)).is_none());
-        p.dtype = DType::Bf16;
+        p.dtypes = DType::Bf16.into();
         assert!(logit_factors(&p, norms(8.0 * 18.0), norms(8.0 * 18.0)).is_some());
     }
 
@@ -424,9 +425,9 @@ mod tests {
         let mut v: Vec<f32> = (0..rows * dim).map(|_| normal()).collect();
         change(&mut v);
         let q = vec![1.0; 64 * dim];
-        let inputs = Inputs::check(&problem, [&q[..], &v, &v].map(Input::from)).unwrap();
+        let inputs = Inputs::views(&problem, [&q[..], &v, &v].map(Input::from)).unwrap();
         // The bounds are those of a 16-bit type, but the elements stay f32 here.
-        let of_type = Problem { dtype, ..problem.clone() };
+        let of_type = Problem { dtypes: dtype.into(), ..problem.clone() };
         let plan = CpuPlan::with_isa(&of_type, Isa::PortableIntegers);
         let sequences = of_type.sequences(&LengthValues::default()).unwrap();
         let of = HeadsOf {
@@ -435,6 +436,8 @@ mod tests {
             inputs,
             together: 1,
             fits: plan.isa.is_for(&of_type),
+            largest_factor: 1.0,
+            has_factors: false,
         };
         let heads = Heads::new(PortablePairs, of, &plan).unwrap();
         heads.value_factors(HeadRows::all(inputs.v, sequences[0].kv, 0)).is_some()

@@ -10,6 +10,7 @@ const TABLES: [&str; problem::Programs::MOST_TABLES] = ["t0", "t1", "t2", "t3", 
 /// Rejects sinks and tables of the wrong size or type, and lengths that do not ascend or that exceed the
 /// tensor. [`Problem::sequences`] rejects arrays of lengths of the wrong size.
 pub(crate) fn check(problem: &Problem, operands: &Operands<'_>) -> Result<(), CpuError> {
+    problem.check_scale_values(&operands.scales)?;
     let sinks = if problem.score.sink { problem.heads_q } else { 0 };
     let counts = [
         ("sinks", operands.sinks.len(), sinks),

@@ -3,7 +3,10 @@
 
 use std::marker::PhantomData;
 
-use problem::Strides;
+use half::{bf16, f16};
+use problem::{ElementsMut, Strides};
+
+use crate::simd::Simd;
 
 /// A tensor whose rows are written by several threads, each row by one thread.
 pub(crate) struct OutputRows<'a, T> {
@@ -37,5 +40,52 @@ impl<'a, T> OutputRows<'a, T> {
         assert!(start.checked_add(self.dim).is_some_and(|end| end <= self.len), "row outside its buffer");
         // SAFETY: inside the buffer by the assertion, exclusive by the caller's guarantee.
         unsafe { std::slice::from_raw_parts_mut(self.data.add(start), self.dim) }
+    }
+}
+
+/// The output tensor, in one of its types.
+pub(crate) enum Output<'a> {
+    F32(OutputRows<'a, f32>),
+    F16(OutputRows<'a, f16>),
+    Bf16(OutputRows<'a, bf16>),
+}
+
+impl<'a> Output<'a> {
+    /// As [`OutputRows::new`]; `None` for 8-bit elements.
+    pub(crate) fn new(buffer: ElementsMut<'a>, origin: usize, strides: Strides, dim: usize) -> Option<Self> {
+        Some(match buffer {
+            ElementsMut::F32(x) => Output::F32(OutputRows::new(x, origin, strides, dim)),
+            ElementsMut::F16(x) => Output::F16(OutputRows::new(x, origin, strides, dim)),
+            ElementsMut::Bf16(x) => Output::Bf16(OutputRows::new(x, origin, strides, dim)),
+            ElementsMut::E4m3(_) | ElementsMut::E5m2(_) => return None,
+        })
+    }
+
+    /// Writes `factor · wide`, rounded, to a row, or zeros without a factor.
+    ///
+    /// # Safety
+    /// As for [`OutputRows::row`].
+    pub(crate) unsafe fn write<S: Simd>(
+        &self,
+        simd: S,
+        [batch, head, row]: [usize; 3],
+        wide: &[f32],
+        factor: Option<f32>,
+    ) {
+        // SAFETY: by this function's contract.
+        unsafe {
+            match self {
+                Output::F32(rows) => put(simd, wide, factor, rows.row(batch, head, row)),
+                Output::F16(rows) => put(simd, wide, factor, rows.row(batch, head, row)),
+                Output::Bf16(rows) => put(simd, wide, factor, rows.row(batch, head, row)),
+            }
+        }
+    }
+}
+
+fn put<S: Simd, T: problem::Element>(simd: S, wide: &[f32], factor: Option<f32>, to: &mut [T]) {
+    match factor {
+        Some(factor) => simd.narrow_scaled(wide, factor, to),
+        None => to.fill(T::from_f32(0.0)),
     }
 }

@@ -1,6 +1,7 @@
 use problem::{DType, Problem};
 use serde::{Deserialize, Serialize};
 
+use crate::decode::computed_type;
 use crate::dims;
 use crate::threads::threads;
 use crate::{CpuError, Isa};
@@ -194,7 +195,7 @@ impl CpuPlan {
     /// Keys of a step where lanes are dims: two blocks are to stay in the first cache, together with the
     /// widened copies that 16-bit inputs have.
     fn dims_block_kv(problem: &Problem) -> usize {
-        let bytes = if problem.dtype == DType::F32 { 1 << 16 } else { 1 << 14 };
+        let bytes = if computed_type(problem) == DType::F32 { 1 << 16 } else { 1 << 14 };
         let row = size_of::<f32>() * (problem.head_dim + problem.head_dim_v);
         // Heads may have no dimensions at all.
         (bytes / row.max(1) / 16 * 16).clamp(16, BLOCK_KV)

@@ -53,7 +53,7 @@ impl<'a, T: Element, H: HasTiles> Heads<'a, T, H> {
     /// `None` if the problem is not suited to terms.
     pub(crate) fn new(tiles: H, of: HeadsOf<'a, T>) -> Option<Self> {
         let p = of.problem;
-        let fits = of.fits && p.softmax_scale().abs() <= LARGEST_SCALE;
+        let fits = of.fits && p.softmax_scale().abs() * of.largest_factor <= LARGEST_SCALE;
         let locks = |count| (0..count).map(|_| OnceLock::new()).collect();
         let (queries, keys) = (p.batch * p.heads_q / of.together, p.batch * p.heads_kv);
         fits.then(|| Heads { tiles, of, queries: locks(queries), keys: locks(keys) })

@@ -5,41 +5,76 @@ use std::marker::PhantomData;
 use std::ptr::NonNull;
 
 use half::{bf16, f16};
-use problem::{ElementsMut, Problem, ProblemError, Strides, Tensor};
+use problem::{DType, E4m3, E5m2, Problem, ProblemError, Strides, Tensor};
 
-use crate::{CpuError, Element};
+use crate::{CpuError, Element, Elements};
 
 /// The memory of an input tensor, from its lowest element to its highest. A slice is such memory. For a
 /// tensor whose rows have gaps, [`Input::from_raw_parts`] asks nothing of the gaps: another thread may write
 /// them.
 #[derive(Clone, Copy)]
-pub struct Input<'a, T> {
+pub struct Input<'a> {
+    start: NonNull<u8>,
+    len: usize,
+    dtype: DType,
+    elements: PhantomData<&'a [u8]>,
+}
+
+// SAFETY: an `Input` is a shared borrow of elements of a type that is `Sync`, as a slice of them is.
+unsafe impl Send for Input<'_> {}
+// SAFETY: as above.
+unsafe impl Sync for Input<'_> {}
+
+impl<'a, T: Element> From<&'a [T]> for Input<'a> {
+    fn from(elements: &'a [T]) -> Self {
+        let start = NonNull::from(elements).cast();
+        Input { start, len: elements.len(), dtype: T::DTYPE, elements: PhantomData }
+    }
+}
+
+impl<'a> From<Elements<'a>> for Input<'a> {
+    fn from(elements: Elements<'a>) -> Self {
+        match elements {
+            Elements::F32(x) => x.into(),
+            Elements::F16(x) => x.into(),
+            Elements::Bf16(x) => x.into(),
+            Elements::E4m3(x) => x.into(),
+            Elements::E5m2(x) => x.into(),
+        }
+    }
+}
+
+impl<'a> Input<'a> {
+    /// The `len` elements of type `dtype` from `start` on.
+    ///
+    /// # Safety
+    /// `start` is aligned for the type, the range lies in one allocation, and for `'a` each row that the
+    /// problem's shape and strides place in the range is initialised and not written.
+    pub unsafe fn from_raw_parts(dtype: DType, start: NonNull<u8>, len: usize) -> Self {
+        Input { start, len, dtype, elements: PhantomData }
+    }
+
+    /// The elements, if they have type `T`.
+    fn memory<T: Element>(self) -> Option<Memory<'a, T>> {
+        let Input { start, len, dtype, .. } = self;
+        (dtype == T::DTYPE).then(|| Memory { start: start.cast(), len, elements: PhantomData })
+    }
+}
+
+/// An [`Input`] of a known type.
+#[derive(Clone, Copy)]
+struct Memory<'a, T> {
     start: NonNull<T>,
     len: usize,
     elements: PhantomData<&'a [T]>,
 }
 
-// SAFETY: an `Input` is a shared borrow of elements of type T, as `&[T]` is.
-unsafe impl<T: Sync> Send for Input<'_, T> {}
+// SAFETY: as for `Input`.
+unsafe impl<T: Sync> Send for Memory<'_, T> {}
 // SAFETY: as above.
-unsafe impl<T: Sync> Sync for Input<'_, T> {}
+unsafe impl<T: Sync> Sync for Memory<'_, T> {}
 
-impl<'a, T> From<&'a [T]> for Input<'a, T> {
-    fn from(elements: &'a [T]) -> Self {
-        Input { start: NonNull::from(elements).cast(), len: elements.len(), elements: PhantomData }
-    }
-}
-
-impl<'a, T> Input<'a, T> {
-    /// The `len` elements from `start` on.
-    ///
-    /// # Safety
-    /// `start` is aligned, the range lies in one allocation, and for `'a` each row that the problem's shape
-    /// and strides place in the range is initialised and not written.
-    pub unsafe fn from_raw_parts(start: NonNull<T>, len: usize) -> Self {
-        Input { start, len, elements: PhantomData }
-    }
-
+impl<'a, T> Memory<'a, T> {
     /// `count` elements from index `first` on.
     ///
     /// # Panics
@@ -49,35 +84,6 @@ impl<'a, T> Input<'a, T> {
         // SAFETY: inside the range by the assertion, and part of rows that nobody writes by the promise made
         // to `from_raw_parts`; a view asks for rows of the problem only.
         unsafe { std::slice::from_raw_parts(self.start.add(first).as_ptr(), count) }
-    }
-}
-
-impl<'a, T: Element> Input<'a, T> {
-    /// The same memory, with another name of its element type.
-    ///
-    /// # Panics
-    /// If `U` is another type.
-    fn cast<U: Element>(self) -> Input<'a, U> {
-        // `Element` is sealed, and no two of its types have one `DTYPE`.
-        assert_eq!(T::DTYPE, U::DTYPE, "elements of another type");
-        Input { start: self.start.cast(), len: self.len, elements: PhantomData }
-    }
-}
-
-/// `[q, k, v]` and O, with the element type as data.
-pub(crate) enum Tensors<'a> {
-    F32([Input<'a, f32>; 3], &'a mut [f32]),
-    F16([Input<'a, f16>; 3], &'a mut [f16]),
-    Bf16([Input<'a, bf16>; 3], &'a mut [bf16]),
-}
-
-impl<'a> Tensors<'a> {
-    pub(crate) fn new<T: Element>(inputs: [Input<'a, T>; 3], out: &'a mut [T]) -> Self {
-        match T::elements_mut(out) {
-            ElementsMut::F32(out) => Tensors::F32(inputs.map(Input::cast), out),
-            ElementsMut::F16(out) => Tensors::F16(inputs.map(Input::cast), out),
-            ElementsMut::Bf16(out) => Tensors::Bf16(inputs.map(Input::cast), out),
-        }
     }
 }
 
@@ -94,15 +100,19 @@ pub(crate) fn origin(problem: &Problem, tensor: Tensor, len: usize) -> Result<us
 /// An input tensor: the buffer that holds it, and the positions of its rows.
 #[derive(Clone, Copy)]
 pub(crate) struct View<'a, T> {
-    data: Input<'a, T>,
+    data: Memory<'a, T>,
     origin: usize,
     strides: Strides,
     /// Number of elements of a row.
     pub dim: usize,
 }
 
-impl<'a, T> View<'a, T> {
-    fn new(problem: &Problem, tensor: Tensor, data: Input<'a, T>) -> Result<Self, CpuError> {
+impl<'a, T: Element> View<'a, T> {
+    /// Rejects elements of another type, and a buffer that is too short.
+    fn new(problem: &Problem, tensor: Tensor, input: Input<'a>) -> Result<Self, CpuError> {
+        let (slices, expected) = (input.dtype, problem.dtypes.of(tensor));
+        let data = input.memory::<T>().filter(|_| slices == expected);
+        let data = data.ok_or(CpuError::DType { tensor: tensor.name(), slices, problem: expected })?;
         let origin = origin(problem, tensor, data.len)?;
         let [.., dim] = problem.extents(tensor);
         Ok(View { data, origin, strides: problem.strides(tensor), dim })
@@ -139,16 +149,46 @@ pub(crate) struct Inputs<'a, T> {
 }
 
 impl<'a, T: Element> Inputs<'a, T> {
-    /// Rejects an invalid problem, elements of another type, and buffers that are too short.
-    pub(crate) fn check(problem: &Problem, [q, k, v]: [Input<'a, T>; 3]) -> Result<Self, CpuError> {
-        problem.check()?;
-        if T::DTYPE != problem.dtype {
-            return Err(CpuError::DType { slices: T::DTYPE, problem: problem.dtype });
-        }
+    /// Rejects elements of another type, and buffers that are too short. The problem has been checked, or
+    /// differs from a checked one by dense inputs.
+    pub(crate) fn views(problem: &Problem, [q, k, v]: [Input<'a>; 3]) -> Result<Self, CpuError> {
         Ok(Inputs {
             q: View::new(problem, Tensor::Q, q)?,
             k: View::new(problem, Tensor::K, k)?,
             v: View::new(problem, Tensor::V, v)?,
         })
+    }
+}
+
+/// An input tensor of any type.
+#[derive(Clone, Copy)]
+pub(crate) enum Any<'a> {
+    F32(View<'a, f32>),
+    F16(View<'a, f16>),
+    Bf16(View<'a, bf16>),
+    E4m3(View<'a, E4m3>),
+    E5m2(View<'a, E5m2>),
+}
+
+impl<'a> Any<'a> {
+    pub(crate) fn new(problem: &Problem, tensor: Tensor, input: Input<'a>) -> Result<Self, CpuError> {
+        Ok(match input.dtype {
+            DType::F32 => Any::F32(View::new(problem, tensor, input)?),
+            DType::F16 => Any::F16(View::new(problem, tensor, input)?),
+            DType::Bf16 => Any::Bf16(View::new(problem, tensor, input)?),
+            DType::E4m3 => Any::E4m3(View::new(problem, tensor, input)?),
+            DType::E5m2 => Any::E5m2(View::new(problem, tensor, input)?),
+        })
+    }
+
+    /// One row.
+    pub(crate) fn row(&self, batch: usize, head: usize, row: usize) -> Elements<'a> {
+        match self {
+            Any::F32(view) => Elements::F32(view.row(batch, head, row)),
+            Any::F16(view) => Elements::F16(view.row(batch, head, row)),
+            Any::Bf16(view) => Elements::Bf16(view.row(batch, head, row)),
+            Any::E4m3(view) => Elements::E4m3(view.row(batch, head, row)),
+            Any::E5m2(view) => Elements::E5m2(view.row(batch, head, row)),
+        }
     }
 }

@@ -205,7 +205,7 @@ fn every_gene_keeps_the_answer() {
             for plan in &plans {
                 let mut half = p.clone();
                 check(&p, &Inputs::<f32>::random(&p, 12, 2.0), plan);
-                half.dtype = DType::F16;
+                half.dtypes = DType::F16.into();
                 check(&half, &Inputs::<half::f16>::random(&half, 12, 2.0), plan);
             }
         }
@@ -326,7 +326,7 @@ fn refusals_name_the_argument() {
         Err(CpuError::Isa { .. })
     ));
     let mut other = p.clone();
-    other.dtype = DType::F16;
+    other.dtypes = DType::F16.into();
     assert!(matches!(oracle(&other, &full, &full, &full), Err(OracleError::DType { .. })));
     other.seq_q = 0;
     assert!(matches!(oracle(&other, &full, &full, &full), Err(OracleError::Problem(_))));

@@ -50,7 +50,7 @@ fn random_problems_with_one_large_element() {
 
 #[test]
 fn every_tensor_and_place_and_size() {
-    for (dtype, mask) in DType::ALL.into_iter().flat_map(|d| Band::NAMED.map(|mask| (d, mask))) {
+    for (dtype, mask) in DType::OUTPUTS.into_iter().flat_map(|d| Band::NAMED.map(|mask| (d, mask))) {
         let problem = causal(dtype, mask);
         // The first key, a key that the first rows do not see, and a key that only the last row sees.
         for (tensor, row) in [

@@ -82,7 +82,7 @@ fn one(
     let chosen = choose(problem, &Device { name: &info.name, arch }, TunedTable::builtin())?.plan;
     let buffer = |tensor: Tensor| {
         let elements = problem.span(tensor).map_or(0, |(elements, _)| elements);
-        Buffer::new(context, elements * problem.dtype.bytes())
+        Buffer::new(context, elements * problem.dtypes.of(tensor).bytes())
     };
     let inputs = [buffer(Tensor::Q)?, buffer(Tensor::K)?, buffer(Tensor::V)?];
     let slices = [inputs[0].slice(), inputs[1].slice(), inputs[2].slice()];

@@ -227,9 +227,11 @@ fn most(target: &Target) -> u64 {
 /// Size of a problem's tensors, bytes.
 fn bytes(shape: &Shape) -> u64 {
     let problem = shape.problem();
-    let elements = |tensor| problem.extents(tensor).iter().fold(1u64, |all, &n| all.saturating_mul(n as u64));
-    let all = Tensor::ALL.into_iter().fold(0u64, |all, tensor| all.saturating_add(elements(tensor)));
-    all.saturating_mul(problem.dtype.bytes() as u64)
+    let bytes = |tensor| {
+        let element = problem.dtypes.of(tensor).bytes() as u64;
+        problem.extents(tensor).iter().fold(element, |all, &n| all.saturating_mul(n as u64))
+    };
+    Tensor::ALL.into_iter().fold(0u64, |all, tensor| all.saturating_add(bytes(tensor)))
 }
 
 /// The shapes without duplicates, in order.

@@ -2,9 +2,12 @@
 
 use std::sync::OnceLock;
 
-use cpu::{CpuPlan, Element, Input};
+use cpu::{CpuPlan, Element, Elements, Input};
 use driver::DriverError;
-use problem::{Band, Expr, Layout, LengthValues, Operands, Pass, Problem, Score, TableData, Tensor};
+use problem::{
+    Band, DType, DTypes, Expr, Layout, LengthValues, Operands, Pass, Problem, ScaleLayout, ScaleValues,
+    Scales, Score, TableData, Tensor,
+};
 
 use crate::features::{Extents, Features};
 use crate::gpu::{self, Gpu};
@@ -49,10 +52,10 @@ pub struct Output<T> {
 /// An attention call with its options, made by [`attention`].
 #[derive(Clone, Debug)]
 #[must_use = "nothing is computed until `run` or `run_into`"]
-pub struct Attention<'a, T> {
-    q: TensorView<'a, T>,
-    k: TensorView<'a, T>,
-    v: TensorView<'a, T>,
+pub struct Attention<'a, Q, K = Q, V = Q> {
+    q: TensorView<'a, Q>,
+    k: TensorView<'a, K>,
+    v: TensorView<'a, V>,
     band: Band,
     score: Score,
     features: Features<'a>,
@@ -71,16 +74,30 @@ pub struct Attention<'a, T> {
 /// On a GPU, a hidden key has probability 0, and the kernel multiplies its value by that 0, as every fused
 /// attention does. A hidden value that is infinite or NaN can therefore make rows NaN that do not see it. The
 /// CPU kernels skip hidden keys.
-pub fn attention<'a, T: Element>(
-    q: TensorView<'a, T>,
-    k: TensorView<'a, T>,
-    v: TensorView<'a, T>,
-) -> Attention<'a, T> {
+///
+/// With Q and K in [`E4m3`](crate::E4m3) or [`E5m2`](crate::E5m2), V has one of these types or 16 bits, and
+/// O's type is chosen with [`run_as`](Attention::run_as).
+pub fn attention<'a, Q: Element, K: Element, V: Element>(
+    q: TensorView<'a, Q>,
+    k: TensorView<'a, K>,
+    v: TensorView<'a, V>,
+) -> Attention<'a, Q, K, V> {
     let (band, score, features) = (Band::FULL, Score::default(), Features::default());
     Attention { q, k, v, band, score, features, device: None }
 }
 
-impl<'a, T: Element> Attention<'a, T> {
+impl<T: Element> Attention<'_, T> {
+    /// Computes into new memory of the inputs' type.
+    ///
+    /// # Errors
+    /// When the shapes of q, k and v disagree, when [`Problem::check`] rejects the problem, or when the
+    /// device fails or does not support the problem.
+    pub fn run(self) -> Result<Output<T>, AttentionError> {
+        self.run_as()
+    }
+}
+
+impl<'a, Q: Element, K: Element, V: Element> Attention<'a, Q, K, V> {
     /// Each query sees the keys up to its own position, counted from the end of the sequence, as in
     /// FlashAttention.
     pub fn causal(self) -> Self {
@@ -302,15 +319,41 @@ impl<'a, T: Element> Attention<'a, T> {
         self
     }
 
-    /// Computes into new memory.
+    /// Descale factors of 8-bit inputs, as FlashAttention-3's `descale_q`, `descale_k` and `descale_v`: dense
+    /// `[batch, heads_kv]`, for Q too; empty for none. Each element stands for the factor times the element.
+    /// [`scales`](Attention::scales) takes other layouts.
+    ///
+    /// ```
+    /// use flashcore::{E4m3, Layout, TensorView, attention};
+    ///
+    /// let one = [E4m3::from_f32(1.0); 8];
+    /// let view = || TensorView::dense(&one, [1, 1, 1, 8], Layout::Bhsd);
+    /// let out = attention(view()?, view()?, view()?).descale(&[], &[], &[0.5]).run_as::<f32>()?;
+    /// assert_eq!(out.data, [0.5; 8]);
+    /// # Ok::<(), flashcore::AttentionError>(())
+    /// ```
+    pub fn descale(self, q: &'a [f32], k: &'a [f32], v: &'a [f32]) -> Self {
+        let layout = ScaleLayout::per_head(self.k.shape[1]);
+        let of = |factors: &[f32]| (!factors.is_empty()).then_some(layout);
+        let layouts = Scales { q: of(q), k: of(k), v: of(v) };
+        self.scales(layouts, ScaleValues { q, k, v })
+    }
+
+    /// Descale factors of 8-bit inputs with any layout, per block of rows too.
+    pub fn scales(mut self, layouts: Scales, values: ScaleValues<'a>) -> Self {
+        self.features.scales = (layouts, values);
+        self
+    }
+
+    /// Computes into new memory of type `T`: the inputs' type, or any type of 16 or 32 bits for 8-bit Q and K.
     ///
     /// # Errors
     /// When the shapes of q, k and v disagree, when [`Problem::check`] rejects the problem, or when the
     /// device fails or does not support the problem.
-    pub fn run(self) -> Result<Output<T>, AttentionError> {
+    pub fn run_as<T: Element>(self) -> Result<Output<T>, AttentionError> {
         let shape = [self.q.shape[0], self.q.shape[1], self.q.shape[2], self.v.shape[3]];
         let strides = Layout::Bhsd.strides(shape[1], shape[2], shape[3]);
-        let (problem, tables) = self.problem(shape, strides, true)?;
+        let (problem, tables) = self.problem(T::DTYPE, shape, strides, true)?;
         let elements = problem.span(Tensor::Out).map_or(0, |(elements, _)| elements);
         let mut data = vec![T::from_f32(0.0); elements];
         let mut lse = vec![f32::NEG_INFINITY; problem.lse_len()];
@@ -325,8 +368,12 @@ impl<'a, T: Element> Attention<'a, T> {
     /// # Errors
     /// As [`run`](Attention::run), and when the shape of `out` or the length of `lse` does not fit. Nothing
     /// has been written then, unless a GPU failed during the call ([`AttentionError::Driver`]).
-    pub fn run_into(self, out: TensorViewMut<'_, T>, lse: Option<&mut [f32]>) -> Result<(), AttentionError> {
-        let (problem, tables) = self.problem(out.shape, out.strides, lse.is_some())?;
+    pub fn run_into<T: Element>(
+        self,
+        out: TensorViewMut<'_, T>,
+        lse: Option<&mut [f32]>,
+    ) -> Result<(), AttentionError> {
+        let (problem, tables) = self.problem(T::DTYPE, out.shape, out.strides, lse.is_some())?;
         let needed = problem.lse_len();
         if let Some(len) = lse.as_ref().map(|lse| lse.len()).filter(|&len| len != needed) {
             return Err(AttentionError::Lse { len, needed });
@@ -334,7 +381,7 @@ impl<'a, T: Element> Attention<'a, T> {
         self.compute(&problem, &tables, out.data, lse)
     }
 
-    fn compute(
+    fn compute<T: Element>(
         &self,
         problem: &Problem,
         tables: &[TableData<'_>],
@@ -362,7 +409,7 @@ impl<'a, T: Element> Attention<'a, T> {
         }
     }
 
-    fn compute_on_cpu(
+    fn compute_on_cpu<T: Element>(
         &self,
         problem: &Problem,
         operands: &Operands<'_>,
@@ -370,11 +417,10 @@ impl<'a, T: Element> Attention<'a, T> {
         lse: Option<&mut [f32]>,
     ) -> Result<(), AttentionError> {
         let plan = CpuPlan::for_problem(problem);
-        let inputs = [self.q.data, self.k.data, self.v.data].map(Input::from);
-        Ok(cpu::attention_with(problem, inputs, operands, out, lse, &plan)?)
+        Ok(cpu::attention_with(problem, self.inputs().map(Input::from), operands, out, lse, &plan)?)
     }
 
-    fn compute_on_gpu(
+    fn compute_on_gpu<T: Element>(
         &self,
         gpu: &Gpu,
         problem: &Problem,
@@ -382,12 +428,17 @@ impl<'a, T: Element> Attention<'a, T> {
         out: &mut [T],
         lse: Option<&mut [f32]>,
     ) -> Result<(), AttentionError> {
-        gpu::attend(gpu, problem, [self.q.data, self.k.data, self.v.data], operands, out, lse)
+        gpu::attend(gpu, problem, self.inputs(), operands, out, lse)
+    }
+
+    fn inputs(&self) -> [Elements<'a>; 3] {
+        [Q::elements(self.q.data), K::elements(self.k.data), V::elements(self.v.data)]
     }
 
     /// The problem, and the contents of its programs' tables.
     fn problem(
         &self,
+        dtype: DType,
         out: [usize; 4],
         out_strides: problem::Strides,
         lse: bool,
@@ -411,6 +462,7 @@ impl<'a, T: Element> Attention<'a, T> {
         self.features.check_sinks(q[1])?;
         let Extents { batch, seq_q, seq_kv, lengths } = self.features.extents(q, k)?;
         let (programs, tables) = self.features.programs([batch, q[1], seq_q, seq_kv])?;
+        let dtypes = DTypes { q: Q::DTYPE, k: K::DTYPE, v: V::DTYPE, out: dtype };
         let problem = Problem {
             heads_kv: k[1],
             seq_kv,
@@ -424,10 +476,12 @@ impl<'a, T: Element> Attention<'a, T> {
             v: self.v.strides,
             out: out_strides,
             pass: Pass::Forward { lse },
-            ..Problem::new(batch, q[1], seq_q, q[3], T::DTYPE)
+            scales: self.features.scales.0,
+            ..Problem::new(batch, q[1], seq_q, q[3], dtypes)
         };
         problem.check()?;
         problem.check_length_values(&self.features.lengths)?;
+        problem.check_scale_values(&self.features.scales.1)?;
         Ok((problem, tables))
     }
 }

@@ -2,7 +2,8 @@
 
 use problem::program::{Input, library};
 use problem::{
-    Expr, LengthValues, Lengths, Operands, Program, Programs, SideLengths, Table, TableData, TableType,
+    Expr, LengthValues, Lengths, Operands, Program, Programs, ScaleValues, Scales, SideLengths, Table,
+    TableData, TableType,
 };
 
 use crate::{AttentionError, TableView};
@@ -12,6 +13,8 @@ use crate::{AttentionError, TableView};
 pub(crate) struct Features<'a> {
     pub lengths: LengthValues<'a>,
     pub sinks: Option<&'a [f32]>,
+    /// Layouts and values of descale factors.
+    pub scales: (Scales, ScaleValues<'a>),
     pub slopes: Option<&'a [f32]>,
     pub bias: Option<TableView<'a>>,
     pub mask: Option<TableView<'a>>,
@@ -98,7 +101,12 @@ impl<'a> Features<'a> {
 
     /// The operands of a call, whose tables `programs` has returned.
     pub fn operands<'b>(&'b self, tables: &'b [TableData<'b>]) -> Operands<'b> {
-        Operands { lengths: self.lengths, sinks: self.sinks.unwrap_or_default(), tables }
+        Operands {
+            lengths: self.lengths,
+            scales: self.scales.1,
+            sinks: self.sinks.unwrap_or_default(),
+            tables,
+        }
     }
 
     /// Rejects sinks that are not one per query head.

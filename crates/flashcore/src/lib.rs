@@ -17,7 +17,7 @@
 //! # Ok::<(), flashcore::AttentionError>(())
 //! ```
 //!
-//! Element types are `f32`, [`half::f16`] and [`half::bf16`]. Sums are always f32. Memory grows linearly with
+//! Element types are `f32`, [`half::f16`] and [`half::bf16`], and [`E4m3`] and [`E5m2`] for inputs. Sums are always f32. Memory grows linearly with
 //! the sequence length. Query heads may share K/V heads (grouped-query attention). A causal mask is aligned
 //! to the bottom right, as in FlashAttention, or to the top left, as in PyTorch.
 //!
@@ -49,13 +49,13 @@ mod table;
 mod tensor;
 
 pub use attention::{Attention, Device, Output, attention};
-pub use cpu::Element;
+pub use cpu::{Element, Quantization, QuantizeError, Quantized, quantize, quantized_problem};
 pub use error::AttentionError;
 pub use kernels::Plan;
 pub use problem::program::library;
 pub use problem::{
-    Band, Corner, DType, Expr, Layout, LengthValues, Pass, Problem, Program, ProgramError, Score, Strides,
-    TableData,
+    Band, Corner, DType, DTypes, E4m3, E5m2, Expr, Layout, LengthValues, Pass, Problem, Program,
+    ProgramError, ScaleLayout, ScaleValues, Scales, Score, Strides, TableData,
 };
 pub use table::TableView;
 pub use tensor::{TensorView, TensorViewMut};

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use problem::{Problem, Table, Tensor};
+use problem::{Problem, Table, Tensor, descale_name};
 use ptx::{
     Access, Arg, BufferSpec, Builder, F32, Global, Kernel, Launch, R32, R64, TensorMapPtr, TensorMapSpec,
     Verified,
@@ -73,6 +73,8 @@ pub enum Operand {
     Sinks,
     /// A table of the programs ([`problem::Programs::tables`]).
     Table(u8),
+    /// The descale factors of an input, f32 ([`problem::Scales`]).
+    Descale(Tensor),
     /// An input tensor quantised to u8, head by head.
     Codes(Tensor),
     /// The scales of quantised inputs, f32: of each head of Q, then of K, then of V.
@@ -102,6 +104,7 @@ impl Operand {
             Operand::Table(5) => "table_5",
             Operand::Table(6) => "table_6",
             Operand::Table(_) => "table_7",
+            Operand::Descale(tensor) => descale_name(tensor),
             Operand::Codes(Tensor::Q) => "q_codes",
             Operand::Codes(Tensor::K) => "k_codes",
             Operand::Codes(Tensor::V) => "v_codes",
@@ -128,12 +131,12 @@ impl fmt::Display for Operand {
 
 /// Bytes of a tensor's buffer: what the problem's strides span.
 pub(crate) fn span_bytes(problem: &Problem, tensor: Tensor) -> usize {
-    problem.span(tensor).map_or(0, |(elements, _)| 2 * elements)
+    problem.span(tensor).map_or(0, |(elements, _)| elements * problem.dtypes.of(tensor).bytes())
 }
 
 /// Bytes from the start of a tensor's buffer to its element (0, 0, 0, 0).
 pub(crate) fn origin(problem: &Problem, tensor: Tensor) -> u64 {
-    2 * problem.span(tensor).map_or(0, |(_, origin)| origin) as u64
+    (problem.span(tensor).map_or(0, |(_, origin)| origin) * problem.dtypes.of(tensor).bytes()) as u64
 }
 
 /// A launch contract under construction. Each method declares the kernel's next parameter and gives its
@@ -199,6 +202,13 @@ impl<'a> Contract<'a> {
         self.problem.score.sink.then(|| self.memory(k, Operand::Sinks, bytes, Access::Read))
     }
 
+    /// The address of the descale factors of an input; `None` if it has none.
+    pub fn descale(&mut self, k: &mut Builder, tensor: Tensor) -> Option<Global> {
+        let bytes = 4 * self.problem.scale_len(tensor);
+        self.problem.scales.of(tensor)?;
+        Some(self.memory(k, Operand::Descale(tensor), bytes, Access::Read))
+    }
+
     /// The address of the first element of the programs' table `number`.
     pub fn table(&mut self, k: &mut Builder, number: u8, table: &Table) -> Global {
         self.memory(k, Operand::Table(number), table.span() * table.dtype.bytes(), Access::Read)
@@ -217,6 +227,21 @@ impl<'a> Contract<'a> {
     /// The address of a temporary of `bytes` bytes.
     pub fn temporary(&mut self, k: &mut Builder, name: &'static str, bytes: usize, access: Access) -> Global {
         self.memory(k, Operand::Temporary(name), bytes, access)
+    }
+
+    /// A tensor map of a temporary of `bytes` bytes that the kernel reads, in the parameter `<name>_map`. `map`
+    /// makes it from the index of the buffer.
+    pub fn temporary_map(
+        &mut self,
+        k: &mut Builder,
+        name: &'static str,
+        bytes: usize,
+        map: impl FnOnce(usize) -> TensorMapSpec,
+    ) -> TensorMapPtr {
+        let buffer = self.buffer(Operand::Temporary(name), bytes, Access::Read);
+        self.args.push(Arg::TensorMap { index: self.tensor_maps.len() });
+        self.tensor_maps.push(map(buffer));
+        k.param_tensor_map(&format!("{name}_map"))
     }
 
     /// The address of the codes of a quantised input, dense.
@@ -270,7 +295,8 @@ impl<'a> Contract<'a> {
             return known;
         }
         let bytes = span_bytes(self.problem, tensor);
-        let dense = 2 * self.problem.extents(tensor).iter().product::<usize>();
+        let bytes_of_element = self.problem.dtypes.of(tensor).bytes();
+        let dense = bytes_of_element * self.problem.extents(tensor).iter().product::<usize>();
         let access = match tensor {
             Tensor::Out if dense == bytes && self.problem.lengths.is_even() => Access::Write,
             // Elements between the rows must keep their values.

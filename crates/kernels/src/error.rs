@@ -1,4 +1,4 @@
-use problem::{Band, DType, ProblemError};
+use problem::{Band, DTypes, ProblemError};
 use ptx::Violations;
 
 /// Why no kernel could be emitted.
@@ -33,9 +33,9 @@ pub enum KernelError {
 /// Why a plan does not fit. Each variant names the gene or argument, its value and what would be accepted.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum PlanError {
-    /// The family does not compute this element type.
+    /// The family does not compute these element types.
     #[error("invalid value '{dtype}' for dtype with family {family}: expected {accepted}")]
-    DType { family: &'static str, dtype: DType, accepted: &'static str },
+    DType { family: &'static str, dtype: DTypes, accepted: &'static str },
     /// The family does not support a property of the problem.
     #[error("invalid value '{value}' for {what} with family {family}: expected {accepted}")]
     Problem { family: &'static str, what: String, value: String, accepted: String },

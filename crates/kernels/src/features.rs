@@ -13,6 +13,12 @@ pub struct Features {
     pub sink: bool,
     /// Score and mask programs ([`problem::Programs`]).
     pub programs: bool,
+    /// 8-bit inputs ([`problem::DTypes`]).
+    pub fp8: bool,
+    /// Descale factors per batch entry and KV head ([`problem::Scales`]).
+    pub scales: bool,
+    /// Descale factors per block of rows.
+    pub block_scales: bool,
 }
 
 impl Features {
@@ -22,6 +28,9 @@ impl Features {
             lengths: !problem.lengths.is_even(),
             sink: problem.score.sink,
             programs: !problem.programs.is_empty(),
+            fp8: problem.dtypes.has_fp8(),
+            scales: !problem.scales.is_empty(),
+            block_scales: problem.scales.are_per_block(),
         }
     }
 
@@ -31,6 +40,9 @@ impl Features {
             ("uneven lengths", wanted.lengths && !self.lengths),
             ("attention sinks", wanted.sink && !self.sink),
             ("score and mask programs", wanted.programs && !self.programs),
+            ("8-bit inputs", wanted.fp8 && !self.fp8),
+            ("descale factors", wanted.scales && !self.scales),
+            ("descale factors per block of rows", wanted.block_scales && !self.block_scales),
         ]
         .into_iter()
         .find_map(|(name, lacks)| lacks.then_some(name))

@@ -13,12 +13,15 @@
 //! so that every inner loop multiplies a vector by a number. A block of rows stores its logits (8 · seq_kv
 //! numbers).
 
+mod fp8;
 mod rows;
 
+use half::{bf16, f16};
 use problem::program::{Point, Precision};
-use problem::{DType, Element, Operands, Problem, ProblemError, Sequence, Span, Tensor};
+use problem::{DType, DTypes, Element, Elements, Operands, Problem, ProblemError, Sequence, Span, Tensor};
 use rayon::prelude::*;
 
+pub use fp8::{SUM_KEYS, WEIGHT_FACTOR};
 use rows::Rows;
 
 /// Why a reference cannot be computed. Each message names the argument, its value and what is accepted.
@@ -28,8 +31,10 @@ pub enum OracleError {
     #[error(transparent)]
     Problem(#[from] ProblemError),
     /// The element type of the slices differs from the problem's.
-    #[error("the slices hold {slices}, but problem.dtype = {problem}; pass slices of {problem}")]
+    #[error("{tensor} holds elements of {slices}; the problem's are {problem}")]
     DType {
+        /// The tensor: q, k or v.
+        tensor: &'static str,
         /// Element type of the slices.
         slices: DType,
         /// Element type of the problem.
@@ -67,52 +72,70 @@ pub struct Reference {
     pub lse: Vec<f64>,
 }
 
-/// Attention in f64 on the given inputs, which are already rounded to their type. The problem has no operands
-/// beside Q, K and V.
+/// Attention in f64 on the given inputs, which are already rounded to their types. The problem has no
+/// operands beside Q, K and V.
 ///
 /// # Errors
 /// An [`OracleError`] if the problem or a buffer is rejected.
-pub fn oracle<T: Element>(problem: &Problem, q: &[T], k: &[T], v: &[T]) -> Result<Reference, OracleError> {
-    oracle_with(problem, [q, k, v], &Operands::default())
+pub fn oracle<Q: Element, K: Element, V: Element>(
+    problem: &Problem,
+    q: &[Q],
+    k: &[K],
+    v: &[V],
+) -> Result<Reference, OracleError> {
+    oracle_with(problem, [Q::elements(q), K::elements(k), V::elements(v)], &Operands::default())
 }
 
-/// Like [`oracle`], with the problem's other operands.
+/// Like [`oracle`], with Q, K and V as `inputs` and with the problem's other operands.
 ///
 /// # Errors
 /// An [`OracleError`] if the problem, a buffer or an operand is rejected.
-pub fn oracle_with<T: Element>(
+pub fn oracle_with(
     problem: &Problem,
-    inputs: [&[T]; 3],
+    inputs: [Elements<'_>; 3],
     operands: &Operands<'_>,
 ) -> Result<Reference, OracleError> {
-    attend::<Exact, T>(problem, inputs, operands)
+    attend::<Exact>(problem, inputs, operands)
 }
 
-/// Standard attention in the precision of its inputs, like the reference of FlashAttention's tests: Q·scale,
-/// S, P and O are rounded to `T`; sums and the softmax are f32. Twice its distance from [`oracle`] serves as
-/// a tolerance. The problem has no operands beside Q, K and V.
+/// Standard attention in the precision of its inputs, like the reference of FlashAttention's tests. Twice its
+/// distance from [`oracle`] serves as a tolerance. The problem has no operands beside Q, K and V.
+///
+/// - With 16- and 32-bit inputs, Q·scale, S, P and O are rounded to their type; sums and the softmax are f32.
+/// - With 8-bit Q and K, S = Q Kᵀ is summed as tensor cores sum 8-bit products, and is f32 from there on.
+/// - With 8-bit V, P is multiplied by [`WEIGHT_FACTOR`] and rounded to e4m3, and P V is summed as tensor cores
+///   sum 8-bit products, [`SUM_KEYS`] keys at a time; those sums are added in f32. The softmax's denominator
+///   is the sum of unrounded weights. With 16-bit V, P is rounded to V's type.
 ///
 /// # Errors
 /// An [`OracleError`] if the problem or a buffer is rejected.
-pub fn reference_in_precision<T: Element>(
+pub fn reference_in_precision<Q: Element, K: Element, V: Element>(
     problem: &Problem,
-    q: &[T],
-    k: &[T],
-    v: &[T],
+    q: &[Q],
+    k: &[K],
+    v: &[V],
 ) -> Result<Reference, OracleError> {
-    reference_in_precision_with(problem, [q, k, v], &Operands::default())
+    let inputs = [Q::elements(q), K::elements(k), V::elements(v)];
+    reference_in_precision_with(problem, inputs, &Operands::default())
 }
 
-/// Like [`reference_in_precision`], with the problem's other operands.
+/// Like [`reference_in_precision`], with Q, K and V as `inputs` and with the problem's other operands.
 ///
 /// # Errors
 /// An [`OracleError`] if the problem, a buffer or an operand is rejected.
-pub fn reference_in_precision_with<T: Element>(
+pub fn reference_in_precision_with(
     problem: &Problem,
-    inputs: [&[T]; 3],
+    inputs: [Elements<'_>; 3],
     operands: &Operands<'_>,
 ) -> Result<Reference, OracleError> {
-    attend::<Rounded<T>, T>(problem, inputs, operands)
+    let DTypes { q, v, .. } = problem.dtypes;
+    match (q, v) {
+        (DType::F16, _) => attend::<Rounded<f16, f16>>(problem, inputs, operands),
+        (DType::Bf16, _) => attend::<Rounded<bf16, bf16>>(problem, inputs, operands),
+        (_, DType::F16) => attend::<Rounded<f32, f16>>(problem, inputs, operands),
+        (_, DType::Bf16) => attend::<Rounded<f32, bf16>>(problem, inputs, operands),
+        _ => attend::<Rounded<f32, f32>>(problem, inputs, operands),
+    }
 }
 
 /// Number of query rows computed together.
@@ -134,16 +157,20 @@ trait Arithmetic {
     const NEG_INFINITY: Self::Real;
     /// Precision of programs.
     const PRECISION: Precision;
+    /// Whether values that standard attention stores are rounded.
+    const ROUNDS: bool;
     fn real(x: f32) -> Self::Real;
-    /// Rounding of the values that standard attention stores: Q·scale, S, P and O.
+    /// Rounding of Q·scale and S.
     fn store(x: Self::Real) -> Self::Real;
     /// Rounds a weight of P to the precision of the type, not to its range of exponents.
     fn store_weight(x: Self::Real) -> Self::Real;
     fn exp(x: Self::Real) -> Self::Real;
     fn ln(x: Self::Real) -> Self::Real;
     fn tanh(x: Self::Real) -> Self::Real;
-    /// A program's result.
+    /// A number that was computed in f64: a program's result, a sum of 8-bit products.
     fn narrow(x: f64) -> Self::Real;
+    /// Rounding of O.
+    fn output(x: Self::Real, dtype: DType) -> f64;
 }
 
 struct Exact;
@@ -151,6 +178,7 @@ struct Exact;
 impl Arithmetic for Exact {
     type Real = f64;
     const PRECISION: Precision = Precision::Exact;
+    const ROUNDS: bool = false;
     const NEG_INFINITY: f64 = f64::NEG_INFINITY;
     fn real(x: f32) -> f64 {
         f64::from(x)
@@ -173,24 +201,29 @@ impl Arithmetic for Exact {
     fn narrow(x: f64) -> f64 {
         x
     }
+    fn output(x: f64, _: DType) -> f64 {
+        x
+    }
 }
 
-struct Rounded<T>(std::marker::PhantomData<T>);
+/// Q·scale and S are rounded to `S`, weights to `W`.
+struct Rounded<S, W>(std::marker::PhantomData<(S, W)>);
 
-impl<T: Element> Arithmetic for Rounded<T> {
+impl<S: Element, W: Element> Arithmetic for Rounded<S, W> {
     type Real = f32;
     const PRECISION: Precision = Precision::Single;
+    const ROUNDS: bool = true;
     const NEG_INFINITY: f32 = f32::NEG_INFINITY;
     fn real(x: f32) -> f32 {
         x
     }
     fn store(x: f32) -> f32 {
-        T::from_f32(x).to_f32()
+        S::from_f32(x).to_f32()
     }
     fn store_weight(x: f32) -> f32 {
         // Rounded in [1, 2), where every type has its full precision; a NaN stays one.
         let power = f32::from_bits(x.to_bits() & f32::INFINITY.to_bits());
-        if power == 0.0 { x } else { Self::store(x / power) * power }
+        if power == 0.0 { x } else { W::from_f32(x / power).to_f32() * power }
     }
     fn exp(x: f32) -> f32 {
         x.exp()
@@ -204,24 +237,36 @@ impl<T: Element> Arithmetic for Rounded<T> {
     fn narrow(x: f64) -> f32 {
         x as f32
     }
+    fn output(x: f32, dtype: DType) -> f64 {
+        f64::from(match dtype {
+            DType::F16 => Element::to_f32(f16::from_f32(x)),
+            DType::Bf16 => Element::to_f32(bf16::from_f32(x)),
+            _ => x,
+        })
+    }
 }
 
 /// The rows of a sequence in one head of K or V, converted and dense.
-fn widen_head<A: Arithmetic, T: Element>(view: Rows<'_, T>, span: Span, head: usize) -> Vec<A::Real> {
-    let rows = (0..span.len).flat_map(|row| view.row(span.batch, head, span.start + row));
-    rows.map(|x| A::real(x.to_f32())).collect()
+fn widen_head<A: Arithmetic>(view: Rows<'_>, span: Span, head: usize) -> Vec<A::Real> {
+    let mut row = Vec::new();
+    let mut all = Vec::new();
+    for index in 0..span.len {
+        let elements = view.row(span.batch, head, span.start + index);
+        row.resize(elements.len(), 0.0);
+        elements.widen(&mut row);
+        all.extend(row.iter().map(|&x| A::real(x)));
+    }
+    all
 }
 
-fn attend<A: Arithmetic, T: Element>(
+fn attend<A: Arithmetic>(
     problem: &Problem,
-    [q, k, v]: [&[T]; 3],
+    [q, k, v]: [Elements<'_>; 3],
     operands: &Operands<'_>,
 ) -> Result<Reference, OracleError> {
     problem.check()?;
-    if T::DTYPE != problem.dtype {
-        return Err(OracleError::DType { slices: T::DTYPE, problem: problem.dtype });
-    }
     check_operands(problem, operands)?;
+    problem.check_scale_values(&operands.scales)?;
     let [queries, k, v] = [
         Rows::new(problem, Tensor::Q, q)?,
         Rows::new(problem, Tensor::K, k)?,
@@ -236,8 +281,8 @@ fn attend<A: Arithmetic, T: Element>(
         let mut widened = (Vec::new(), Vec::new());
         for head in 0..heads {
             if head % group == 0 {
-                widened.0 = widen_head::<A, T>(k, sequence.kv, head / group);
-                widened.1 = widen_head::<A, T>(v, sequence.kv, head / group);
+                widened.0 = widen_head::<A>(k, sequence.kv, head / group);
+                widened.1 = widen_head::<A>(v, sequence.kv, head / group);
             }
             let Span { batch: outer, start, len } = sequence.q;
             let first = (outer * heads + head) * all_rows + start;
@@ -245,9 +290,9 @@ fn attend<A: Arithmetic, T: Element>(
             out.par_chunks_mut(LANES * dim_v).zip(lse.par_chunks_mut(LANES)).enumerate().for_each(
                 |(block, (out, lse))| {
                     let row = |lane| queries.row(outer, head, start + block * LANES + lane);
-                    let rows: Vec<&[T]> = (0..lse.len()).map(row).collect();
+                    let rows: Vec<Elements<'_>> = (0..lse.len()).map(row).collect();
                     let place = Place { problem, operands, sequence, batch, head, first: block * LANES };
-                    row_block::<A, T>(&place, &rows, (&widened.0, &widened.1), out, lse);
+                    row_block::<A>(&place, &rows, (&widened.0, &widened.1), out, lse);
                 },
             );
         }
@@ -296,6 +341,25 @@ impl Place<'_> {
         }
     }
 
+    /// The product of the descale factors of a query and a key.
+    fn descale_of_logit<A: Arithmetic>(&self, lane: usize, key: usize) -> A::Real {
+        let (problem, head) = (self.problem, self.head / self.problem.group_size());
+        let factor = |tensor, row| {
+            A::real(Problem::accepted_factor(problem.descale(
+                &self.operands.scales,
+                tensor,
+                [self.batch, head, row],
+            )))
+        };
+        factor(Tensor::Q, self.first + lane) * factor(Tensor::K, key)
+    }
+
+    /// The descale factor of a value.
+    fn descale_of_value<A: Arithmetic>(&self, key: usize) -> A::Real {
+        let head = self.head / self.problem.group_size();
+        A::real(self.problem.descale(&self.operands.scales, Tensor::V, [self.batch, head, key]))
+    }
+
     /// For each key, whether each of `lanes` rows sees it.
     fn visible(&self, lanes: usize) -> Vec<[bool; LANES]> {
         let (rows, keys) = (self.sequence.q.len, self.sequence.kv.len);
@@ -317,9 +381,9 @@ impl Place<'_> {
 }
 
 /// Up to [`LANES`] query rows against one head of keys and values.
-fn row_block<A: Arithmetic, T: Element>(
+fn row_block<A: Arithmetic>(
     place: &Place<'_>,
-    rows: &[&[T]],
+    rows: &[Elements<'_>],
     (keys, values): (&[A::Real], &[A::Real]),
     out: &mut [f64],
     lse: &mut [f64],
@@ -329,10 +393,15 @@ fn row_block<A: Arithmetic, T: Element>(
     // Padding lanes see no key.
     let visible = place.visible(rows.len());
     let (scale, cap) = (A::real(problem.softmax_scale()), problem.score.softcap.map(A::real));
+    // 8-bit queries are multiplied as they are; the scale follows.
+    let fp8 = problem.dtypes.q.is_fp8();
+    let of_query = if fp8 { A::real(1.0) } else { scale };
     let mut query = vec![[A::Real::default(); LANES]; dim];
+    let mut wide = vec![0.0; dim];
     for (lane, row) in rows.iter().enumerate() {
-        for (q, x) in query.iter_mut().zip(*row) {
-            q[lane] = A::store(A::real(x.to_f32()) * scale);
+        row.widen(&mut wide);
+        for (q, &x) in query.iter_mut().zip(&wide) {
+            q[lane] = A::store(A::real(x) * of_query);
         }
     }
     let sink = problem.score.sink.then(|| A::real(place.operands.sinks[place.head]));
@@ -343,9 +412,18 @@ fn row_block<A: Arithmetic, T: Element>(
         let mut logits = [A::NEG_INFINITY; LANES];
         if visible.contains(&true) {
             let mut sums = [A::Real::default(); LANES];
-            for (&x, q) in row.iter().zip(&query) {
-                for (sum, &q) in sums.iter_mut().zip(q) {
-                    *sum = *sum + q * x;
+            if fp8 && A::ROUNDS {
+                fp8::dot::<A>(&query, row, &mut sums);
+            } else {
+                for (&x, q) in row.iter().zip(&query) {
+                    for (sum, &q) in sums.iter_mut().zip(q) {
+                        *sum = *sum + q * x;
+                    }
+                }
+            }
+            if fp8 {
+                for (lane, sum) in sums.iter_mut().enumerate() {
+                    *sum = *sum * scale * place.descale_of_logit::<A>(lane, key);
                 }
             }
             for lane in (0..LANES).filter(|&lane| visible[lane]) {
@@ -366,13 +444,18 @@ fn row_block<A: Arithmetic, T: Element>(
         }
         weights.push(logits);
     }
-    let sum = exponentiate::<A>(&mut weights, &max, sink, |lane, key| visible[key][lane]);
+    let fp8 = problem.dtypes.v.is_fp8() && A::ROUNDS;
+    let sum = exponentiate::<A>(&mut weights, &max, sink, fp8, |lane, key| visible[key][lane]);
     let mut acc = vec![[A::Real::default(); LANES]; dim_v];
-    for (key, weights) in weights.iter().enumerate() {
+    if fp8 {
+        fp8::multiply_values::<A>(place, &mut weights, &visible, &sum, values, &mut acc);
+    }
+    for (key, weights) in weights.iter().enumerate().filter(|_| !fp8) {
         let row = &values[key * dim_v..(key + 1) * dim_v];
+        let weights = weights.map(|weight| weight * place.descale_of_value::<A>(key));
         if visible[key][..rows.len()].iter().all(|&sees| sees) {
             for (acc, &x) in acc.iter_mut().zip(row) {
-                for (acc, &weight) in acc.iter_mut().zip(weights) {
+                for (acc, &weight) in acc.iter_mut().zip(&weights) {
                     *acc = *acc + weight * x;
                 }
             }
@@ -388,18 +471,19 @@ fn row_block<A: Arithmetic, T: Element>(
     for (lane, out) in out.chunks_mut(dim_v).enumerate() {
         let empty = sum[lane].into() == 0.0;
         for (out, acc) in out.iter_mut().zip(&acc) {
-            *out = if empty { 0.0 } else { A::store(acc[lane]).into() };
+            *out = if empty { 0.0 } else { A::output(acc[lane], problem.dtypes.out) };
         }
         lse[lane] = if empty { f64::NEG_INFINITY } else { (max[lane] + A::ln(sum[lane])).into() };
     }
 }
 
 /// Turns logits into normalised weights, in place. Returns the sums of the exponentials, that of the sink
-/// included. A lane without mass gets weights and sum 0.
+/// included. A lane without mass gets weights and sum 0. With `fp8`, the weights are not normalised.
 fn exponentiate<A: Arithmetic>(
     weights: &mut [[A::Real; LANES]],
     max: &[A::Real; LANES],
     sink: Option<A::Real>,
+    fp8: bool,
     sees: impl Fn(usize, usize) -> bool,
 ) -> [A::Real; LANES] {
     // A sink of −∞ has no weight, as a logit of −∞.
@@ -417,7 +501,7 @@ fn exponentiate<A: Arithmetic>(
             sum[lane] = sum[lane] + weights[lane];
         }
     }
-    for weights in weights {
+    for weights in weights.iter_mut().filter(|_| !fp8) {
         for lane in 0..LANES {
             let massless = sum[lane].into() == 0.0;
             weights[lane] = if massless { weights[lane] } else { A::store_weight(weights[lane] / sum[lane]) };

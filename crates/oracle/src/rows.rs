@@ -1,13 +1,13 @@
 //! Rows of an input tensor in a slice.
 
-use problem::{Problem, ProblemError, Strides, Tensor};
+use problem::{Elements, Problem, ProblemError, Strides, Tensor};
 
 use crate::OracleError;
 
 /// A slice and the positions of a tensor's rows in it.
 #[derive(Clone, Copy)]
-pub(crate) struct Rows<'a, T> {
-    data: &'a [T],
+pub(crate) struct Rows<'a> {
+    data: Elements<'a>,
     /// Index of element (0, 0, 0, 0).
     origin: usize,
     strides: Strides,
@@ -15,10 +15,14 @@ pub(crate) struct Rows<'a, T> {
     dim: usize,
 }
 
-impl<'a, T> Rows<'a, T> {
-    /// Rejects a slice that is too short for the tensor.
-    pub(crate) fn new(problem: &Problem, tensor: Tensor, data: &'a [T]) -> Result<Self, OracleError> {
+impl<'a> Rows<'a> {
+    /// Rejects a slice of another type, and one that is too short for the tensor.
+    pub(crate) fn new(problem: &Problem, tensor: Tensor, data: Elements<'a>) -> Result<Self, OracleError> {
         let name = tensor.name();
+        let (slices, problems) = (data.dtype(), problem.dtypes.of(tensor));
+        if slices != problems {
+            return Err(OracleError::DType { tensor: name, slices, problem: problems });
+        }
         let (needed, origin) = problem.span(tensor).ok_or(ProblemError::TooLarge { tensor: name })?;
         if data.len() < needed {
             return Err(OracleError::BufferTooShort { tensor: name, len: data.len(), needed });
@@ -27,8 +31,8 @@ impl<'a, T> Rows<'a, T> {
         Ok(Rows { data, origin, strides: problem.strides(tensor), dim })
     }
 
-    pub(crate) fn row(&self, batch: usize, head: usize, row: usize) -> &'a [T] {
+    pub(crate) fn row(&self, batch: usize, head: usize, row: usize) -> Elements<'a> {
         let start = (self.origin as i64 + self.strides.offset(batch, head, row)) as usize;
-        &self.data[start..start + self.dim]
+        self.data.range(start, start + self.dim)
     }
 }

@@ -50,7 +50,7 @@ pub enum ProblemError {
         /// The strides as text.
         strides: String,
     },
-    /// An array of lengths or sinks has the wrong number of elements.
+    /// An array of lengths, sinks or descale factors has the wrong number of elements.
     #[error("invalid value '{len}' for the number of elements of {argument}: expected {expected}")]
     Lengths {
         /// The array's name.
@@ -87,6 +87,23 @@ pub enum ProblemError {
         what: &'static str,
         /// Why, and what is accepted.
         reason: String,
+    },
+    /// Element types that no implementation computes together.
+    #[error(
+        "invalid value '{value}' for the element types of q/k/v:out: expected f16, bf16 or f32 for all four tensors, or \
+         e4m3 or e5m2 for q and k with v in e4m3, e5m2, f16 or bf16 and out in f16, bf16 or f32"
+    )]
+    DTypes {
+        /// The types as text.
+        value: String,
+    },
+    /// Descale factors that no kernel reads.
+    #[error("invalid factors {argument}: {reason}")]
+    Scales {
+        /// `descale_q`, `descale_k` or `descale_v`.
+        argument: &'static str,
+        /// Why, and what is accepted.
+        reason: &'static str,
     },
     /// A name that is not in the accepted list.
     #[error("invalid value '{value}' for {what}: expected {accepted}")]

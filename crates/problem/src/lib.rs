@@ -1,6 +1,6 @@
 //! The attention problem, independent of hardware, kernels and tensors in memory.
 //!
-//! A [`Problem`] holds the shapes, strides, element type, band and score function of one scaled-dot-product
+//! A [`Problem`] holds the shapes, strides, element types, band and score function of one scaled-dot-product
 //! attention, `O = softmax(score(Q Kᵀ) + band) V`. The oracle, the CPU kernels, the GPU generators and the
 //! benchmarks all take a [`Problem`].
 #![warn(missing_docs)]
@@ -9,20 +9,24 @@ mod band;
 mod dtype;
 mod element;
 mod error;
+mod fp8;
 mod lengths;
 mod operands;
 mod pass;
 pub mod program;
+mod scales;
 mod score;
 mod shape;
 
 pub use band::{Band, Corner, KeyRange};
-pub use dtype::DType;
+pub use dtype::{DType, DTypes};
 pub use element::{Element, Elements, ElementsMut};
 pub use error::ProblemError;
+pub use fp8::{E4m3, E5m2};
 pub use lengths::{LengthValues, Lengths, Sequence, SideLengths, Span};
 pub use operands::{Operands, TableData};
 pub use pass::Pass;
 pub use program::{Expr, Program, ProgramError, Programs, Table, TableType};
+pub use scales::{ScaleLayout, ScaleValues, Scales, descale_name};
 pub use score::Score;
 pub use shape::{Layout, Problem, Strides, Tensor};

@@ -2,13 +2,15 @@
 
 use half::{bf16, f16};
 
-use crate::{LengthValues, TableType};
+use crate::{LengthValues, ScaleValues, TableType};
 
 /// The operands of a problem beside Q, K and V. Those that the problem does not have are empty.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Operands<'a> {
     /// Arrays of lengths.
     pub lengths: LengthValues<'a>,
+    /// Descale factors of 8-bit inputs ([`Problem::scales`](crate::Problem::scales)).
+    pub scales: ScaleValues<'a>,
     /// A logit per query head ([`Score::sink`](crate::Score::sink)).
     pub sinks: &'a [f32],
     /// The contents of the programs' tables, in the order of [`Programs::tables`](crate::Programs::tables).

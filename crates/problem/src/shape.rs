@@ -4,7 +4,7 @@ use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
-use crate::{Band, Corner, DType, Lengths, Pass, ProblemError, Programs, Score};
+use crate::{Band, Corner, DType, DTypes, Lengths, Pass, ProblemError, Programs, Scales, Score};
 
 /// Distances, in elements, between neighbouring batch entries, heads and rows of a tensor. The last dimension
 /// is always contiguous, as every attention library requires. A stride of 0 broadcasts. A negative stride
@@ -126,8 +126,12 @@ pub struct Problem {
     pub head_dim: usize,
     /// Elements of a value or output row.
     pub head_dim_v: usize,
-    /// Element type of all four tensors.
-    pub dtype: DType,
+    /// Element types of the tensors. In files the field is called `dtype`.
+    #[serde(rename = "dtype")]
+    pub dtypes: DTypes,
+    /// Descale factors of 8-bit inputs.
+    #[serde(default, skip_serializing_if = "Scales::is_empty")]
+    pub scales: Scales,
     /// Which keys a query sees, by position. In files the field is called `mask`.
     #[serde(rename = "mask")]
     pub band: Band,
@@ -151,8 +155,15 @@ pub struct Problem {
 }
 
 impl Problem {
-    /// A dense `[batch, head, sequence, dim]` self-attention problem without mask.
-    pub fn new(batch: usize, heads: usize, seq: usize, head_dim: usize, dtype: DType) -> Problem {
+    /// A dense `[batch, head, sequence, dim]` self-attention problem without mask. One [`DType`] is the type
+    /// of the inputs; O then has the type of [`DTypes::from`].
+    pub fn new(
+        batch: usize,
+        heads: usize,
+        seq: usize,
+        head_dim: usize,
+        dtypes: impl Into<DTypes>,
+    ) -> Problem {
         let strides = Layout::Bhsd.strides(heads, seq, head_dim);
         Problem {
             pass: Pass::default(),
@@ -163,7 +174,8 @@ impl Problem {
             seq_kv: seq,
             head_dim,
             head_dim_v: head_dim,
-            dtype,
+            dtypes: dtypes.into(),
+            scales: Scales::default(),
             band: Band::FULL,
             score: Score::default(),
             lengths: Lengths::EVEN,
@@ -178,6 +190,12 @@ impl Problem {
     /// The reference problem: B=1, H=8, S=512, D=64, f16, no mask.
     pub fn mission() -> Problem {
         Problem::new(1, 8, 512, 64, DType::F16)
+    }
+
+    /// Replaces the element types.
+    pub fn with_dtypes(mut self, dtypes: DTypes) -> Problem {
+        self.dtypes = dtypes;
+        self
     }
 
     /// Replaces the band.
@@ -347,9 +365,10 @@ impl Problem {
         };
         let of = |tensor| {
             let [batch, heads, _, dim] = self.extents(tensor);
-            [batch, heads, rows_of(tensor), dim].iter().map(|&n| n as f64).product::<f64>()
+            let elements: f64 = [batch, heads, rows_of(tensor), dim].iter().map(|&n| n as f64).product();
+            elements * self.dtypes.of(tensor).bytes() as f64
         };
-        Tensor::ALL.into_iter().map(of).sum::<f64>() * self.dtype.bytes() as f64
+        Tensor::ALL.into_iter().map(of).sum()
     }
 
     /// Rejects what no implementation can compute.
@@ -377,6 +396,8 @@ impl Problem {
             return Err(ProblemError::Scale { value: self.softmax_scale().to_string() });
         }
         self.score.check(self.softmax_scale())?;
+        self.dtypes.check()?;
+        self.check_scales()?;
         self.check_lengths()?;
         self.programs.check(self)?;
         for tensor in Tensor::ALL {

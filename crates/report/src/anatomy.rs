@@ -87,7 +87,7 @@ pub fn dissect(candidate: &Candidate, shape: &Shape, device: &str) -> Result<Ana
                 Plan::Wgmma(_) | Plan::Small(_) => examine(&whole, &whole, gpu, Fidelity::Sketch, None),
                 Plan::Mma(_) | Plan::Ladder { .. } => {
                     let (p, rows) = (shape.problem(), shape.seq_q);
-                    let head = Problem { seq_kv: p.seq_kv, ..Problem::new(1, 1, rows, p.head_dim, p.dtype) };
+                    let head = Problem { seq_kv: p.seq_kv, ..Problem::new(1, 1, rows, p.head_dim, p.dtypes) };
                     let head = Problem { head_dim_v: p.head_dim_v, band: p.band, ..head };
                     let head = bind(plan, &head.with_layout(problem::Layout::Bhsd), &arch)?;
                     examine(&head, &whole, gpu, Fidelity::Exact, None)

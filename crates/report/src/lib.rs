@@ -1,5 +1,6 @@
 //! The page of a climb: one file without script or network, for screen and print, light and dark mode.
 
+pub mod accuracy;
 #[cfg(feature = "search")]
 pub mod anatomy;
 mod chart;
@@ -40,7 +41,7 @@ pub fn page(climb: &Climb) -> String {
                 h1 { "The climb" }
                 p.soft {
                     "Attention, batch " (p.batch) ", " (p.heads_q) " heads, " (p.seq_q) " queries, " (p.seq_kv)
-                    " keys, head dim " (p.head_dim) ", " (p.dtype) ". "
+                    " keys, head dim " (p.head_dim) ", " (p.dtypes) ". "
                     @match &climb.card {
                         Some(card) => { "Measured on " (card) ", beside what the emulator had predicted for the " (device) }
                         None => { "Times on the " (device) " are predicted from the emulator, not measured" }

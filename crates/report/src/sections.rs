@@ -282,7 +282,7 @@ pub(super) fn cpu(climb: &Climb) -> Markup {
             tbody { @for race in &climb.cpu {
                 @let us = race.first().us();
                 tr {
-                    td { (race.problem.dtype) } td.n { (short(us)) }
+                    td { (race.problem.dtypes) } td.n { (short(us)) }
                     td.n { (short(race.problem.flops() / us * 1e-3)) }
                     td.n { (race.first().error.map_or("–".into(), |e| e.brief())) }
                     td.n { (race.first().samples.len()) }

@@ -19,11 +19,13 @@ mod schedule;
 
 pub use cluster::Cluster;
 pub use copy::{
-    BulkStore, CopyMode, RowStore, TensorRows, TileCopy, WarpRows, store_fragments, store_fragments_at,
-    store_rows,
+    BulkStore, ByteTranspose, CopyMode, RowStore, TensorRows, TileCopy, WarpRows, store_fragments,
+    store_fragments_at, store_rows,
 };
 pub use divide::divide;
-pub use layout::{AccTile, Fragment, OperandTile, SwizzledTile, Threads, TileLayout};
+pub use layout::{
+    AccTile, Fragment, OperandTile, OperandType, SwizzledTile, Threads, TileLayout, column_of_byte,
+};
 pub use pipeline::{
     Consumer, Mbarriers, PingPong, Pipeline, PipelineState, Roles, Supply, TileRing, TileStream, Turns,
     WarpgroupVote,

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from .._errors import invalid
-from ._problem import Problem
+from ._problem import FP8, Problem
 
 Attention = Callable[[Any, Any, Any], Any]
 
@@ -47,6 +47,7 @@ _MATH_BYTES = 1 << 30
 
 
 def _sdpa(problem: Problem) -> Attention:
+    _needs_16_bits(problem)
     _needs_plain_scores(problem)
     if not problem.aligned_as("causal-top-left"):
         raise NotImplementedError("its causal mask is aligned to the top left")
@@ -65,16 +66,23 @@ def _math(problem: Problem) -> Attention:
 
 
 def _flash_attention_3(problem: Problem) -> Attention:
-    from fa3_fwd_interface import flash_attn_func
-
     _needs_bottom_right(problem)
-    options = {"window_size": problem.window or (-1, -1), "softcap": problem.softcap or 0.0}
+    options: dict[str, Any] = {"window_size": problem.window or (-1, -1), "softcap": problem.softcap or 0.0}
+    if problem.dtype in FP8:
+        # Builds for inference leave 8-bit kernels out; those of the upstream package have them.
+        from flash_attn_interface import flash_attn_func
+
+        ones = torch.ones(problem.batch, problem.heads_kv, device="cuda", dtype=torch.float32)
+        options |= {"q_descale": ones, "k_descale": ones, "v_descale": ones}
+    else:
+        from fa3_fwd_interface import flash_attn_func
     return lambda q, k, v: _first(flash_attn_func(q, k, v, causal=problem.causal, **options))
 
 
 def _flash_attention_4(problem: Problem) -> Attention:
     from flash_attn.cute import flash_attn_func
 
+    _needs_16_bits(problem)
     _needs_bottom_right(problem)
     window = tuple(None if keys < 0 else keys for keys in problem.window or (-1, -1))
     options: dict[str, Any] = {"window_size": window, "softcap": problem.softcap or 0.0}
@@ -86,11 +94,17 @@ def _xformers(problem: Problem) -> Attention:
 
     if problem.heads_q != problem.heads_kv:
         raise NotImplementedError("it takes grouped heads as five dimensions; not tried")
+    _needs_16_bits(problem)
     _needs_plain_scores(problem)
     top_left = problem.aligned_as("causal-top-left")
     mask = ops.LowerTriangularMask if top_left else ops.fmha.attn_bias.LowerTriangularFromBottomRightMask
     bias, kernel = mask() if problem.causal else None, (ops.fmha.cutlass.FwOp, None)
     return lambda q, k, v: ops.memory_efficient_attention(q, k, v, attn_bias=bias, op=kernel)
+
+
+def _needs_16_bits(problem: Problem) -> None:
+    if problem.dtype in FP8:
+        raise NotImplementedError("it has no 8-bit inputs")
 
 
 def _needs_plain_scores(problem: Problem) -> None:

@@ -15,7 +15,12 @@ from ._capture import Captured, describe
 from ._peers import Peer
 from ._problem import OURS, Problem
 
-DTYPES = {"f16": torch.float16, "bf16": torch.bfloat16}
+DTYPES = {
+    "f16": torch.float16,
+    "bf16": torch.bfloat16,
+    "e4m3": torch.float8_e4m3fn,
+    "e5m2": torch.float8_e5m2,
+}
 
 Row = dict[str, Any]
 
@@ -38,7 +43,7 @@ def inputs(problem: Problem, layout: str, device: int) -> tuple[Tensor, Tensor, 
 
     def make(heads: int, seq: int) -> Tensor:
         shape = (p.batch, heads, seq, p.head_dim) if layout == "bhsd" else (p.batch, seq, heads, p.head_dim)
-        return torch.randn(shape, device=f"cuda:{device}", dtype=dtype)
+        return torch.randn(shape, device=f"cuda:{device}", dtype=torch.bfloat16).to(dtype)
 
     return make(p.heads_q, p.seq_q), make(p.heads_kv, p.seq_kv), make(p.heads_kv, p.seq_kv)
 

@@ -2,7 +2,7 @@
 //! are in flight.
 
 use ptx::{Builder, F32};
-use tile::AccTile;
+use tile::{AccTile, OperandType};
 
 use super::exp2::exp2_by_fma;
 use super::reduce::fold_rows;
@@ -12,7 +12,9 @@ impl OnlineSoftmax {
     /// `s = exp2(s · c − m)` in place. Returns the lane's part of each row's sum of the block, or nothing if
     /// a product computes the sums.
     pub fn exponentials(&self, k: &mut Builder, s: &AccTile, chains: Chains) -> Vec<F32> {
-        self.exponentials_by(k, s, chains, 0)
+        // In e4m3, the rounding of P (up to 2^-4) hides the polynomial's error in every block.
+        let by_fma = if self.weights == OperandType::E4m3 { self.by_fma } else { 0 };
+        self.exponentials_by(k, s, chains, by_fma)
     }
 
     /// Like [`OnlineSoftmax::exponentials`], for a speculative block whose result is checked afterwards.

@@ -2,8 +2,8 @@
 //! the log2 domain: with `c = scale · log2 e > 0`, a row's probabilities are `exp2(s · c − m)`, one FFMA and
 //! one EX2 each.
 
-use ptx::{Builder, CmpOp, F32, Half};
-use tile::{AccTile, OperandTile};
+use ptx::{Builder, CmpOp, F32};
+use tile::{AccTile, OperandTile, OperandType};
 
 use super::reduce::{QUAD, reduce};
 use super::row_max::{NO_MAX, usual_headroom};
@@ -13,7 +13,8 @@ use crate::Sinks;
 /// Running maximum and sum of the rows a lane holds.
 #[derive(Clone, Debug)]
 pub struct OnlineSoftmax {
-    pub(crate) half: Half,
+    /// The type to which probabilities are rounded.
+    pub(crate) weights: OperandType,
     pub(crate) when: Rescale,
     pub(crate) factor: F32,
     /// The stored row max m of each row, which exponentials subtract: the largest scaled score when m was
@@ -25,8 +26,10 @@ pub struct OnlineSoftmax {
     pub(crate) sums: Sums,
     /// Powers of two by which m lies above the largest score when m is raised.
     pub(crate) headroom: f32,
-    /// How many of eight exponentials of a speculative block run on the FMA pipe.
+    /// How many of eight exponentials of a speculative block, in e4m3 of every block, run on the FMA pipe.
     pub(crate) by_fma: u32,
+    /// Factor of O beside the inverse of the sum; `None` for 1.
+    pub(crate) output_factor: Option<F32>,
 }
 
 /// The result of the softmax at the end, one value per row.
@@ -38,12 +41,29 @@ pub struct Finished {
 
 impl OnlineSoftmax {
     /// The softmax of `rows` rows of a warp. `factor` is `scale · log2 e`, positive.
-    pub fn new(k: &mut Builder, half: Half, rescale: Rescale, factor: F32, rows: u32) -> OnlineSoftmax {
+    pub fn new(
+        k: &mut Builder,
+        weights: impl Into<OperandType>,
+        rescale: Rescale,
+        factor: F32,
+        rows: u32,
+    ) -> OnlineSoftmax {
+        let weights = weights.into();
         let lane_rows = rows / 8;
         let row_max = (0..lane_rows).map(|_| k.mov(NO_MAX)).collect();
         let sum = (0..lane_rows).map(|_| k.mov(0.0f32)).collect();
-        let (sums, headroom) = (Sums::Lanes, usual_headroom(half));
-        OnlineSoftmax { half, when: rescale, factor, row_max, sum, sums, headroom, by_fma: 0 }
+        let (sums, headroom) = (Sums::Lanes, usual_headroom(weights, rescale));
+        OnlineSoftmax {
+            weights,
+            when: rescale,
+            factor,
+            row_max,
+            sum,
+            sums,
+            headroom,
+            by_fma: 0,
+            output_factor: None,
+        }
     }
 
     /// The row sums come from a product ([`OnlineSoftmax::take_sums`]), and m lies `headroom` powers of two
@@ -53,11 +73,18 @@ impl OnlineSoftmax {
         OnlineSoftmax { sums: Sums::Product, headroom: headroom.into(), ..self }
     }
 
-    /// `of_eight` of eight exponentials of a speculative block run on the FMA pipe. Their result is large,
+    /// `of_eight` of eight exponentials of a speculative block run on the FMA pipe; in e4m3, those of every
+    /// block. In a speculative block, their result is large,
     /// not infinite or NaN, on overflow; such a block is recomputed.
     #[must_use]
     pub fn with_exponentials_by_fma(self, of_eight: u32) -> OnlineSoftmax {
         OnlineSoftmax { by_fma: of_eight, ..self }
+    }
+
+    /// O is multiplied by `factor` too when it is divided by the sums.
+    #[must_use]
+    pub fn with_output_factor(self, factor: Option<F32>) -> OnlineSoftmax {
+        OnlineSoftmax { output_factor: factor, ..self }
     }
 
     /// Turns the scores of a block into probabilities, rounded to the input type, and adds them to the
@@ -66,7 +93,7 @@ impl OnlineSoftmax {
         for i in 0..s.lane_rows() {
             self.exponentiate(k, s, i);
         }
-        s.round(k, self.half)
+        s.round(k, self.weights)
     }
 
     /// `s = exp2(s · c − m)` in place, added to the row's sum.
@@ -91,7 +118,8 @@ impl OnlineSoftmax {
     /// Adds the sinks to sums that are complete but for them, and divides `o` by the sums.
     pub fn normalize(&self, k: &mut Builder, o: &AccTile, sinks: Option<&Sinks>) {
         for (i, inverse) in (0..).zip(self.inverses(k, sinks)) {
-            o.scale_row(k, i, inverse);
+            let factor = self.output_factor.map_or(inverse, |factor| k.mul(inverse, factor));
+            o.scale_row(k, i, factor);
         }
     }
 

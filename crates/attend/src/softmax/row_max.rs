@@ -2,7 +2,7 @@
 //! [`Rescale::Beyond`] (lazy rescaling, FlashAttention-4) the stored row max may be stale.
 
 use ptx::{Builder, CmpOp, F32, Half, Pred};
-use tile::AccTile;
+use tile::{AccTile, OperandType};
 
 use super::reduce::quad_reduce;
 use super::{Chains, LaneMaxima, OnlineSoftmax};
@@ -23,6 +23,9 @@ impl Rescale {
     /// The most powers of two that probabilities may grow by in f16: a maximum weighs 2^7 there, and 2^15 is
     /// the last power of two.
     pub const MOST_IN_F16: u8 = F16_LARGEST_POWER - F16_BELOW_MAXIMA;
+    /// The most powers of two that probabilities may grow by in e4m3. Each of them takes one from the range
+    /// below a row's maximum.
+    pub const MOST_IN_E4M3: u8 = E4M3_LARGEST_POWER;
 }
 
 /// Powers of two by which stored maxima lie below the row max where probabilities are f16, whose smallest
@@ -32,11 +35,22 @@ const F16_BELOW_MAXIMA: u8 = 7;
 /// The last power of two in f16.
 pub(super) const F16_LARGEST_POWER: u8 = 15;
 
+/// The last power of two in e4m3, whose largest number is 448.
+pub(super) const E4M3_LARGEST_POWER: u8 = 8;
+
 /// Powers of two by which stored maxima lie above the row max, where nothing else asks for more.
-pub(super) const fn usual_headroom(half: Half) -> f32 {
-    match half {
-        Half::F16 => -(F16_BELOW_MAXIMA as f32),
-        Half::Bf16 => 0.0,
+///
+/// The smallest number of e4m3 is 2^-9, so a row's largest probability is the last power of two that a rise of
+/// the maximum within the threshold does not take out of the range: 2^8 without a threshold, as in
+/// FlashAttention-3.
+pub(super) const fn usual_headroom(weights: OperandType, rescale: Rescale) -> f32 {
+    match (weights, rescale) {
+        (OperandType::Half(Half::F16), _) => -(F16_BELOW_MAXIMA as f32),
+        (OperandType::Half(Half::Bf16), _) => 0.0,
+        (OperandType::E4m3, Rescale::Always) => -(E4M3_LARGEST_POWER as f32),
+        (OperandType::E4m3, Rescale::Beyond(threshold)) => {
+            -(E4M3_LARGEST_POWER.saturating_sub(threshold) as f32)
+        }
     }
 }
 
@@ -55,6 +69,19 @@ pub struct DeferredRescale {
 }
 
 impl DeferredRescale {
+    /// Moves the rescale factors to `due`, one register per row: 1 for a row that is not rescaled.
+    pub(crate) fn defer(&self, k: &mut Builder, due: &[F32]) {
+        let mov = |k: &mut Builder| {
+            for (&due, &factor) in due.iter().zip(&self.factors) {
+                k.mov_to(due, factor);
+            }
+        };
+        match self.raised {
+            Some(raised) => k.if_(raised, mov),
+            None => mov(k),
+        }
+    }
+
     /// Rescales the rows of `o`.
     pub fn apply(&self, k: &mut Builder, o: &AccTile) {
         let scale = |k: &mut Builder| {

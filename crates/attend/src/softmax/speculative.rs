@@ -2,10 +2,10 @@
 //! result says whether the block must be recomputed with its own row max.
 
 use ptx::{Builder, CmpOp, F32, Half, Pred};
-use tile::{OperandTile, WarpgroupVote};
+use tile::{OperandTile, OperandType, WarpgroupVote};
 
-use super::row_max::{F16_LARGEST_POWER, usual_headroom};
-use super::{OnlineSoftmax, Sums};
+use super::row_max::{E4M3_LARGEST_POWER, F16_LARGEST_POWER, usual_headroom};
+use super::{OnlineSoftmax, Rescale, Sums};
 
 /// The speculation of a warpgroup: a block's scores are assumed not to exceed the stored row maxima by much,
 /// and the assumption is checked afterwards.
@@ -20,9 +20,14 @@ pub struct SpeculativeMax {
 
 impl SpeculativeMax {
     /// That a lane's sum of a block's probabilities stays below `2^limit` times that of a maximum, and in f16
-    /// within its range.
-    pub fn new(half: Half, limit: u8, vote: WarpgroupVote) -> SpeculativeMax {
-        SpeculativeMax { limit: largest_sum(half, limit), vote }
+    /// and e4m3 within the type's range. `rescale` is that of the softmax.
+    pub fn new(
+        weights: impl Into<OperandType>,
+        rescale: Rescale,
+        limit: u8,
+        vote: WarpgroupVote,
+    ) -> SpeculativeMax {
+        SpeculativeMax { limit: largest_sum(weights.into(), rescale, limit), vote }
     }
 
     /// Whether the assumption holds for a block in all rows of the warpgroup, from the lane's sums of the
@@ -43,12 +48,13 @@ impl SpeculativeMax {
 }
 
 /// Upper bound of the sum of a lane's probabilities. Below it, no weight exceeds `2^limit` times the weight
-/// of the maximum, and none leaves the range of f16.
-fn largest_sum(half: Half, limit: u8) -> f32 {
-    let power = f32::from(limit) - usual_headroom(half);
-    f32::exp2(match half {
-        Half::F16 => power.min(F16_LARGEST_POWER.into()),
-        Half::Bf16 => power,
+/// of the maximum, and none leaves the range of f16 or e4m3.
+fn largest_sum(weights: OperandType, rescale: Rescale, limit: u8) -> f32 {
+    let power = f32::from(limit) - usual_headroom(weights, rescale);
+    f32::exp2(match weights {
+        OperandType::Half(Half::F16) => power.min(F16_LARGEST_POWER.into()),
+        OperandType::Half(Half::Bf16) => power,
+        OperandType::E4m3 => power.min(E4M3_LARGEST_POWER.into()),
     })
 }
 

@@ -16,17 +16,17 @@
 //! `speculative.rs` the softmax of a full block, and `overlapped.rs` the end of a tile. `skips.rs` passes
 //! over blocks before the first one and after the last one.
 
-use ptx::{Builder, Half, Pred, R32};
-use tile::{AccTile, Accumulate, OperandTile, PingPong, Products, TileStream};
+use ptx::{Builder, Pred, R32};
+use tile::{AccTile, Accumulate, OperandTile, OperandType, PingPong, Products, TileStream};
 
-use super::{Order, SharedProbs, Skips, Tiles, Walk};
+use super::{BlockOutput, Order, SharedProbs, Skips, Tiles, Walk};
 use crate::{BlockList, Chains, Coverage, Masker, OnlineSoftmax, RowPrograms, Softcap, SpeculativeMax};
 
 /// Registers and rings of a consumer warpgroup.
 #[derive(Clone, Debug)]
 pub struct MainLoop {
-    /// Type of P.
-    pub half: Half,
+    /// The type to which P is rounded.
+    pub weights: OperandType,
     /// Keys of a block.
     pub block_n: u32,
     /// Whether the P V of a block is in flight during the softmax of the next block.
@@ -37,8 +37,10 @@ pub struct MainLoop {
     pub keys: TileStream,
     /// The ring of V.
     pub values: TileStream,
-    /// The products S = Q Kᵀ and O += P V.
+    /// The products S = Q Kᵀ.
     pub products: Products,
+    /// The products O += P V.
+    pub output_products: Products,
     /// The softcap, if there is one.
     pub softcap: Option<Softcap>,
     /// Chains of the reductions of maximum and sum.
@@ -51,6 +53,8 @@ pub struct MainLoop {
     pub shared_probs: Option<SharedProbs>,
     /// The accumulator of O. Its last columns are the row sums, if a product computes them.
     pub o: AccTile,
+    /// The P V of one block, if it is not O that the products add to.
+    pub block_output: Option<BlockOutput>,
     /// The ping-pong barriers, if the warpgroups use the tensor cores in turn.
     pub ping_pong: Option<PingPong>,
     /// How successive tiles of query rows follow each other.
@@ -118,9 +122,9 @@ impl MainLoop {
 
     /// All of a tile except the P V of its last block.
     fn blocks(&self, k: &mut Builder, walk: &Walk, rows: &TileRows) {
-        let MainLoop { half, chains, keys, values, s, p, o, .. } = self;
+        let MainLoop { weights, chains, keys, values, s, p, .. } = self;
         let softmax = rows.softmax;
-        o.clear(k); //                                                    2  O = 0 (`softmax`: l = 0, m = −∞)
+        self.clear_output(k); //                                          2  O = 0 (`softmax`: l = 0, m = −∞)
         let position = walk.first(k);
         let block = rows.block(k, position);
         self.first_block(k, (block, walk.first_coverage()), rows); //   3–6
@@ -141,8 +145,9 @@ impl MainLoop {
             softmax.add_sums(k, &sums); //                               13  l += Σ P
             self.wait_for_output(k); //                                  14
             values.release(k); //                                        15  for V
-            s.round_to(k, *half, p); //                                  16  P, rounded to the input type
-            rescale.apply(k, o); //                                      14  O·α
+            s.round_to(k, *weights, p); //                               16  P, rounded to the input type
+            self.add_output(k); //                                           O += P V, if by block
+            self.rescale_output(k, &rescale); //                         14  O·α
         });
     }
 
@@ -180,6 +185,7 @@ impl MainLoop {
         self.values.wait(k); //                                          18
         self.issue(k, |k| self.output(k)); //                            19  O += P V
         k.wgmma_wait(0);
+        self.add_output(k);
     }
 
     /// Waits for a tile's queries and the keys of its first block.
@@ -214,7 +220,7 @@ impl MainLoop {
         rows.softmax.update_row_max(k, s, self.chains);
         let sums = rows.softmax.exponentials(k, s, self.chains);
         rows.softmax.add_sums(k, &sums);
-        s.round_to(k, self.half, p);
+        s.round_to(k, self.weights, p);
     }
 
     /// Waits for the scores. In order [`Order::ScoresAhead`], P V may still be in flight.
@@ -252,9 +258,13 @@ impl MainLoop {
             probs.write(k, &self.p);
         }
         let value = self.values.matrix(k);
+        let (sums, accumulate) = match &self.block_output {
+            None => (&self.o, Accumulate::Add),
+            Some(block) => (&block.sums, Accumulate::Set),
+        };
         match &self.shared_probs {
-            None => self.products.wgmma_rs(k, &self.p, value, &self.o, Accumulate::Add),
-            Some(probs) => self.products.wgmma_ss(k, probs.matrix, value, &self.o, Accumulate::Add),
+            None => self.output_products.wgmma_rs(k, &self.p, value, sums, accumulate),
+            Some(probs) => self.output_products.wgmma_ss(k, probs.matrix, value, sums, accumulate),
         }
     }
 

@@ -1,6 +1,7 @@
 //! The main loop over the KV blocks, from the last block to the first.
 
 mod blocks;
+mod by_block;
 mod cp_async;
 mod halved;
 mod main_loop;
@@ -10,6 +11,7 @@ mod skips;
 mod speculative;
 
 pub use blocks::{Masked, Walk};
+pub use by_block::{BlockOutput, OutputSums};
 pub use cp_async::{Block, KvPipeline, Steps, Stream};
 pub use main_loop::{MainLoop, TileRows};
 pub use shared_probs::SharedProbs;

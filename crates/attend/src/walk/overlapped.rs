@@ -35,6 +35,7 @@ impl MainLoop {
                 self.keys.release(k);
                 k.wgmma_wait(0);
                 self.values.release(k);
+                self.add_output(k);
             },
             |k| {
                 self.last_output(k);

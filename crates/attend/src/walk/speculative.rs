@@ -18,23 +18,25 @@ impl MainLoop {
         rows: &TileRows,
     ) {
         let softmax = rows.softmax;
-        let MainLoop { half, keys, values, s, p, o, chains, .. } = self;
+        let MainLoop { weights, keys, values, s, p, chains, .. } = self;
         let sums = softmax.speculative_exponentials(k, s, *chains); //   P = exp2(S·c − m), with an old m
         self.wait_for_output(k);
         values.release(k);
-        s.round_to(k, *half, p);
+        s.round_to(k, *weights, p);
+        self.add_output(k);
         let holds = speculative.holds(k, softmax, &sums, p);
         k.if_(!holds, |k| {
             self.issue(k, |k| self.scores(k, s)); //                     S = Q Kᵀ, again
             k.wgmma_wait(0);
             self.cap(k, s);
             self.run_programs(k, s, (block, Coverage::Full), rows);
-            softmax.raise_row_max(k, s, *chains).apply(k, o); //         m = max(m, S·c); O, l rescaled
+            let rescale = softmax.raise_row_max(k, s, *chains);
+            self.rescale_output(k, &rescale); //                         m = max(m, S·c); O, l rescaled
             let exact = softmax.exponentials(k, s, *chains); //          P = exp2(S·c − m)
             for (&sum, &exact) in sums.iter().zip(&exact) {
                 k.mov_to(sum, exact);
             }
-            s.round_to(k, *half, p);
+            s.round_to(k, *weights, p);
         });
         keys.release(k);
         softmax.add_sums(k, &sums); //                                   l += Σ P

@@ -72,7 +72,7 @@ impl fmt::Display for Case {
         };
         let (heads, seq) = (pair(p.heads_q, p.heads_kv, "/"), pair(p.seq_q, p.seq_kv, "x"));
         let dim = pair(p.head_dim, p.head_dim_v, "/");
-        write!(f, "B{} H{heads} S{seq} D{dim} {} {}", p.batch, p.dtype, p.band)?;
+        write!(f, "B{} H{heads} S{seq} D{dim} {} {}", p.batch, p.dtypes, p.band)?;
         if *p != p.clone().with_layout(Layout::Bhsd) {
             f.write_str(" bshd")?;
         }

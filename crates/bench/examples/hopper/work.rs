@@ -190,7 +190,7 @@ impl Setup<'_> {
             if self.contents(Role::Operand(Operand::Counter))?.iter().any(|&byte| byte != 0) {
                 return Ok(Some("WRONG  the counter is not at 0 after a launch".to_owned()));
             }
-            let values = Values::from_bytes(problem.dtype, &outputs[0]).gather(problem, Tensor::Out);
+            let values = Values::from_bytes(problem.dtypes.out, &outputs[0]).gather(problem, Tensor::Out);
             match answer.judge(&values, Origin::Ours) {
                 Ok(figures) => found.error = Some(figures.brief()),
                 Err(fault) => return Ok(Some(format!("WRONG  {fault}"))),

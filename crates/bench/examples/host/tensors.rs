@@ -40,7 +40,7 @@ impl Tensors {
         let elements = problem.span(Tensor::Out).map_or(0, |(elements, _)| elements);
         let rows = problem.batch * problem.heads_q * problem.seq_q;
         let mut contents = vec![inputs.q.to_bytes(), inputs.k.to_bytes(), inputs.v.to_bytes()];
-        contents.extend([vec![POISON; elements * problem.dtype.bytes()], vec![POISON; 4 * rows]]);
+        contents.extend([vec![POISON; elements * problem.dtypes.out.bytes()], vec![POISON; 4 * rows]]);
         let buffers = contents.iter().map(|data| -> Outcome<Buffer> {
             let mut buffer = Buffer::new(context, data.len() + 2 * shift)?;
             buffer.upload(&[vec![POISON; shift], data.clone()].concat())?;
@@ -99,7 +99,7 @@ impl Tensors {
     /// Compares a result with the oracle, and checks that nothing beside the rows was written.
     pub fn judge(&self, result: &Result) -> Outcome<ErrorFigures> {
         let problem = &self.problem;
-        let out = Values::from_bytes(problem.dtype, &result.out);
+        let out = Values::from_bytes(problem.dtypes.out, &result.out);
         let [batches, heads, rows, dim] = problem.extents(Tensor::Out);
         let origin = problem.span(Tensor::Out).map_or(0, |(_, origin)| origin) as i64;
         let mut dense = Vec::new();
@@ -111,7 +111,7 @@ impl Tensors {
                 dense.extend((start..start + dim).map(|i| f64::from(out.get(i).unwrap_or(f32::NAN))));
             }
         }
-        let bytes = problem.dtype.bytes();
+        let bytes = problem.dtypes.out.bytes();
         let beside = written.iter().zip(result.out.chunks_exact(bytes)).filter(|(written, _)| !**written);
         let touched = beside.filter(|(_, bytes)| bytes.iter().any(|&b| b != POISON)).count();
         ensure(touched == 0, || format!("{touched} elements between the rows were written"))?;

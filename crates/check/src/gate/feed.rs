@@ -105,7 +105,12 @@ impl Feed {
                     Buffer::from_bytes(&scales.collect::<Vec<u8>>())
                 }
                 (
-                    Role::Operand(operand @ (Operand::Lengths(_) | Operand::Sinks | Operand::Table(_))),
+                    Role::Operand(
+                        operand @ (Operand::Lengths(_)
+                        | Operand::Sinks
+                        | Operand::Table(_)
+                        | Operand::Descale(_)),
+                    ),
                     inputs,
                 ) => inputs
                     .and_then(|inputs| inputs.others.bytes(*operand))
@@ -155,7 +160,9 @@ impl Feed {
                 Role::Operand(Operand::Tensor(Tensor::Q | Tensor::K | Tensor::V))
                     | Role::Operand(Operand::Codes(_))
                     | Role::Operand(Operand::Scales)
-                    | Role::Operand(Operand::Lengths(_) | Operand::Sinks | Operand::Table(_))
+                    | Role::Operand(
+                        Operand::Lengths(_) | Operand::Sinks | Operand::Table(_) | Operand::Descale(_)
+                    )
             );
             if *role == Role::Operand(Operand::Counter) && before != after {
                 check.fail(format!("the kernel left its {} at another value than 0", spec.name));
@@ -195,13 +202,13 @@ impl Feed {
             lse_rows.iter().map(at).collect::<Vec<f64>>()
         });
         let rows = row_ranges(problem, &sequences);
-        check_gaps("out", out, &rows, problem.dtype.bytes(), check);
-        let values = Values::from_bytes(problem.dtype, out);
+        check_gaps("out", out, &rows, problem.dtypes.out.bytes(), check);
+        let values = Values::from_bytes(problem.dtypes.out, out);
         let dense: Vec<f64> = rows.into_iter().flat_map(|row| wide(&values, row)).collect();
         let figures = references.judge(&dense, lse.as_deref());
         // Rounding of the sum that contains the large product depends on the summation order, which the
         // kernel may choose.
-        let is_ordered = self.style == Style::Outlier && problem.dtype == problem::DType::F32;
+        let is_ordered = self.style == Style::Outlier && problem.dtypes.q == problem::DType::F32;
         let figures = if is_ordered { figures.with_slack(4.0) } else { figures };
         for reason in figures.reasons() {
             check.fail(format!("wrong answer on {} inputs: {reason}", self.style.name()));

@@ -1,6 +1,6 @@
 //! The input styles of a check: independent random draws, and inputs that make faulty kernels fail.
 
-use problem::{Band, DType, Problem, Sequence, Span, Tensor};
+use problem::{Band, DType, E5m2, Problem, Sequence, Span, Tensor};
 use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
 
@@ -50,6 +50,10 @@ pub enum Style {
     /// masks show to all queries, to some, or to one. The element must not change the output of queries that
     /// do not see it.
     Outlier,
+    /// Normal, with the largest numbers of the type, of both signs, in one element in 64 of Q and in eight of V.
+    Saturated,
+    /// Normal, with one descale factor of each of Q and K that is 0, negative, infinite or NaN.
+    BadFactors,
 }
 
 impl Style {
@@ -57,7 +61,10 @@ impl Style {
     /// f16 fails them, as FlashAttention does: they are for kernels that promise more.
     pub const LIGHT: [Style; 2] = [Style::Light, Style::Lighter];
 
-    /// Every style but [`Style::LIGHT`].
+    /// Styles for 8-bit inputs. They join [`Style::ALL`] for problems with such inputs.
+    pub const FP8: [Style; 2] = [Style::Saturated, Style::BadFactors];
+
+    /// Every style but [`Style::LIGHT`] and [`Style::FP8`].
     pub const ALL: [Style; 12] = [
         Style::Normal,
         Style::Positive,
@@ -74,7 +81,7 @@ impl Style {
     ];
 
     pub const fn is_finite(self) -> bool {
-        !matches!(self, Style::NonFinite | Style::MinusInfinity)
+        !matches!(self, Style::NonFinite | Style::MinusInfinity | Style::BadFactors)
     }
 
     /// The name in reports.
@@ -92,6 +99,8 @@ impl Style {
             Style::MinusInfinity => "logits of -Inf",
             Style::PoisonedPadding => "NaN in padding",
             Style::Outlier => "one large element",
+            Style::Saturated => "largest numbers",
+            Style::BadFactors => "descale factors that are refused",
             Style::Light => "keys 2^25.4 lighter than one",
             Style::Lighter => "keys 2^26.5 lighter than one",
         }
@@ -99,7 +108,10 @@ impl Style {
 }
 
 pub fn draw(problem: &Problem, style: Style, seed: u64) -> Inputs {
-    let others = OtherInputs::draw(problem, seed);
+    let mut others = OtherInputs::draw(problem, seed);
+    if style == Style::BadFactors {
+        others.spoil_factors(seed);
+    }
     let sequences = others.sequences(problem);
     let tensor = |tensor: Tensor, stream: u64| {
         let mut rng = SmallRng::seed_from_u64(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ stream);
@@ -107,7 +119,14 @@ pub fn draw(problem: &Problem, style: Style, seed: u64) -> Inputs {
         if style == Style::Outlier {
             place_outliers(problem, tensor, &sequences, seed, &mut data, &mut rng);
         }
-        Values::round(problem.dtype, &data)
+        let mut values = Values::round(problem.dtypes.of(tensor), &data);
+        if let Values::E5m2(codes) = &mut values {
+            // Rounding saturates; kernels must take infinities, too.
+            for (code, x) in codes.iter_mut().zip(&data).filter(|(_, x)| x.is_infinite()) {
+                *code = E5m2::from_bits(if x.is_sign_positive() { 0x7c } else { 0xfc });
+            }
+        }
+        values
     };
     Inputs { q: tensor(Tensor::Q, 1), k: tensor(Tensor::K, 2), v: tensor(Tensor::V, 3), others }
 }
@@ -196,14 +215,20 @@ fn element(
 ) -> f32 {
     let noise = normal(rng);
     match (style, tensor) {
-        (Style::Normal | Style::PoisonedPadding | Style::Outlier, _) => noise,
+        (Style::Normal | Style::PoisonedPadding | Style::Outlier | Style::BadFactors, _) => noise,
+        (Style::Saturated, Tensor::Q | Tensor::V) => {
+            let one_in = if tensor == Tensor::Q { 64 } else { 8 };
+            let largest = problem.dtypes.of(tensor).largest();
+            if rng.random_range(0..one_in) == 0 { largest.copysign(noise) } else { noise }
+        }
+        (Style::Saturated, _) => noise,
         (Style::Positive, _) => rng.random::<f32>(),
         // A logit is scale · Σ q k: of size scale · √head_dim · a² for normal draws times a.
         (Style::HugeLogits, Tensor::Q | Tensor::K) => {
             let spread = problem.softmax_scale().abs().max(1e-6) * (problem.head_dim as f32).sqrt();
             noise * (1e4 / 3.0 / spread).sqrt().min(100.0)
         }
-        (Style::NearTies, Tensor::K) => common[d] * (1.0 + problem.dtype.unit_roundoff() as f32 * noise),
+        (Style::NearTies, Tensor::K) => common[d] * (1.0 + problem.dtypes.k.unit_roundoff() as f32 * noise),
         // Queries of one sign and keys with a slope: logits from −24 to 24 for any head dim.
         (Style::Rising | Style::Falling | Style::Spike, Tensor::Q) => 1.0 + 0.1 * noise,
         (Style::Rising | Style::Falling, Tensor::K) => {
@@ -220,7 +245,7 @@ fn element(
         (Style::Spike, Tensor::V) if row == problem.seq_kv / 3 => 0.0,
         (Style::Spike, _) => 1.0 + 0.1 * noise,
         (Style::Light | Style::Lighter, _) => beside_one(problem, tensor, style, row, d, noise),
-        (Style::TinyValues, Tensor::V) => noise * tiny(problem.dtype),
+        (Style::TinyValues, Tensor::V) => noise * tiny(problem.dtypes.v),
         (Style::NonFinite, Tensor::K) if row == problem.seq_kv / 2 && d == 0 => f32::NAN,
         // Not under a mask: the matrix product multiplies a masked probability, 0, by the value, and 0 · ∞ is
         // NaN.
@@ -275,6 +300,9 @@ fn tiny(dtype: DType) -> f32 {
     match dtype {
         DType::F16 => 2f32.powi(-6),
         DType::Bf16 | DType::F32 => 2f32.powi(-110),
+        // The smallest normal numbers are 2⁻⁶ and 2⁻¹⁴.
+        DType::E4m3 => 2f32.powi(-4),
+        DType::E5m2 => 2f32.powi(-8),
     }
 }
 

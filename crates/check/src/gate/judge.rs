@@ -141,7 +141,7 @@ impl References {
 
     /// Builds references from the oracle's output and standard attention's output on the same inputs.
     pub fn new(problem: &Problem, oracle: Reference, standard: &Reference) -> References {
-        let roundoff = problem.dtype.unit_roundoff();
+        let roundoff = problem.dtypes.out.unit_roundoff();
         let dim = problem.head_dim_v.max(1);
         let theirs = Distance::of(&standard.out, &oracle.out, dim);
         let largest = finite(&oracle.out).fold(0.0, |m: f64, x| m.max(x.abs()));
@@ -161,7 +161,7 @@ impl References {
             ..ErrorFigures::default()
         };
         let rounded: Vec<f32> = oracle.out.iter().map(|&x| x as f32).collect();
-        let rounded = Values::round(problem.dtype, &rounded);
+        let rounded = Values::round(problem.dtypes.out, &rounded);
         References { dim, oracle, rounded, allowed }
     }
 
@@ -333,7 +333,7 @@ mod tests {
     use super::*;
     use crate::gate::inputs::{Style, draw};
     use cpu::CpuPlan;
-    use problem::Band;
+    use problem::{Band, DTypes, ScaleLayout, Scales};
 
     struct Answer {
         problem: Problem,
@@ -365,8 +365,12 @@ mod tests {
 
     fn problems() -> Vec<Problem> {
         let layout = problem::Layout::Bhsd;
-        DType::ALL
+        let fp8 =
+            ["e4m3", "e5m2:f16", "e4m3/e4m3/f16", "e5m2/e4m3/bf16:f32"].map(|text| text.parse().unwrap());
+        DType::OUTPUTS
+            .map(DTypes::uniform)
             .into_iter()
+            .chain(fp8)
             .flat_map(|dtype| {
                 [
                     Problem::new(1, 2, 70, 64, dtype),
@@ -381,7 +385,8 @@ mod tests {
     #[test]
     fn native_kernels_pass_on_every_style() {
         for problem in problems() {
-            for style in Style::ALL {
+            let fp8 = Style::FP8.into_iter().filter(|_| problem.dtypes.has_fp8());
+            for style in Style::ALL.into_iter().chain(fp8) {
                 let answer = Answer::new(problem.clone(), style);
                 assert_eq!(answer.reasons(), [""; 0], "{style:?} {problem:?}");
             }
@@ -390,7 +395,7 @@ mod tests {
 
     #[test]
     fn small_sins_are_seen() {
-        for dtype in DType::ALL {
+        for dtype in DType::OUTPUTS.map(DTypes::uniform) {
             let right = Answer::new(Problem::new(1, 2, 70, 64, dtype), Style::Normal);
             let with = |change: &dyn Fn(&mut Answer)| {
                 let mut wrong = Answer::new(right.problem.clone(), Style::Normal);
@@ -409,6 +414,48 @@ mod tests {
             shorter.seq_kv -= 1;
             let dropped = draw(&right.problem, Style::Normal, 3).oracle(&shorter).unwrap();
             assert!(!with(&|a| a.out.clone_from(&dropped.out)).is_empty(), "a dropped key in {dtype}");
+        }
+    }
+
+    /// Faults of 8-bit kernels: a factor that is applied twice, a factor of P that is missing in the sum, and
+    /// values of a neighbouring key.
+    #[test]
+    fn sins_of_eight_bit_kernels_are_seen() {
+        let scales = |p: Problem| Problem {
+            scales: Scales {
+                q: Some(ScaleLayout::per_head(2)),
+                k: Some(ScaleLayout::TENSOR),
+                v: Some(ScaleLayout::per_block(2, 70, 64)),
+            },
+            ..p
+        };
+        for types in ["e4m3", "e5m2:f16"] {
+            let dtypes: DTypes = types.parse().unwrap();
+            let problem = scales(Problem::new(1, 2, 70, 64, dtypes));
+            let right = Answer::new(problem.clone(), Style::Normal);
+            assert_eq!(right.reasons(), [""; 0], "{types}");
+            let inputs = draw(&problem, Style::Normal, 3);
+            let with = |change: &dyn Fn(&mut Inputs)| {
+                let mut changed = inputs.clone();
+                change(&mut changed);
+                let wrong = changed.oracle(&problem).unwrap();
+                let references = References::new(&problem, right.oracle.clone(), &right.standard);
+                references.judge(&wrong.out, Some(&wrong.lse)).reasons()
+            };
+            assert_eq!(with(&|_| {}), [""; 0]);
+            let squared = |factors: &mut Vec<f32>| factors.iter_mut().for_each(|x| *x *= *x);
+            for tensor in 0..3 {
+                assert!(!with(&|inputs| squared(&mut inputs.others.scales[tensor])).is_empty());
+            }
+            assert!(!with(&|inputs| inputs.others.scales[2].rotate_left(1)).is_empty());
+            assert!(
+                !with(&|inputs| {
+                    let mut bytes = inputs.v.to_bytes();
+                    bytes.rotate_left(64);
+                    inputs.v = Values::from_bytes(problem.dtypes.v, &bytes);
+                })
+                .is_empty()
+            );
         }
     }
 

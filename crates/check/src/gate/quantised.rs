@@ -22,7 +22,7 @@ pub(super) fn encode(problem: &Problem, inputs: &Inputs) -> Codes {
         let wide: Vec<f32> = (0..values.len()).filter_map(|i| values.get(i)).collect();
         let quantised = quantise(&wide, seq * dim);
         scales.extend(&quantised.scales);
-        let decoded = Values::round(problem.dtype, &dequantise(&quantised));
+        let decoded = Values::round(problem.dtypes.q, &dequantise(&quantised));
         (quantised.codes, decoded)
     };
     let (q_codes, q) = tensor(&inputs.q, problem.seq_q, problem.head_dim);

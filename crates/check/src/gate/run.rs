@@ -87,6 +87,12 @@ impl Settings {
     /// when the one warp lags that takes them for each other.
     fn runs_of(&self, bound: &Bound) -> Vec<(Style, u64, Schedule)> {
         let mut runs = self.runs.clone();
+        let fp8 = bound.problem.as_ref().is_some_and(|problem| problem.dtypes.has_fp8());
+        if fp8 && runs.iter().any(|&(style, ..)| style == Style::NonFinite) {
+            let seeds = [31, 32, 33, 34];
+            runs.extend(seeds.map(|seed| (Style::BadFactors, seed, Schedule::Early)));
+            runs.push((Style::Saturated, 35, Schedule::Late));
+        }
         if self.lagging && waits_by_count(&bound.kernel) {
             let warps = |kernel: &Kernel| {
                 let Launch { block, cluster, .. } = kernel.launch;
@@ -427,7 +433,7 @@ pub(super) fn must_write(bound: &Bound, feed: &Feed) -> HashMap<usize, Vec<Range
     let sequences = feed.sequences(bound);
     let at = |operand| bound.roles.iter().position(|&r| r == Role::Operand(operand));
     let out = at(Operand::Tensor(Tensor::Out))
-        .map(|index| (index, in_bytes(row_ranges(problem, &sequences), problem.dtype.bytes())));
+        .map(|index| (index, in_bytes(row_ranges(problem, &sequences), problem.dtypes.out.bytes())));
     let lse = at(Operand::Lse).filter(|_| !problem.lengths.is_even()).map(|index| {
         let rows = lse_rows(bound, problem, &sequences).into_iter().map(|row| row..row + 1);
         (index, in_bytes(rows.collect(), 4))

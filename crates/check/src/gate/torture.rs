@@ -3,7 +3,7 @@
 
 use problem::program::library;
 use problem::{
-    Band, DType, Expr, Layout, Lengths, Problem, Program, Programs, SideLengths, Strides, Table, TableType,
+    Band, DTypes, Expr, Layout, Lengths, Problem, Program, Programs, SideLengths, Strides, Table, TableType,
 };
 
 /// A problem of the torture set with its difficulty.
@@ -14,11 +14,11 @@ pub struct Torture {
     pub problem: Problem,
 }
 
-/// The torture set for one dtype and head dim. All problems are small: the difficulty lies in their edges.
-pub fn problems(dtype: DType, head_dim: usize) -> Vec<Torture> {
-    let layout = Layout::Bhsd;
+/// The torture set for element types and a head dim. All problems are small: the difficulty lies in their edges.
+pub fn problems(dtypes: impl Into<DTypes>, head_dim: usize) -> Vec<Torture> {
+    let (layout, dtypes) = (Layout::Bhsd, dtypes.into());
     let dense =
-        |seq_q: usize, seq_kv: usize| Problem::new(1, 2, seq_q, head_dim, dtype).with_seq_kv(seq_kv, layout);
+        |seq_q: usize, seq_kv: usize| Problem::new(1, 2, seq_q, head_dim, dtypes).with_seq_kv(seq_kv, layout);
     let causal = |seq_q, seq_kv| dense(seq_q, seq_kv).with_band(Band::CAUSAL);
     let top_left = |seq_q, seq_kv| dense(seq_q, seq_kv).with_band(Band::CAUSAL_TOP_LEFT);
     let set = [
@@ -47,16 +47,16 @@ pub fn problems(dtype: DType, head_dim: usize) -> Vec<Torture> {
         ("padded rows", padded(dense(40, 50))),
     ];
     set.into_iter()
-        .chain(features(dtype, head_dim))
+        .chain(features(dtypes, head_dim))
         .map(|(name, problem)| Torture { name, problem })
         .collect()
 }
 
 /// Uneven lengths, sinks, and score and mask programs.
-fn features(dtype: DType, head_dim: usize) -> Vec<(&'static str, Problem)> {
+fn features(dtypes: DTypes, head_dim: usize) -> Vec<(&'static str, Problem)> {
     let layout = Layout::Bshd;
     let base = |seq_q: usize, seq_kv: usize| {
-        Problem { batch: 3, heads_kv: 1, ..Problem::new(1, 2, seq_q, head_dim, dtype) }
+        Problem { batch: 3, heads_kv: 1, ..Problem::new(1, 2, seq_q, head_dim, dtypes) }
             .with_seq_kv(seq_kv, layout)
     };
     let packed = |rows| SideLengths { packed: Some(rows), used: false };
@@ -175,11 +175,12 @@ mod tests {
     use crate::gate::References;
     use crate::gate::inputs::{Style, draw};
     use cpu::CpuPlan;
-    use problem::Tensor;
+    use problem::{DType, Tensor};
 
     #[test]
     fn every_problem_is_legal_and_the_native_kernels_survive_it() {
-        for dtype in DType::ALL {
+        let fp8 = ["e4m3", "e5m2/e4m3/f16"].map(|text| text.parse().unwrap());
+        for dtype in DType::OUTPUTS.map(DTypes::uniform).into_iter().chain(fp8) {
             for Torture { name, problem } in problems(dtype, 64) {
                 problem.check().unwrap_or_else(|e| panic!("{name}: {e}"));
                 let inputs = draw(&problem, Style::PoisonedPadding, 1);

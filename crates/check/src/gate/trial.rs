@@ -179,7 +179,7 @@ fn check_written(bound: &Bound, feed: &Feed, after: &[Vec<u8>], check: &mut Chec
         after.iter().zip(&bound.roles).enumerate().filter(|(_, (_, r))| is_output(**r))
     {
         let size = match (role, &bound.problem) {
-            (Role::Operand(Operand::Tensor(_)), Some(problem)) => problem.dtype.bytes(),
+            (Role::Operand(Operand::Tensor(_)), Some(problem)) => problem.dtypes.out.bytes(),
             _ => 4,
         };
         let whole = 0..bytes.len();

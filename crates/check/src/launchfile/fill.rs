@@ -107,7 +107,7 @@ impl LaunchSpec {
                 let view = View::strided(&problem.extents(*tensor), &forward);
                 let init = if *tensor == Tensor::Out { self.out_init } else { Init::Random };
                 let elements = problem.span(*tensor)?.0;
-                Some(Memory { dtype: type_of(problem.dtype), elements, init, view: Some(view) })
+                Some(Memory { dtype: type_of(problem.dtypes.of(*tensor)), elements, init, view: Some(view) })
             }
             ArgSpec::Lse => {
                 let problem = self.problem.as_ref()?;
@@ -134,5 +134,7 @@ pub(super) const fn type_of(dtype: DType) -> BufferType {
         DType::F16 => BufferType::F16,
         DType::Bf16 => BufferType::Bf16,
         DType::F32 => BufferType::F32,
+        DType::E4m3 => BufferType::E4m3,
+        DType::E5m2 => BufferType::E5m2,
     }
 }

@@ -64,7 +64,8 @@ impl Shape {
     fn of_tensor(problem: &Problem, tensor: Tensor) -> Shape {
         let [batch, heads, rows, columns] = problem.extents(tensor).map(|n| n as u64);
         let strides = problem.strides(tensor);
-        let bytes = |elements: i64| elements.unsigned_abs().saturating_mul(problem.dtype.bytes() as u64);
+        let bytes =
+            |elements: i64| elements.unsigned_abs().saturating_mul(problem.dtypes.of(tensor).bytes() as u64);
         Shape {
             dims: vec![columns, rows, heads, batch],
             strides: [strides.row, strides.head, strides.batch].map(bytes).to_vec(),
@@ -169,10 +170,11 @@ fn target_of(
     let named = number_of(of, all).is_some_and(|at| all[at].role == "buffer");
     if let Some(tensor) = of.as_str().and_then(tensor_of).filter(|_| !named) {
         let problem = problem.ok_or_else(|| refuse("tensors only with a [problem] table"))?;
-        let element = match problem.dtype {
+        let element = match problem.dtypes.of(tensor) {
             DType::F16 => Element::F16,
             DType::Bf16 => Element::Bf16,
             DType::F32 => Element::F32,
+            DType::E4m3 | DType::E5m2 => Element::U8,
         };
         return Ok((MapTarget::Tensor(tensor), element));
     }

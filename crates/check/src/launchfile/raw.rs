@@ -3,6 +3,7 @@
 use std::fmt;
 use std::marker::PhantomData;
 
+use problem::Scales;
 use serde::Deserialize;
 use serde::de::{
     DeserializeOwned, Deserializer, MapAccess, SeqAccess, Visitor, value::MapAccessDeserializer,
@@ -66,6 +67,7 @@ pub(super) struct RawProblem {
     pub mask: Option<String>,
     pub scale: Option<f64>,
     pub softcap: Option<f64>,
+    pub scales: Option<Scales>,
 }
 
 /// The table `[launch]`.

@@ -3,7 +3,7 @@
 use std::str::FromStr;
 use std::sync::Arc;
 
-use problem::{Band, DType, Layout, Pass, Problem, Strides, Tensor};
+use problem::{Band, DTypes, Layout, Pass, Problem, Strides, Tensor};
 use ptx::Dim3;
 
 use super::LaunchError;
@@ -213,7 +213,7 @@ impl LaunchSpec {
     /// Bytes of a tensor of the problem; `None` without a problem or on overflow.
     pub(super) fn tensor_bytes(&self, tensor: Tensor) -> Option<usize> {
         let problem = self.problem.as_ref()?;
-        problem.span(tensor)?.0.checked_mul(problem.dtype.bytes())
+        problem.span(tensor)?.0.checked_mul(problem.dtypes.of(tensor).bytes())
     }
 
     /// Bytes of the buffer of an argument; 0 for numbers, `None` on overflow.
@@ -350,7 +350,7 @@ fn start_of(
 ) -> Result<Init, LaunchError> {
     let found = all.iter().enumerate().find(|(_, arg)| arg.role == role);
     let (Some((index, arg)), Some(problem)) = (found, problem) else { return Ok(Init::Uninitialised) };
-    let dtype = if role == "lse" { BufferType::F32 } else { type_of(problem.dtype) };
+    let dtype = if role == "lse" { BufferType::F32 } else { type_of(problem.dtypes.out) };
     init_of(&format!("[[arg]] {index} init"), arg.init.as_ref(), dtype, files)
 }
 
@@ -382,18 +382,19 @@ fn problem_of(raw: &RawProblem) -> Result<Problem, LaunchError> {
             .filter(|_| value >= least)
             .ok_or_else(|| LaunchError::value(format!("problem.{key}"), value, format!("{least} or more")))
     };
-    let dtype: DType = raw.dtype.parse()?;
+    let dtypes: DTypes = raw.dtype.parse()?;
     let heads_q = size("heads_q", raw.heads_q, 1)?;
     let seq_q = size("seq_q", raw.seq_q, 1)?;
     let batch = size("batch", raw.batch.unwrap_or(1), 1)?;
     let head_dim = size("head_dim", raw.head_dim, 1)?;
-    let mut problem = Problem::new(batch, heads_q, seq_q, head_dim, dtype);
+    let mut problem = Problem::new(batch, heads_q, seq_q, head_dim, dtypes);
     problem.head_dim_v = raw.head_dim_v.map_or(Ok(head_dim), |d| size("head_dim_v", d, 1))?;
     problem.heads_kv = raw.heads_kv.map_or(Ok(heads_q), |h| size("heads_kv", h, 1))?;
     problem.seq_kv = raw.seq_kv.map_or(Ok(seq_q), |s| size("seq_kv", s, 0))?;
     problem.band = raw.mask.as_deref().map_or(Ok(Band::FULL), str::parse)?;
     problem.score.scale = raw.scale.map(|s| s as f32);
     problem.score.softcap = raw.softcap.map(|s| s as f32);
+    problem.scales = raw.scales.unwrap_or_default();
     Ok(problem.with_layout(Layout::Bhsd))
 }
 

@@ -76,7 +76,7 @@ fn reads_what_is_documented() {
     let spec: LaunchSpec = FILE.parse().unwrap();
     let problem = spec.problem.clone().unwrap();
     assert_eq!((problem.batch, problem.heads_kv, problem.seq_kv), (1, 2, 7));
-    assert_eq!((problem.dtype, problem.band, problem.score.scale), (DType::Bf16, Band::CAUSAL, None));
+    assert_eq!((problem.dtypes, problem.band, problem.score.scale), (DType::Bf16.into(), Band::CAUSAL, None));
     assert_eq!((problem.q.head, problem.q.row, problem.out.row), (16, 128, 16));
     assert_eq!(spec.launches[0].grid, Dim3(8, 2, 1));
     let memory = Memory::new(BufferType::F32, 10, Init::Iota);
@@ -104,7 +104,7 @@ fn refusals_name_key_value_and_what_is_accepted() {
         ),
         ("head_dim = 16", "head_dim = 16\nhead_dim_v = \"16\"", "head_dim_v = \"16\""),
         ("heads_kv = 2", "heads_kv = 3", "expected a multiple of heads_kv = 3"),
-        ("\"bf16\"", "\"fp8\"", "invalid value 'fp8' for dtype: expected f16, bf16, f32"),
+        ("\"bf16\"", "\"fp8\"", "invalid value 'fp8' for dtype: expected f16, bf16, f32, e4m3, e5m2"),
         (
             "\"causal\"",
             "\"casual\"",

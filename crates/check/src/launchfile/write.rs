@@ -51,7 +51,7 @@ impl Bound {
             Role::Operand(Operand::Tensor(tensor)) => Some(tensor.name()),
             Role::Operand(Operand::Lse) => Some("lse"),
             Role::Operand(Operand::Lengths(_) | Operand::Sinks | Operand::Table(_))
-            | Role::Operand(Operand::Codes(_))
+            | Role::Operand(Operand::Descale(_) | Operand::Codes(_))
             | Role::Operand(Operand::Scales)
             | Role::Operand(Operand::Counter)
             | Role::Operand(Operand::Scratch | Operand::Temporary(_))
@@ -85,7 +85,7 @@ impl Bound {
 }
 
 fn problem_table(problem: &Problem) -> String {
-    let Shape { batch, heads_q, heads_kv, seq_q, seq_kv, head_dim, head_dim_v, dtype, mask } =
+    let Shape { batch, heads_q, heads_kv, seq_q, seq_kv, head_dim, head_dim_v, dtypes, mask } =
         Shape::of(problem);
     let line = |key: &str, value: Option<f32>| {
         value.map_or_else(String::new, |value| format!("{key} = {value:?}\n"))
@@ -94,7 +94,7 @@ fn problem_table(problem: &Problem) -> String {
     let (scale, softcap) = (line("scale", scale), line("softcap", softcap));
     format!(
         "[problem]\nbatch = {batch}\nheads_q = {heads_q}\nheads_kv = {heads_kv}\nseq_q = {seq_q}\nseq_kv = {seq_kv}\n\
-         head_dim = {head_dim}\nhead_dim_v = {head_dim_v}\ndtype = \"{dtype}\"\nmask = \"{mask}\"\n{scale}{softcap}"
+         head_dim = {head_dim}\nhead_dim_v = {head_dim_v}\ndtype = \"{dtypes}\"\nmask = \"{mask}\"\n{scale}{softcap}"
     )
 }
 

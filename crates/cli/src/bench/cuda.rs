@@ -319,7 +319,7 @@ fn merge(row: &mut serde_json::Value, more: serde_json::Value) {
 fn inputs(context: &Arc<Context>, problem: &Problem) -> Result<[Buffer; 3], CliError> {
     let buffer = |tensor: Tensor| {
         let elements = problem.span(tensor).map_or(0, |(elements, _)| elements);
-        Buffer::new(context, elements * problem.dtype.bytes())
+        Buffer::new(context, elements * problem.dtypes.of(tensor).bytes())
     };
     Ok([buffer(Tensor::Q)?, buffer(Tensor::K)?, buffer(Tensor::V)?])
 }

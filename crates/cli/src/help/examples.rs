@@ -92,6 +92,10 @@ const EXAMPLES: &[(&str, &[&str])] = &[
     ),
     ("ledger check", &["flashcore ledger check", "flashcore ledger check --ledger other.ledger --json"]),
     ("ledger runs", &["flashcore ledger runs"]),
+    (
+        "accuracy",
+        &["flashcore accuracy --keys 8192", "flashcore accuracy --keys 1048576 --out accuracy.html"],
+    ),
     ("doctor", &["flashcore doctor", "flashcore doctor --json"]),
     ("lab tables", &["flashcore lab tables README.md --check"]),
     (

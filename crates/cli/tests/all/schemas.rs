@@ -135,6 +135,7 @@ fn every_output_fits_its_schema() {
     held.run(&folder, "explain-problem", &["explain", "--problem", "1,8,512,64,f16", "--device", "h200"]);
     held.run(&folder, "version", &["version"]);
     held.run(&folder, "doctor", &["doctor"]);
+    held.run(&folder, "accuracy", &["accuracy", "--keys", "512"]);
     held.run(&folder, "bench", &["bench", "--problem", SMALL, "--seconds", "0.05"]);
     held.run(&folder, "microbench", &["lab", "microbench", "--emulator", "--only", "fma chain"]);
     held.run(&folder, "evolve", &["evolve", "--device", "h200", "--problem", SMALL, "--candidates", "8"]);

@@ -28,7 +28,7 @@ impl Case {
     pub fn random(seed: u64) -> Case {
         let mut rng = SmallRng::seed_from_u64(seed);
         let mut any = |of: &[usize]| of[rng.random_range(0..of.len())];
-        let dtype = DType::ALL[any(&[0, 1, 1, 2, 2])];
+        let dtype = DType::OUTPUTS[any(&[0, 1, 1, 2, 2])];
         let (heads_kv, group) = (any(&[1, 1, 2]), any(&[1, 1, 2, 3]));
         let mut p = Problem::new(any(&[1, 1, 2]), heads_kv * group, 1, 1, dtype);
         p.heads_kv = heads_kv;
@@ -86,7 +86,7 @@ impl Case {
     /// # Errors
     /// The error of [`attention`] or of [`oracle`].
     pub fn run(&self, plan: &CpuPlan) -> Result<Outcome, Box<dyn Error>> {
-        match self.problem.dtype {
+        match self.problem.dtypes.q {
             DType::F32 => self.run_as::<f32>(plan),
             DType::F16 => self.run_as::<f16>(plan),
             DType::Bf16 => self.run_as::<bf16>(plan),
@@ -236,9 +236,9 @@ impl<'a> Head<'a> {
             }
         }
         let sums = (16.0 + (logits.len() as f64).sqrt()) * F32;
-        let roundoff = if p.dtype == DType::F32 { 0.0 } else { p.dtype.unit_roundoff() };
+        let roundoff = if p.dtypes.q == DType::F32 { 0.0 } else { p.dtypes.out.unit_roundoff() };
         // More than the rounding error of the smallest numbers of the type.
-        let least = if p.dtype == DType::F16 { 2f64.powi(-24) } else { 1e-30 };
+        let least = if p.dtypes.q == DType::F16 { 2f64.powi(-24) } else { 1e-30 };
         let of_out = |d: usize| match logits.len() {
             0 => 0.0,
             _ => {

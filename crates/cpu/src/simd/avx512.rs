@@ -146,6 +146,7 @@ impl Simd for Avx512 {
             ElementsMut::F32(to) => unsafe { scale(from, factor, to) },
             ElementsMut::F16(to) => unsafe { narrow_scaled_f16(from, factor, to) },
             ElementsMut::Bf16(to) => unsafe { narrow_scaled_bf16(from, factor, to) },
+            ElementsMut::E4m3(_) | ElementsMut::E5m2(_) => T::narrow_scaled(from, factor, to),
         }
     }
 

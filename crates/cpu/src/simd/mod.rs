@@ -40,6 +40,7 @@ pub(crate) use neon::Neon;
 #[cfg(target_arch = "x86_64")]
 pub(crate) use {amx::Amx, avx2::Avx2, avx512::Avx512, avx512vnni::Avx512Vnni};
 
+use crate::decode::computed_type;
 use crate::programs::{Compiled, Region, Values};
 use crate::tile::Step;
 use crate::{Element, Elements};
@@ -116,7 +117,7 @@ impl Isa {
             Isa::Amx | Isa::Avx512Vnni | Isa::PortableIntegers | Isa::PortableTerms => {
                 // The errors of capped logits and of scores that a program changes are not bounded.
                 let is_plain = problem.score.softcap.is_none() && problem.programs.score.is_none();
-                rows && problem.dtype != DType::F32 && is_plain
+                rows && computed_type(problem) != DType::F32 && is_plain
             }
             Isa::Avx512 | Isa::Avx2 | Isa::Neon | Isa::Portable => true,
         }
@@ -303,6 +304,7 @@ pub(crate) fn widen<S: Simd>(s: S, from: Elements<'_>, to: &mut [f32]) {
         Elements::F32(from) => to.copy_from_slice(from),
         Elements::F16(from) => s.widen_f16(from, to),
         Elements::Bf16(from) => s.widen_bf16(from, to),
+        Elements::E4m3(_) | Elements::E5m2(_) => from.widen(to),
     }
 }
 

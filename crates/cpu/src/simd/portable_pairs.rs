@@ -32,6 +32,8 @@ pub(super) fn element(from: Elements<'_>, at: usize) -> f32 {
         Elements::F32(x) => x.get(at).copied(),
         Elements::F16(x) => x.get(at).map(|x| x.to_f32()),
         Elements::Bf16(x) => x.get(at).map(|&x| Element::to_f32(x)),
+        Elements::E4m3(x) => x.get(at).map(|x| x.to_f32()),
+        Elements::E5m2(x) => x.get(at).map(|x| x.to_f32()),
     };
     element.unwrap_or(0.0)
 }

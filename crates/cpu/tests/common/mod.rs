@@ -110,8 +110,8 @@ pub fn close_to(
     let finite = |x: &[f64]| x.iter().filter(|x| x.is_finite()).fold(0.0f64, |m, x| m.max(x.abs()));
     // Logits are f32 sums. Their error, in ulps of the largest logit, adds to the error of O in full.
     let logit = finite(&want.lse) * 8.0 * f64::from(f32::EPSILON);
-    let floor =
-        finite(&want.out) * (problem.dtype.unit_roundoff() * 1.01 + logit + 16.0 * f64::from(f32::EPSILON));
+    let floor = finite(&want.out)
+        * (problem.dtypes.out.unit_roundoff() * 1.01 + logit + 16.0 * f64::from(f32::EPSILON));
     let tolerance = 2.0 * worst(&naive.out, &want.out) + floor;
     for (i, (&got, &want)) in out.iter().zip(&want.out).enumerate() {
         assert!(
@@ -133,9 +133,9 @@ pub fn close_to(
 /// Checks every dtype on every instruction set of this machine.
 pub fn check_everywhere(problem: &Problem, seed: u64, logits: f32) {
     for isa in Isa::available() {
-        for dtype in DType::ALL {
+        for dtype in DType::OUTPUTS {
             let mut problem = problem.clone();
-            problem.dtype = dtype;
+            problem.dtypes = dtype.into();
             let plan = small_plan(isa);
             match dtype {
                 DType::F32 => check(&problem, &Inputs::<f32>::random(&problem, seed, logits), &plan),

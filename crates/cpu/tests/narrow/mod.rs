@@ -118,7 +118,7 @@ fn ordinary_inputs_use_16_bits() {
         let p = Problem::new(1, 1, 64, dim, DType::F16).with_seq_kv(keys, Layout::Bhsd);
         assert!(is_narrow(&p, &normal::<f16>(&p, 2, [1.0, 1.0, 0.0])), "{keys} {dim}");
     }
-    let p = Problem { dtype: DType::Bf16, ..p };
+    let p = Problem { dtypes: DType::Bf16.into(), ..p };
     assert!(is_narrow(&p, &normal::<bf16>(&p, 1, [6.0, 1.0, 0.0])));
     assert!(is_narrow(&p, &normal::<bf16>(&p, 1, [1e-9, 1e9, 0.0])));
 }
@@ -143,7 +143,7 @@ fn inputs_beyond_the_bounds_are_computed_in_f32() {
     let mut outlier = usual();
     outlier.v[row].iter_mut().for_each(|x| *x *= f16::from_f32(100.0));
     assert!(!is_narrow(&p, &outlier), "a large row of V");
-    let tiny = Problem { dtype: DType::Bf16, ..p.clone() };
+    let tiny = Problem { dtypes: DType::Bf16.into(), ..p.clone() };
     for sizes in [[1e-30, 1.0, 0.0], [1.0, 1e-30, 0.0], [1e30, 1.0, 0.0], [1.0, 1e30, 0.0]] {
         assert!(!is_narrow(&tiny, &normal::<bf16>(&tiny, 1, sizes)), "{sizes:?}");
     }

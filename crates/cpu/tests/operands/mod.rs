@@ -74,7 +74,7 @@ fn check_case(case: &Case, plans: &[CpuPlan]) {
         case.spoil(&mut inputs);
         check_plans(&case.problem, &inputs, &case.others, plans);
     }
-    match case.problem.dtype {
+    match case.problem.dtypes.q {
         DType::F32 => of::<f32>(case, plans),
         DType::F16 => of::<f16>(case, plans),
         DType::Bf16 => of::<bf16>(case, plans),

@@ -11,7 +11,7 @@ use driver::{
     Buffer, Call, Context, DeviceSlice, DriverError, Event, Expect, Function, Graph, GraphExec, Stream,
 };
 use kernels::{Arch, Plan, emit};
-use problem::{DType, Problem};
+use problem::{DType, DTypes, Problem};
 use ptx::Kernel;
 
 use crate::Error;
@@ -37,7 +37,7 @@ pub struct Device {
     compiled: Mutex<HashMap<(String, String), Option<Function>>>,
     compilers: Vec<Compiler>,
     /// The contents of the last problem's buffers, and their element type.
-    drawn: Mutex<(DType, Vec<Vec<u8>>)>,
+    drawn: Mutex<(DTypes, Vec<Vec<u8>>)>,
 }
 
 /// A plan that runs.
@@ -152,8 +152,8 @@ impl Device {
         let sizes: Vec<usize> = bound.kernel.buffers.iter().map(|spec| spec.bytes).collect();
         // Random inputs can be reused for another shape of equal size and element type.
         let mut drawn = self.drawn.lock().unwrap_or_else(PoisonError::into_inner);
-        if drawn.0 != problem.dtype || drawn.1.iter().map(Vec::len).ne(sizes) {
-            *drawn = (problem.dtype, contents(&bound, 1));
+        if drawn.0 != problem.dtypes || drawn.1.iter().map(Vec::len).ne(sizes) {
+            *drawn = (problem.dtypes, contents(&bound, 1));
         }
         for data in &drawn.1 {
             let mut buffer = Buffer::new(&self.context, data.len())?;
@@ -224,7 +224,7 @@ impl Device {
             }
             all.extend(part.chunks_exact(2).map(|pair| {
                 let bits = u16::from_le_bytes([pair[0], pair[1]]);
-                match tensors.problem.dtype {
+                match tensors.problem.dtypes.q {
                     DType::Bf16 => half::bf16::from_bits(bits).to_f32(),
                     _ => half::f16::from_bits(bits).to_f32(),
                 }

@@ -310,7 +310,7 @@ impl Search<'_> {
             p.seq_q,
             p.batch,
             p.heads_q,
-            p.dtype,
+            p.dtypes,
             p.band,
             medians[best],
             beside.join(", "),

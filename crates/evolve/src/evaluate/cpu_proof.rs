@@ -38,16 +38,16 @@ impl Cases {
                 // The error is that of f32 sums of huge products and depends on the summation order.
                 Style::HugeLogits | Style::Outlier => 4.0,
                 // The heavy key's logit is rounded once, and this error enters the weight of every other key.
-                Style::Spike if small.dtype == DType::F32 => 4.0,
+                Style::Spike if small.dtypes.q == DType::F32 => 4.0,
                 // Rows are nearly equal here, and f32 sums round equally in all of them, so a single rounding
                 // looks like a bias.
-                Style::Rising | Style::Falling if small.dtype == DType::F32 => 2.0,
+                Style::Rising | Style::Falling if small.dtypes.q == DType::F32 => 2.0,
                 _ => 1.0,
             };
             let case = Case::draw(format!("{}, seed {seed}", style.name()), small.clone(), style, seed)?;
             Ok(Case { slack, ..case })
         });
-        let torture = torture::problems(problem.dtype, problem.head_dim).into_iter();
+        let torture = torture::problems(problem.dtypes, problem.head_dim).into_iter();
         let torture =
             torture.map(|case| Case::draw(case.name.to_owned(), case.problem, Style::PoisonedPadding, 1));
         own.chain(torture).collect::<Result<_, _>>().map(Cases)
@@ -78,7 +78,7 @@ impl Case {
     /// Runs the plan into poisoned outputs. With an LSE requested, 16-bit inputs take a different path.
     fn judge(&self, plan: &CpuPlan, with_lse: bool) -> Result<(Vec<String>, f64), CpuError> {
         let p = &self.problem;
-        let mut out = Values::zeros(p.dtype, p.span(Tensor::Out).map_or(0, |(elements, _)| elements));
+        let mut out = Values::zeros(p.dtypes.out, p.span(Tensor::Out).map_or(0, |(elements, _)| elements));
         out.fill_nan();
         let mut lse = vec![f32::NAN; if with_lse { p.lse_len() } else { 0 }];
         self.inputs.attention_into(p, plan, &mut out, with_lse.then_some(&mut lse[..]))?;

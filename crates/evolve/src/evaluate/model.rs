@@ -213,7 +213,7 @@ mod tests {
         for family in Family::ALL {
             let plan = family.default_for(&problem, &Arch::SM_90).unwrap();
             let small = model.bench().small(&plan, &problem);
-            assert_eq!((small.head_dim, small.band, small.dtype), (128, Band::CAUSAL, DType::Bf16));
+            assert_eq!((small.head_dim, small.band, small.dtypes), (128, Band::CAUSAL, DType::Bf16.into()));
             assert!(small.flops() < problem.flops() / 500.0, "{family:?} {small:?}");
             assert!(!small.seq_q.is_multiple_of(16), "{family:?} {small:?}");
         }

@@ -12,7 +12,7 @@ use crate::AttentionError;
 pub(crate) fn attend<T: Element>(
     gpu: &Gpu,
     problem: &Problem,
-    inputs: [&[T]; 3],
+    inputs: [Elements<'_>; 3],
     operands: &Operands<'_>,
     out: &mut [T],
     lse: Option<&mut [f32]>,
@@ -49,14 +49,18 @@ fn others<'a>(operands: &Operands<'a>) -> Vec<(Operand, &'a [u8])> {
         };
         (Operand::Table(i), bytes)
     });
-    given.chain(tables).collect()
+    let scales = &operands.scales;
+    let factors = [(Tensor::Q, scales.q), (Tensor::K, scales.k), (Tensor::V, scales.v)];
+    let factors = factors.into_iter().filter(|(_, factors)| !factors.is_empty());
+    let factors = factors.map(|(tensor, factors)| (Operand::Descale(tensor), bytes_of(factors)));
+    given.chain(tables).chain(factors).collect()
 }
 
 fn attend_on<T: Element>(
     gpu: &Gpu,
     stream: &Stream,
     (prepared, problem): (&Prepared, &Problem),
-    [q, k, v]: [&[T]; 3],
+    [q, k, v]: [Elements<'_>; 3],
     others: &[(Operand, &[u8])],
     out: &mut [T],
     lse: Option<&mut [f32]>,
@@ -67,7 +71,8 @@ fn attend_on<T: Element>(
         stream.upload(buffer.slice(), bytes)?;
         Ok(buffer)
     };
-    let upload = |tensor: Tensor, data: &[T]| upload_bytes(bytes(&data[..span(problem, tensor)?]));
+    let upload =
+        |tensor: Tensor, data: Elements<'_>| upload_bytes(bytes(data.range(0, span(problem, tensor)?)));
     let (q, k, v) = (upload(Tensor::Q, q)?, upload(Tensor::K, k)?, upload(Tensor::V, v)?);
     let elements = span(problem, Tensor::Out)?;
     let out = &mut out[..elements];
@@ -75,7 +80,8 @@ fn attend_on<T: Element>(
     // uploaded first.
     let even = problem.lengths.is_even();
     let dense = even && problem.extents(Tensor::Out).iter().product::<usize>() == elements;
-    let device_out = if dense { pool.allocate(stream, size_of_val(out))? } else { upload(Tensor::Out, out)? };
+    let device_out =
+        if dense { pool.allocate(stream, size_of_val(out))? } else { upload(Tensor::Out, T::elements(out))? };
     let device_lse = match &lse {
         Some(lse) if even => Some(pool.allocate(stream, size_of_val(&**lse))?),
         Some(lse) => Some(upload_bytes(bytes_of(lse))?),
@@ -100,11 +106,13 @@ fn span(problem: &Problem, tensor: Tensor) -> Result<usize, AttentionError> {
     Ok(elements)
 }
 
-fn bytes<T: Element>(data: &[T]) -> &[u8] {
-    match T::elements(data) {
+fn bytes(data: Elements<'_>) -> &[u8] {
+    match data {
         Elements::F32(data) => bytes_of(data),
         Elements::F16(data) => bytes_of(data),
         Elements::Bf16(data) => bytes_of(data),
+        Elements::E4m3(data) => bytemuck::cast_slice(data),
+        Elements::E5m2(data) => bytemuck::cast_slice(data),
     }
 }
 
@@ -113,6 +121,8 @@ fn download<T: Element>(stream: &Stream, from: &PoolBuffer, to: &mut [T]) -> Res
         ElementsMut::F32(data) => bytes_of_mut(data),
         ElementsMut::F16(data) => bytes_of_mut(data),
         ElementsMut::Bf16(data) => bytes_of_mut(data),
+        ElementsMut::E4m3(data) => bytemuck::cast_slice_mut(data),
+        ElementsMut::E5m2(data) => bytemuck::cast_slice_mut(data),
     };
     Ok(stream.download(from.slice(), to)?)
 }

@@ -15,7 +15,7 @@ use std::fmt;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock};
 
 use kernels::{Arch, Plan};
-use problem::{Band, DType, Lengths, Pass, Problem, Program, Programs, Strides, Table, Tensor};
+use problem::{Band, DTypes, Lengths, Pass, Problem, Program, Programs, Scales, Strides, Table, Tensor};
 
 use crate::AttentionError;
 pub use candidates::PlanSource;
@@ -185,7 +185,8 @@ struct Key {
     pass: Pass,
     extents: [usize; 7],
     strides: [Strides; 4],
-    dtype: DType,
+    dtypes: DTypes,
+    scales: Scales,
     band: Band,
     /// Bits of the softmax scale and of the softcap, and whether there are sinks.
     score: (u32, Option<u32>, bool),
@@ -222,7 +223,8 @@ impl Key {
             pass: p.pass,
             extents: [p.batch, p.heads_q, p.heads_kv, p.seq_q, p.seq_kv, p.head_dim, p.head_dim_v],
             strides: Tensor::ALL.map(|tensor| p.strides(tensor)),
-            dtype: p.dtype,
+            dtypes: p.dtypes,
+            scales: p.scales,
             band: p.band,
             score: (p.softmax_scale().to_bits(), p.score.softcap.map(f32::to_bits), p.score.sink),
             lengths: p.lengths,

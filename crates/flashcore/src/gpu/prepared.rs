@@ -344,7 +344,7 @@ fn names(operands: &[Operand]) -> String {
 }
 
 /// The operands that the caller of a problem provides: the four tensors, the LSE if it is wanted, arrays of
-/// lengths, sinks and tables.
+/// lengths, sinks, tables and descale factors.
 fn callers(problem: &Problem) -> Vec<Operand> {
     let lengths = LengthArray::ALL.into_iter().filter(|array| array.len(problem).is_some());
     let tables = (0..).zip(&problem.programs.tables).map(|(i, _)| Operand::Table(i));
@@ -355,17 +355,19 @@ fn callers(problem: &Problem) -> Vec<Operand> {
         .chain(lengths.map(Operand::Lengths))
         .chain(problem.score.sink.then_some(Operand::Sinks))
         .chain(tables)
+        .chain(problem.scales.each().map(|(tensor, _)| Operand::Descale(tensor)))
         .collect()
 }
 
 /// Bytes of an element of an operand.
 fn element_bytes(operand: Operand, problem: &Problem) -> u64 {
     match operand {
-        Operand::Lse | Operand::Lengths(_) | Operand::Sinks => 4,
+        Operand::Lse | Operand::Lengths(_) | Operand::Sinks | Operand::Descale(_) => 4,
         Operand::Table(i) => {
             problem.programs.tables.get(usize::from(i)).map_or(4, |table| table.dtype.bytes()) as u64
         }
-        _ => problem.dtype.bytes() as u64,
+        Operand::Tensor(tensor) => problem.dtypes.of(tensor).bytes() as u64,
+        _ => problem.dtypes.out.bytes() as u64,
     }
 }
 

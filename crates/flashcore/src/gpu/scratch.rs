@@ -78,6 +78,7 @@ impl Purpose {
             | Operand::Sinks
             | Operand::Table(_)
             | Operand::Codes(_)
+            | Operand::Descale(_)
             | Operand::Scales => None,
         }
     }

@@ -14,9 +14,14 @@ use crate::genes::Turn::To;
 /// Strides of a tensor map lie below this many bytes (CUDA Driver API, `cuTensorMapEncodeTiled`).
 const STRIDE_LIMIT: i64 = 1 << 40;
 
-/// The element type of all four tensors; a plan's check has refused f32.
+/// Whether all four tensors have one 16-bit type.
+pub(crate) fn is_half(problem: &Problem) -> bool {
+    matches!(problem.dtypes.one(), Some(DType::F16 | DType::Bf16))
+}
+
+/// The element type of O; a plan's check has refused f32.
 pub(crate) fn half(problem: &Problem) -> Half {
-    if problem.dtype == DType::Bf16 { Half::Bf16 } else { Half::F16 }
+    if problem.dtypes.out == DType::Bf16 { Half::Bf16 } else { Half::F16 }
 }
 
 /// The largest threshold of [`Rescale::Beyond`] for probabilities of a type.
@@ -24,6 +29,7 @@ const fn most_beyond(dtype: DType) -> u8 {
     match dtype {
         DType::F16 => Rescale::MOST_IN_F16,
         DType::Bf16 | DType::F32 => 15,
+        DType::E4m3 | DType::E5m2 => Rescale::MOST_IN_E4M3,
     }
 }
 
@@ -80,8 +86,8 @@ pub(crate) fn declare_softcap(
 
 /// The instructions for the softcap where nothing was measured.
 pub(crate) fn default_tanh(problem: &Problem) -> Tanh {
-    match problem.dtype {
-        DType::Bf16 if problem.score.softcap.is_some() => Tanh::Approx,
+    match problem.dtypes.weights() {
+        DType::Bf16 | DType::E4m3 if problem.score.softcap.is_some() => Tanh::Approx,
         _ => Tanh::Exp2,
     }
 }
@@ -100,9 +106,9 @@ pub(crate) fn most_rows(problem: &Problem) -> (usize, &'static str) {
     }
 }
 
-/// A stride in bytes; 0 if the extent is 1, so that the stride is never used.
-pub(crate) fn stepped(extent: usize, stride: i64) -> i64 {
-    if extent > 1 { stride.wrapping_mul(2) } else { 0 }
+/// A stride of a tensor in bytes; 0 if the extent is 1, so that the stride is never used.
+pub(crate) fn stepped(problem: &Problem, tensor: Tensor, extent: usize, stride: i64) -> i64 {
+    if extent > 1 { stride.wrapping_mul(problem.dtypes.of(tensor).bytes() as i64) } else { 0 }
 }
 
 /// The first of a tensor's row strides (by name), or else its origin, that is not a multiple of `elements`.
@@ -131,7 +137,7 @@ pub(crate) fn declare_head_strides(
     let ([batches, heads, ..], Strides { batch, head, .. }) =
         (problem.extents(tensor), problem.strides(tensor));
     [("batch", batches, batch), ("head", heads, head)].map(|(of, extent, stride)| {
-        contract.i64(k, &format!("{}_{of}_bytes", tensor.name()), stepped(extent, stride))
+        contract.i64(k, &format!("{}_{of}_bytes", tensor.name()), stepped(problem, tensor, extent, stride))
     })
 }
 
@@ -156,7 +162,7 @@ pub(crate) fn row_of_output(
     let [batch, head, position] = at.map(|n| k.zext(n));
     let to = k.mad(batch, batch_bytes, out.base);
     let to = k.mad(head, head_bytes, to);
-    let row_bytes = stepped(problem.extents(Tensor::Out)[2], problem.out.row);
+    let row_bytes = stepped(problem, Tensor::Out, problem.extents(Tensor::Out)[2], problem.out.row);
     Global { base: k.mad(position, row_bytes, to), offset: out.offset }
 }
 
@@ -199,17 +205,30 @@ pub(crate) fn unsigned_factor(problem: &Problem) -> f32 {
     ((scale * std::f64::consts::LOG2_E) as f32).max(f32::MIN_POSITIVE)
 }
 
+/// The extents of a tensor, where batch entries or heads with stride 0 are one.
+pub(crate) fn distinct_extents(problem: &Problem, tensor: Tensor) -> [usize; 4] {
+    let ([batch, heads, rows, columns], strides) = (problem.extents(tensor), problem.strides(tensor));
+    let distinct = |extent: usize, stride: i64| if stride == 0 { 1 } else { extent };
+    [distinct(batch, strides.batch), distinct(heads, strides.head), rows, columns]
+}
+
 /// A tensor as tensor maps describe it. Batch entries or heads with stride 0 become one.
 fn tensor_rows(problem: &Problem, tensor: Tensor, buffer: usize) -> TensorRows {
-    let ([batch, heads, rows, columns], strides) = (problem.extents(tensor), problem.strides(tensor));
-    let distinct = |extent: usize, stride: i64| if stride == 0 { 1 } else { extent as u64 };
+    let ([batch, heads, rows, _], strides) = (problem.extents(tensor), problem.strides(tensor));
+    let dtype = problem.dtypes.of(tensor);
     // The stride of an extent of 1 is not used: any stride that a map accepts will do.
-    let bytes = |extent: usize, stride: i64| if extent > 1 && stride != 0 { 2 * stride as u64 } else { 16 };
+    let bytes = |extent: usize, stride: i64| {
+        if extent > 1 && stride != 0 { dtype.bytes() as u64 * stride as u64 } else { 16 }
+    };
     TensorRows {
         buffer,
         offset: origin(problem, tensor),
-        element: if problem.dtype == DType::Bf16 { Element::Bf16 } else { Element::F16 },
-        extents: [distinct(batch, strides.batch), distinct(heads, strides.head), rows as u64, columns as u64],
+        element: match dtype {
+            DType::E4m3 | DType::E5m2 => Element::U8,
+            DType::Bf16 => Element::Bf16,
+            DType::F16 | DType::F32 => Element::F16,
+        },
+        extents: distinct_extents(problem, tensor).map(|n| n as u64),
         strides: [bytes(batch, strides.batch), bytes(heads, strides.head), bytes(rows, strides.row)],
     }
 }
@@ -228,17 +247,21 @@ pub(crate) fn check_tensor_map(
     family: &'static str,
 ) -> Result<(), PlanError> {
     let ([batch, heads, rows, _], strides) = (problem.extents(tensor), problem.strides(tensor));
+    let element = problem.dtypes.of(tensor).bytes() as i64;
+    let (unit, power) = (16 / element, 40 - element.ilog2());
     for (what, extent, stride, least) in [
         ("batch stride", batch, strides.batch, 0),
         ("head stride", heads, strides.head, 0),
-        ("row stride", rows, strides.row, 8),
+        ("row stride", rows, strides.row, unit),
     ] {
-        if extent > 1 && (stride % 8 != 0 || !(least..STRIDE_LIMIT / 2).contains(&stride)) {
+        if extent > 1 && (stride % unit != 0 || !(least..STRIDE_LIMIT / element).contains(&stride)) {
             return Err(PlanError::Problem {
                 family,
                 what: format!("{} {what}", tensor.name()),
                 value: stride.to_string(),
-                accepted: format!("multiples of 8 from {least} to 2^39 elements, as tensor maps need"),
+                accepted: format!(
+                    "multiples of {unit} from {least} to 2^{power} elements, as tensor maps need"
+                ),
             });
         }
     }

@@ -35,8 +35,8 @@ pub(super) fn check(problem: &Problem, rung: RungPlan) -> Result<(), PlanError> 
     let value = |what, value: usize, accepted: &str| {
         Err(PlanError::Value { what, value: value as u64, accepted: accepted.to_owned() })
     };
-    if problem.dtype != DType::F16 {
-        return Err(PlanError::DType { family, dtype: problem.dtype, accepted: "f16" });
+    if problem.dtypes.one() != Some(DType::F16) {
+        return Err(PlanError::DType { family, dtype: problem.dtypes, accepted: "f16" });
     }
     if problem.band != rung.mask() {
         return Err(PlanError::Mask { family, mask: problem.band, accepted: rung.mask() });

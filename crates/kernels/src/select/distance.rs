@@ -1,6 +1,6 @@
 //! Distance between a tuned row and a problem.
 
-use problem::Band;
+use problem::{Band, Tensor};
 
 use super::Device;
 use super::table::{Shape, TunedRow};
@@ -30,7 +30,7 @@ pub(super) fn distance(row: &TunedRow, shape: &Shape, device: &Device) -> Option
     let exact = row.sm == device.arch.sm
         && (of.head_dim, of.head_dim_v) == (shape.head_dim, shape.head_dim_v)
         && (of.mask == shape.mask || of.mask == unwindowed(shape.mask))
-        && of.dtype.bytes() == shape.dtype.bytes();
+        && sizes(of) == sizes(shape);
     if !exact {
         return None;
     }
@@ -45,7 +45,7 @@ pub(super) fn distance(row: &TunedRow, shape: &Shape, device: &Device) -> Option
             + apart(length(of.seq_kv, 1), length(shape.seq_kv, 1))
             + 0.5 * apart(length(of.seq_q, MMA_ROWS), length(shape.seq_q, MMA_ROWS))
             + 0.25 * apart(group(of) as f64, group(shape) as f64)
-            + kind(of.dtype != shape.dtype)
+            + kind(of.dtypes != shape.dtypes)
             + kind(!same_device(&row.device, device.name)),
     )
 }
@@ -54,6 +54,11 @@ pub(super) fn distance(row: &TunedRow, shape: &Shape, device: &Device) -> Option
 /// starting point for windows.
 fn unwindowed(band: Band) -> Band {
     Band { before: None, after: band.after.map(|_| 0), ..band }.aligned(band.corner)
+}
+
+/// Bytes of an element of each tensor.
+fn sizes(shape: &Shape) -> [usize; 4] {
+    Tensor::ALL.map(|tensor| shape.dtypes.of(tensor).bytes())
 }
 
 /// Query heads per KV head.
@@ -123,7 +128,7 @@ mod tests {
     fn what_makes_kernels_alike_is_near() {
         let mission = Problem::mission();
         assert_eq!(from_mission(&mission, &H200), Some(0.0));
-        let bf16 = Problem { dtype: DType::Bf16, ..mission.clone() };
+        let bf16 = Problem { dtypes: DType::Bf16.into(), ..mission.clone() };
         let batch = Problem::new(2, 4, 512, 64, DType::F16);
         let more_heads = Problem::new(1, 16, 512, 64, DType::F16);
         let d = |p: &Problem| from_mission(p, &H200).unwrap();
@@ -143,7 +148,7 @@ mod tests {
         let mission = Problem::mission();
         assert_eq!(from_mission(&mission.clone().with_band(Band::CAUSAL), &H200), None);
         assert_eq!(from_mission(&Problem::new(1, 8, 512, 128, DType::F16), &H200), None);
-        assert_eq!(from_mission(&Problem { dtype: DType::F32, ..mission.clone() }, &H200), None);
+        assert_eq!(from_mission(&Problem { dtypes: DType::F32.into(), ..mission.clone() }, &H200), None);
         assert_eq!(from_mission(&mission, &Device { arch: Arch::SM_80, ..H200 }), None);
     }
 }

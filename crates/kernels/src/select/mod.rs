@@ -178,7 +178,7 @@ fn describe(kind: Kind, distance: f64, row: &TunedRow, outcome: &str) -> String 
         s.seq_kv,
         s.head_dim,
         s.head_dim_v,
-        s.dtype,
+        s.dtypes,
         s.mask,
         row.us,
     )
@@ -480,7 +480,7 @@ mod tests {
                 }
             }
         }
-        let f32 = Problem { dtype: DType::F32, ..Problem::mission() };
+        let f32 = Problem { dtypes: DType::F32.into(), ..Problem::mission() };
         assert!(choose(&f32, &H200, &table).is_err());
     }
 

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::sync::OnceLock;
 
-use problem::{Band, DType, Layout, Problem};
+use problem::{Band, DTypes, Layout, Problem};
 use serde::{Deserialize, Serialize};
 
 use crate::{Arch, Family, KernelError, Plan};
@@ -19,7 +19,9 @@ pub struct Shape {
     pub seq_kv: usize,
     pub head_dim: usize,
     pub head_dim_v: usize,
-    pub dtype: DType,
+    /// Called `dtype` in the file.
+    #[serde(rename = "dtype")]
+    pub dtypes: DTypes,
     pub mask: Band,
 }
 
@@ -34,7 +36,7 @@ impl Shape {
             seq_kv: problem.seq_kv,
             head_dim: problem.head_dim,
             head_dim_v: problem.head_dim_v,
-            dtype: problem.dtype,
+            dtypes: problem.dtypes,
             mask: problem.band,
         }
     }
@@ -46,7 +48,7 @@ impl Shape {
             seq_kv: self.seq_kv,
             head_dim_v: self.head_dim_v,
             band: self.mask,
-            ..Problem::new(self.batch, self.heads_q, self.seq_q, self.head_dim, self.dtype)
+            ..Problem::new(self.batch, self.heads_q, self.seq_q, self.head_dim, self.dtypes)
         };
         problem.with_layout(Layout::Bhsd)
     }
@@ -57,7 +59,7 @@ impl Shape {
         let seq = pair(self.seq_q, self.seq_kv, '×');
         let dim = pair(self.head_dim, self.head_dim_v, '/');
         let mask = if self.mask == Band::FULL { String::new() } else { format!(" {}", self.mask) };
-        format!("{} B{} H{heads} S{seq} D{dim}{mask}", self.dtype, self.batch)
+        format!("{} B{} H{heads} S{seq} D{dim}{mask}", self.dtypes, self.batch)
     }
 }
 
@@ -73,7 +75,7 @@ impl fmt::Display for Shape {
         let heads = pair(self.heads_q, self.heads_kv, '/');
         let seq = pair(self.seq_q, self.seq_kv, 'x');
         let dim = pair(self.head_dim, self.head_dim_v, '/');
-        write!(f, "{},{heads},{seq},{dim},{}", self.batch, self.dtype)?;
+        write!(f, "{},{heads},{seq},{dim},{}", self.batch, self.dtypes)?;
         if self.mask == Band::FULL { Ok(()) } else { write!(f, ",{}", self.mask) }
     }
 }

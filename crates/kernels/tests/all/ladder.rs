@@ -240,7 +240,7 @@ fn other_problems_are_refused_by_name() {
         PlanError::Mask { accepted: Band::FULL, .. }
     ));
     assert!(matches!(refusal(mission().with_layout(Layout::Bshd)), PlanError::NotDense { tensor: "q", .. }));
-    let dtype = Problem { dtype: DType::Bf16, ..mission() };
+    let dtype = Problem { dtypes: DType::Bf16.into(), ..mission() };
     assert!(matches!(refusal(dtype), PlanError::DType { dtype: DType::Bf16, .. }));
     for (problem, argument) in [
         (Problem::new(1, 8, 512, 128, DType::F16), "head_dim"),

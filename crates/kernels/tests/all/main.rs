@@ -13,5 +13,6 @@ mod tools;
 mod tuned;
 mod wgmma;
 mod wgmma_forward;
+mod wgmma_fp8;
 mod wgmma_needed;
 mod wgmma_tail;

@@ -610,7 +610,7 @@ fn plans_that_cannot_work_are_refused_with_the_reason() {
     let rescaled = SmallPlan { stages: 2, cluster: 1, rescale: Rescale::Beyond(9), ..plain() };
     let in_f16 = reason(&mission, &rescaled, &ARCH);
     assert_eq!(in_f16, "invalid value '9' for rescale.beyond: expected 0 to 8 in f16");
-    rescaled.check(&Problem { dtype: DType::Bf16, ..mission.clone() }, &ARCH).unwrap();
+    rescaled.check(&Problem { dtypes: DType::Bf16.into(), ..mission.clone() }, &ARCH).unwrap();
     assert!(
         of(|p| p.speculative = Some(8))
             .starts_with("invalid value '1' for stages: expected 2 to 8 with speculative")
@@ -651,7 +651,7 @@ fn plans_that_cannot_work_are_refused_with_the_reason() {
     assert!(reason(&mission, &good, &Arch::SM_89).starts_with("invalid value '89' for sm: expected 90"));
     let no_keys = mission.clone().with_seq_kv(0, Layout::Bhsd);
     assert!(reason(&no_keys, &good, &ARCH).starts_with("invalid value '0' for seq_kv: expected 1 to 2^30"));
-    let float = Problem { dtype: DType::F32, ..mission.clone() };
+    let float = Problem { dtypes: DType::F32.into(), ..mission.clone() };
     assert!(reason(&float, &good, &ARCH).starts_with("invalid value 'f32' for dtype with family small"));
 }
 

@@ -19,7 +19,7 @@ fn small(row: &TunedRow) -> (Problem, Arch) {
     let shape = &row.problem;
     let group = shape.heads_q / shape.heads_kv;
     let heads = group.max(2);
-    let mut problem = Problem::new(1, heads, 200, shape.head_dim, shape.dtype).with_band(shape.mask);
+    let mut problem = Problem::new(1, heads, 200, shape.head_dim, shape.dtypes).with_band(shape.mask);
     problem.heads_kv = heads / group;
     problem.head_dim_v = shape.head_dim_v;
     let keys = match &row.plan {
@@ -84,7 +84,7 @@ fn hopper_kernels() -> Vec<(Plan, Kernel)> {
     for family in [Family::Wgmma, Family::Small] {
         let rows = table.rows().iter().filter(|row| row.plan.family() == family.name());
         for (row, dtype) in rows.flat_map(|row| [(row, DType::Bf16), (row, DType::F16)]) {
-            let problem = Problem { dtype, ..row.problem.problem() };
+            let problem = Problem { dtypes: dtype.into(), ..row.problem.problem() };
             let device = Device { name: &row.device, arch: Arch::SM_90 };
             let Ok(Choice { plan, .. }) = choose_of(family, &problem, &device, table) else {
                 panic!("{}: no plan of the table's family", row.device);

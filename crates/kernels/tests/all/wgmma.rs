@@ -230,7 +230,7 @@ fn plans_that_cannot_work_are_refused_with_the_reason() {
         reason(&narrow, &tiny, &ARCH),
         "invalid value '16' for rescale.limit: expected 9 to 15 with sums = product"
     );
-    let f16 = Problem { dtype: DType::F16, ..good.clone() };
+    let f16 = Problem { dtypes: DType::F16.into(), ..good.clone() };
     let overflowing = WgmmaPlan { rescale: speculative(8, 16), ..plan.clone() };
     assert!(
         reason(&f16, &overflowing, &ARCH)
@@ -248,7 +248,7 @@ fn plans_that_cannot_work_are_refused_with_the_reason() {
     let mut backwards = good.clone();
     backwards.k.row = -128;
     assert!(reason(&backwards, &plan, &ARCH).contains("invalid value '-128' for k row stride"));
-    let float = Problem { dtype: DType::F32, ..good.clone() };
+    let float = Problem { dtypes: DType::F32.into(), ..good.clone() };
     assert!(reason(&float, &plan, &ARCH).starts_with("invalid value 'f32' for dtype with family wgmma"));
 }
 
@@ -256,7 +256,7 @@ fn plans_that_cannot_work_are_refused_with_the_reason() {
 #[test]
 fn lanes_sum_where_products_may_not() {
     let of = |dtype| {
-        let problem = Problem { dtype, ..problem(64, 8192, Band::FULL) };
+        let problem = Problem { dtypes: dtype.into(), ..problem(64, 8192, Band::FULL) };
         (WgmmaPlan::default_for(&problem, &ARCH), problem)
     };
     let ((bf16, problem), (f16, in_f16)) = (of(DType::Bf16), of(DType::F16));

@@ -140,6 +140,18 @@ impl Builder {
         d
     }
 
+    /// Four f32 rounded to e4m3 and packed, the first in the lowest byte. Numbers beyond ±448 become ±448.
+    pub fn pack_e4m3(&mut self, [a, b, c, d]: [F32; 4]) -> R32 {
+        let cvt = Cvt { saturation: CvtSaturation::SatFinite, ..round_to(Type::E4m3x2) };
+        let mut pair = |low: F32, high: F32| {
+            let pair: R16 = self.reg();
+            self.compute::<R16>(pair, Op::Cvt(cvt), [Src::from(high).into(), Src::from(low).into()]);
+            pair
+        };
+        let [low, high] = [pair(a, b), pair(c, d)];
+        self.join16(low, high)
+    }
+
     /// An f32 rounded to a 16-bit float.
     pub fn from_f32(&mut self, half: Half, a: F32) -> R16 {
         self.cvt(half.ty(), Type::F32, Some(CvtRounding::Float(Rounding::Rn)), a)

@@ -1,6 +1,6 @@
 use crate::{
     AtomicOp, Builder, BulkOptions, CmpOp, F32, Half, Major, MatrixOrder, Pointer, R16, R32, R64, SpecialReg,
-    Target, Version,
+    Target, Type, Version,
 };
 
 /// The statements of a kernel's body, as printed.
@@ -79,6 +79,21 @@ fn packing_puts_the_first_in_the_lower_half() {
 }
 
 #[test]
+fn four_bytes_are_packed_from_the_lowest_on() {
+    let text = body(|k| {
+        let values: [F32; 4] = k.regs();
+        k.pack_e4m3(values);
+    });
+    for line in [
+        "cvt.rn.satfinite.e4m3x2.f32 %h0, %f1, %f0;",
+        "cvt.rn.satfinite.e4m3x2.f32 %h1, %f3, %f2;",
+        "mov.b32 %r0, {%h0, %h1};",
+    ] {
+        assert!(text.contains(line), "{line}: {text}");
+    }
+}
+
+#[test]
 fn wmma_loads_multiplies_and_stores() {
     let text = body(|k| {
         let at = k.dynamic_shared(4096);
@@ -145,8 +160,9 @@ fn hopper() -> Builder {
     let (a, b): (R64, R64) = (k.mov(0), k.mov(0));
     let sums: [F32; 4] = k.regs();
     k.wgmma_fence();
-    k.wgmma_ss(Half::F16, &sums, (a, Major::K), (b, Major::Mn), false);
-    k.wgmma_rs(Half::Bf16, &sums, [warp; 4], (b, Major::K), first);
+    k.wgmma_ss([Type::F16; 2], &sums, (a, Major::K), (b, Major::Mn), false);
+    k.wgmma_rs([Type::Bf16; 2], &sums, [warp; 4], (b, Major::K), first);
+    k.wgmma_ss_negated([Type::E4m3, Type::E5m2], &sums, (a, Major::K), (b, Major::K), true);
     k.wgmma_commit();
     k.wgmma_wait(0);
     k.named_barrier_arrive(warp, 64);
@@ -189,6 +205,7 @@ fn a_kernel_of_sm_90a_says_what_it_was_told() {
         "@!%p2 bra $L0_do;",
         "wgmma.mma_async.sync.aligned.m64n8k16.f32.f16.f16 {%f0, %f1, %f2, %f3}, %rd4, %rd5, 0, 1, 1, 0, 1;",
         "wgmma.mma_async.sync.aligned.m64n8k16.f32.bf16.bf16 {%f0, %f1, %f2, %f3}, {%r4, %r4, %r4, %r4}, %rd5, %p0, 1, 1, 0;",
+        "wgmma.mma_async.sync.aligned.m64n8k32.f32.e4m3.e5m2 {%f0, %f1, %f2, %f3}, %rd4, %rd5, 1, -1, 1;",
         "bar.arrive %r4, 64;",
         "bar.sync 2, 64;",
         "mapa.shared::cluster.u32 %r5, %r0, 1;",

@@ -1,7 +1,7 @@
 //! Matrix products of a warpgroup.
 
 use super::memory::vector;
-use super::{Builder, F32, Half, Pred, R32, R64, Src, Value};
+use super::{Builder, F32, Pred, R32, R64, Src, Value};
 use crate::{Op, Operand, Type, Wgmma, WgmmaSource};
 
 /// The dimension along which a matrix in shared memory is contiguous.
@@ -20,12 +20,12 @@ impl Major {
 }
 
 impl Builder {
-    /// `sums = a · b`, or `sums += a · b` if `accumulate` is true, with m64nNk16. A and B are in shared
-    /// memory, addressed by descriptors. N is twice the number of sums. No instruction may access the sums
-    /// until the group has been waited for.
+    /// `sums = a · b`, or `sums += a · b` if `accumulate` is true, with m64nNkK, where K is 32 bytes of the
+    /// input types. A and B are in shared memory, addressed by descriptors; 8-bit operands are K-major. N is
+    /// twice the number of sums. No instruction may access the sums until the group has been waited for.
     pub fn wgmma_ss(
         &mut self,
-        half: Half,
+        types: [Type; 2],
         sums: &[F32],
         (a, a_major): (R64, Major),
         (b, b_major): (R64, Major),
@@ -33,13 +33,13 @@ impl Builder {
     ) {
         let (a, b) = (Operand::Reg(a.reg()), Operand::Reg(b.reg()));
         let majors = [a_major.operand(), b_major.operand()];
-        self.wgmma(half, WgmmaSource::Shared, sums, [a, b, accumulate.into().into()], 1, majors);
+        self.wgmma(types, WgmmaSource::Shared, sums, [a, b, accumulate.into().into()], 1, majors);
     }
 
     /// Like [`Builder::wgmma_ss`] with `−a`.
     pub fn wgmma_ss_negated(
         &mut self,
-        half: Half,
+        types: [Type; 2],
         sums: &[F32],
         (a, a_major): (R64, Major),
         (b, b_major): (R64, Major),
@@ -47,37 +47,39 @@ impl Builder {
     ) {
         let (a, b) = (Operand::Reg(a.reg()), Operand::Reg(b.reg()));
         let majors = [a_major.operand(), b_major.operand()];
-        self.wgmma(half, WgmmaSource::Shared, sums, [a, b, accumulate.into().into()], -1, majors);
+        self.wgmma(types, WgmmaSource::Shared, sums, [a, b, accumulate.into().into()], -1, majors);
     }
 
-    /// `sums = a · b`, or `sums += a · b` if `accumulate` is true, with m64nNk16. A is in registers (the
-    /// fragment of `mma.m16n8k16`; warp w has the rows from 16·w on), B in shared memory, addressed by a
-    /// descriptor. No instruction may access the sums or `a` until the group has been waited for.
+    /// `sums = a · b`, or `sums += a · b` if `accumulate` is true, with m64nNkK, where K is 32 bytes of the
+    /// input types. A is in registers (the fragment of `mma.m16n8k16`, or of `mma.m16n8k32` for 8-bit types;
+    /// warp w has the rows from 16·w on), B in shared memory, addressed by a descriptor. No instruction may
+    /// access the sums or `a` until the group has been waited for.
     pub fn wgmma_rs(
         &mut self,
-        half: Half,
+        types: [Type; 2],
         sums: &[F32],
         a: [R32; 4],
         (b, b_major): (R64, Major),
         accumulate: impl Into<Src<Pred>>,
     ) {
         let sources = [vector(&a), Operand::Reg(b.reg()), accumulate.into().into()];
-        self.wgmma(half, WgmmaSource::Registers, sums, sources, 1, [b_major.operand()]);
+        self.wgmma(types, WgmmaSource::Registers, sums, sources, 1, [b_major.operand()]);
     }
 
     fn wgmma<const MAJORS: usize>(
         &mut self,
-        half: Half,
+        [a, b]: [Type; 2],
         source: WgmmaSource,
         sums: &[F32],
         sources: [Operand; 3],
         scale_a: i32,
         majors: [Operand; MAJORS],
     ) {
-        let op = Op::Wgmma(Wgmma::new(2 * sums.len() as u16, Type::F32, half.ty(), source));
+        let wgmma = Wgmma { b, ..Wgmma::new(2 * sums.len() as u16, Type::F32, a, source) };
         let scales = [scale_a, 1].map(|scale| Src::<R32>::from(scale).into());
+        let majors = majors.into_iter().filter(|_| wgmma.has_transpose());
         let operands = std::iter::once(vector(sums)).chain(sources).chain(scales).chain(majors);
-        self.op(op, operands);
+        self.op(Op::Wgmma(wgmma), operands);
     }
 
     /// Orders earlier accesses of the warpgroup to registers and shared memory before the products that

@@ -5,6 +5,7 @@ mod bulk;
 mod fragments;
 mod rows;
 mod tma;
+mod transpose;
 mod warp_rows;
 
 pub use async_copy::{CopyMode, TileCopy};
@@ -12,4 +13,5 @@ pub use bulk::BulkStore;
 pub use fragments::{RowStore, store_fragments, store_fragments_at};
 pub use rows::store_rows;
 pub use tma::TensorRows;
+pub use transpose::ByteTranspose;
 pub use warp_rows::WarpRows;

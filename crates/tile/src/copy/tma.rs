@@ -2,11 +2,10 @@
 
 use crate::{Cluster, SwizzledTile};
 use ptx::{
-    Builder, BulkOptions, Element, L2Promotion, Pointer, R32, Shared, Src, Swizzle, TensorMapPtr,
-    TensorMapSpec,
+    Builder, BulkOptions, Element, L2Promotion, Pointer, R32, Shared, Src, TensorMapPtr, TensorMapSpec,
 };
 
-/// A tensor `[batch, head, row, column]` of 16-bit elements in global memory whose columns are contiguous.
+/// A tensor `[batch, head, row, column]` in global memory whose columns are contiguous.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TensorRows {
     /// Index of the tensor's buffer in the launch contract.
@@ -49,33 +48,32 @@ impl SwizzledTile {
     pub fn map(self, tensor: &TensorRows) -> TensorMapSpec {
         let [batch, heads, rows, columns] = tensor.extents;
         let [of_batch, of_head, of_row] = tensor.strides;
-        let panel = u64::from(SwizzledTile::PANEL);
-        let row_bytes = u64::from(SwizzledTile::ROW_BYTES);
+        let (panel, row_bytes) = (u64::from(self.panel()), self.row_bytes().into());
         let heads_together = u64::from(self.heads);
         let (extents, strides, box_extents) = if self.ragged {
             // Batch entries are whole numbers of rows apart: they are part of the start of a sequence.
             (
                 vec![columns, RAGGED_ROWS.into(), heads, SHIFTS, SHIFTS],
                 vec![of_row, of_head, of_row, FULL_TURN - of_row],
-                vec![SwizzledTile::PANEL, self.rows, 1, 1, 1],
+                vec![self.panel(), self.rows, 1, 1, 1],
             )
         } else if self.heads > 1 {
             (
                 vec![columns, heads_together, rows, heads / heads_together, batch],
                 vec![of_head, of_row, of_head * heads_together, of_batch],
-                vec![SwizzledTile::PANEL, self.heads, self.rows / self.heads, 1, 1],
+                vec![self.panel(), self.heads, self.rows / self.heads, 1, 1],
             )
         } else if self.whole() {
             (
                 vec![panel, rows, columns / panel, heads, batch],
                 vec![of_row, row_bytes, of_head, of_batch],
-                vec![SwizzledTile::PANEL, self.rows, self.panels(), 1, 1],
+                vec![self.panel(), self.rows, self.panels(), 1, 1],
             )
         } else {
             (
                 vec![columns, rows, heads, batch],
                 vec![of_row, of_head, of_batch],
-                vec![SwizzledTile::PANEL, self.rows / self.parts, 1, 1],
+                vec![self.panel(), self.rows / self.parts, 1, 1],
             )
         };
         TensorMapSpec {
@@ -85,15 +83,15 @@ impl SwizzledTile {
             extents,
             strides,
             box_extents,
-            swizzle: Swizzle::Bytes128,
+            swizzle: self.swizzle(),
             l2_promotion: L2Promotion::default(),
             wraps: self.ragged,
         }
     }
 
     /// Loads the tile that begins at `row` of a head asynchronously. With packed heads, `head` is the index
-    /// of the group. For a ragged tile, `row` and `batch` are those of [`SwizzledTile::ragged_at`]. `barrier`
-    /// counts [`SwizzledTile::bytes`]. Run by one thread.
+    /// of the group. For a ragged tile, `row` and `batch` are those of [`SwizzledTile::ragged_at`]. For a tile
+    /// along the columns, `row` is the first column, and all rows are loaded. `barrier` counts [`SwizzledTile::bytes`]. Run by one thread.
     pub fn load(
         self,
         k: &mut Builder,
@@ -109,9 +107,12 @@ impl SwizzledTile {
         }
         for panel in 0..self.panels() {
             let to = to.at(i64::from(panel * self.panel_bytes()));
-            let column = Src::from(panel * SwizzledTile::PANEL);
+            let column = Src::from(panel * self.panel());
             let (row, head, batch) = (row.clone(), head.clone(), batch.clone());
-            if self.ragged {
+            if self.along_columns {
+                let column = if panel == 0 { row } else { shifted(k, row, panel * self.panel()) };
+                k.tma_load(to, map, &[column, 0.into(), head, batch], barrier, options);
+            } else if self.ragged {
                 k.tma_load(to, map, &[column, row, head, batch, RAGGED_ROWS.into()], barrier, options);
             } else if self.heads > 1 {
                 k.tma_load(to, map, &[column, 0.into(), row, head, batch], barrier, options);
@@ -142,15 +143,29 @@ impl SwizzledTile {
     ) {
         let rows = self.rows / self.parts;
         let options = BulkOptions { multicast: Some(cluster.mask()), policy: None };
-        let to = k.shared_index(to, cluster.rank, rows * SwizzledTile::ROW_BYTES);
+        let to = k.shared_index(to, cluster.rank, rows * self.row_bytes());
         let before = k.mul(cluster.rank, rows);
-        let row = Src::from(k.add(before, row));
+        let (first_column, row) = if self.along_columns {
+            (Some(row), before.into())
+        } else {
+            (None, Src::from(k.add(before, row)))
+        };
         for panel in 0..self.panels() {
             let to = to.at(i64::from(panel * self.panel_bytes()));
-            let at = [(panel * SwizzledTile::PANEL).into(), row.clone(), head.clone(), batch.clone()];
-            k.tma_load(to, map, &at, barrier, options);
+            let column = Src::from(panel * self.panel());
+            let [column, row] = match first_column.clone() {
+                None => [column, row.clone()],
+                Some(first) => [shifted(k, first, panel * self.panel()), before.into()],
+            };
+            k.tma_load(to, map, &[column, row, head.clone(), batch.clone()], barrier, options);
         }
     }
+}
+
+/// `from + by`.
+fn shifted(k: &mut Builder, from: Src<R32>, by: u32) -> Src<R32> {
+    let from = k.mov(from);
+    k.add(from, by).into()
 }
 
 #[cfg(test)]
@@ -191,5 +206,27 @@ mod tests {
         let panels = SwizzledTile::new(64, 96).map(&tensor(96));
         assert_eq!((panels.check(), 2 * panels.box_bytes()), (Ok(()), SwizzledTile::new(64, 96).bytes()));
         assert_eq!(panels.extents, [96, 100, 3, 2]);
+    }
+
+    #[test]
+    fn maps_of_bytes_have_panels_of_128_or_64_columns() {
+        let tensor = |columns| TensorRows {
+            buffer: 0,
+            offset: 0,
+            element: Element::U8,
+            extents: [2, 3, 100, columns],
+            strides: [1 << 20, 512, 1536],
+        };
+        for (columns, panel) in [(64, 64), (48, 64), (128, 128), (256, 128)] {
+            let tile = SwizzledTile::new(64, columns as u32).of_bytes(1);
+            let map = tile.map(&tensor(columns));
+            assert_eq!((map.check(), map.box_bytes()), (Ok(()), tile.bytes()), "{columns}");
+            assert_eq!((map.box_extents[0], map.swizzle), (panel, tile.swizzle()), "{columns}");
+        }
+        // Tiles of 160 columns: two boxes, of which the second reads columns of the next tile.
+        let tile = SwizzledTile::new(64, 160).of_bytes(1).along_columns();
+        let map = tile.map(&tensor(1000));
+        assert_eq!((map.check(), 2 * map.box_bytes()), (Ok(()), tile.bytes()));
+        assert_eq!((map.extents, map.box_extents), (vec![1000, 100, 3, 2], vec![128, 64, 1, 1]));
     }
 }

@@ -1,6 +1,36 @@
 //! Accumulators and operands of tensor-core products in registers.
 
-use ptx::{Builder, CmpOp, F32, Half, Pred, R32};
+use ptx::{Builder, CmpOp, F32, Half, Pred, R32, Type};
+
+/// The type of an A operand in registers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum OperandType {
+    /// 16 bits.
+    Half(Half),
+    /// 8 bits: 4 of exponent, 3 of mantissa, numbers up to 448.
+    E4m3,
+}
+
+impl OperandType {
+    /// The PTX type of an element.
+    pub const fn ty(self) -> Type {
+        match self {
+            OperandType::Half(half) => half.ty(),
+            OperandType::E4m3 => Type::E4m3,
+        }
+    }
+
+    /// Columns of a step along k, which are 32 bytes.
+    pub const fn step(self) -> u32 {
+        256 / self.ty().bits()
+    }
+}
+
+impl From<Half> for OperandType {
+    fn from(half: Half) -> OperandType {
+        OperandType::Half(half)
+    }
+}
 
 /// A warp's accumulator of `16 · m_tiles` rows × `8 · n_tiles` columns in f32 registers (PTX ISA, "Matrix
 /// Fragments for mma.m16n8k16"). In a 16×8 tile, lane `l` holds columns `2 (l mod 4) + {0, 1}` of rows `l /
@@ -85,20 +115,41 @@ impl AccTile {
         }
     }
 
-    /// Rounds the tile to 16 bits as the A operand of the next product. The accumulators of two neighbouring
-    /// 16×8 tiles hold exactly the elements of one 16×16 A fragment in every lane, so no data moves between
-    /// lanes.
-    pub fn round(&self, k: &mut Builder, half: Half) -> OperandTile {
-        let pair = |k: &mut Builder, t: [F32; 4]| [k.pack(half, t[0], t[1]), k.pack(half, t[2], t[3])];
-        let k_tiles = self.n_tiles / 2;
+    /// Rounds the tile as the A operand of the next product. No data moves between lanes.
+    ///
+    /// In 16 bits, the accumulators of two neighbouring 16×8 tiles hold exactly the elements of one 16×16 A
+    /// fragment in every lane. In 8 bits, the accumulators of four neighbouring tiles hold the elements of a
+    /// 16×32 A fragment in another order of the columns, [`column_of_byte`]; the rows of B must have that
+    /// order too.
+    pub fn round(&self, k: &mut Builder, ty: impl Into<OperandType>) -> OperandTile {
+        let ty = ty.into();
+        let k_tiles = 8 * self.n_tiles / ty.step();
         let fragments = (0..self.m_tiles() * k_tiles)
             .map(|i| {
                 let (m, j) = (i / k_tiles, i % k_tiles);
-                let [low, high] = [pair(k, self.tile(m, 2 * j)), pair(k, self.tile(m, 2 * j + 1))];
-                [low[0], low[1], high[0], high[1]]
+                match ty {
+                    OperandType::Half(half) => self.round_to_half(k, half, m, 2 * j),
+                    OperandType::E4m3 => self.round_to_bytes(k, m, 4 * j),
+                }
             })
             .collect();
         OperandTile { k_tiles, fragments }
+    }
+
+    /// The 16×16 A fragment of the tiles `n` and `n + 1`.
+    fn round_to_half(&self, k: &mut Builder, half: Half, m: u32, n: u32) -> [R32; 4] {
+        let pair = |k: &mut Builder, t: [F32; 4]| [k.pack(half, t[0], t[1]), k.pack(half, t[2], t[3])];
+        let [low, high] = [pair(k, self.tile(m, n)), pair(k, self.tile(m, n + 1))];
+        [low[0], low[1], high[0], high[1]]
+    }
+
+    /// The 16×32 A fragment of the tiles from `n` to `n + 3`, in e4m3.
+    fn round_to_bytes(&self, k: &mut Builder, m: u32, n: u32) -> [R32; 4] {
+        let mut quad = |n: u32, row: usize| {
+            let (left, right) = (self.tile(m, n), self.tile(m, n + 1));
+            k.pack_e4m3([left[row], left[row + 1], right[row], right[row + 1]])
+        };
+        [quad(n, 0), quad(n, 2), quad(n + 2, 0), quad(n + 2, 2)]
     }
 }
 
@@ -111,15 +162,23 @@ impl AccTile {
     }
 
     /// Like [`AccTile::round`], but writes to the registers of `to`.
-    pub fn round_to(&self, k: &mut Builder, half: Half, to: &OperandTile) {
-        let rounded = self.round(k, half);
+    pub fn round_to(&self, k: &mut Builder, ty: impl Into<OperandType>, to: &OperandTile) {
+        let rounded = self.round(k, ty);
         for (to, from) in to.fragments.iter().flatten().zip(rounded.fragments.iter().flatten()) {
             k.mov_to(*to, *from);
         }
     }
 }
 
-/// An A operand of `16 · m` rows × `16 · k_tiles` columns in registers.
+/// The column of an accumulator that byte `byte` of a rounded row holds ([`AccTile::round`]). In each group of
+/// 16 columns, a lane has columns `2t`, `2t + 1`, `2t + 8` and `2t + 9` of the accumulator, and bytes `4t` to
+/// `4t + 3` of the fragment.
+pub const fn column_of_byte(byte: u32) -> u32 {
+    let (lane, tile, odd) = (byte / 4 % 4, byte / 2 % 2, byte % 2);
+    byte / 16 * 16 + 8 * tile + 2 * lane + odd
+}
+
+/// An A operand of `16 · m` rows and `k_tiles` steps of 32 bytes of columns in registers.
 #[derive(Clone, Debug)]
 pub struct OperandTile {
     k_tiles: u32,
@@ -128,19 +187,19 @@ pub struct OperandTile {
 
 impl OperandTile {
     /// Uninitialised registers.
-    pub fn unset(k: &mut Builder, rows: u32, columns: u32) -> OperandTile {
-        let k_tiles = columns / 16;
+    pub fn unset(k: &mut Builder, ty: impl Into<OperandType>, rows: u32, columns: u32) -> OperandTile {
+        let k_tiles = columns / ty.into().step();
         OperandTile { k_tiles, fragments: (0..rows / 16 * k_tiles).map(|_| k.regs()).collect() }
     }
 
-    /// A view of the first `k_tiles` 16-column tiles: the returned tile names the registers of `self`.
+    /// A view of the first `k_tiles` steps along k: the returned tile names the registers of `self`.
     /// Requires a tile of 16 rows.
     #[must_use]
     pub fn first_tiles(&self, k_tiles: u32) -> OperandTile {
         OperandTile { k_tiles, fragments: self.fragments[..k_tiles as usize].to_vec() }
     }
 
-    /// Sets the 16-column tiles from `first` on to zero, in a tile of 16 rows.
+    /// Sets the steps along k from `first` on to zero, in a tile of 16 rows.
     pub fn clear_from(&self, k: &mut Builder, first: u32) {
         for &register in self.fragments[first as usize..].iter().flatten() {
             k.mov_to(register, 0);
@@ -161,12 +220,12 @@ impl OperandTile {
         k.setp_u(CmpOp::Eq, reached, 0)
     }
 
-    /// Tiles of 16 columns.
+    /// Steps along k, of 32 bytes.
     pub fn k_tiles(&self) -> u32 {
         self.k_tiles
     }
 
-    /// The fragment of one 16×16 tile.
+    /// The fragment of 16 rows and one step along k.
     pub fn fragment(&self, m: u32, j: u32) -> [R32; 4] {
         self.fragments[(m * self.k_tiles + j) as usize]
     }

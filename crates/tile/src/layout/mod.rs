@@ -6,7 +6,7 @@ mod swizzled;
 mod threads;
 mod tile_layout;
 
-pub use fragment::{AccTile, Fragment, OperandTile};
+pub use fragment::{AccTile, Fragment, OperandTile, OperandType, column_of_byte};
 pub use swizzled::SwizzledTile;
 pub use threads::Threads;
 pub(crate) use tile_layout::CHUNK_BYTES;

@@ -1,9 +1,14 @@
-//! The shared-memory layout that TMA writes and `wgmma` reads without bank conflicts: rows of 16-bit elements
-//! in 128-byte-swizzled panels.
+//! The shared-memory layout that TMA writes and `wgmma` reads without bank conflicts: rows of 16-bit or 8-bit
+//! elements in swizzled panels.
+
+use ptx::Swizzle;
 
 /// A tile of rows of 16-bit elements in shared memory: `[columns / 64 panels][rows][64 elements]`. The eight
 /// 16-byte chunks of a panel's row are permuted by the last three bits of the row (128-byte swizzle). Columns
 /// beyond the tensor's width are zero up to the end of the last panel.
+///
+/// A panel of 8-bit elements has 128 columns. A tile of at most 64 columns has panels of 64 bytes, whose four
+/// chunks are permuted by bits 1 and 2 of the row (64-byte swizzle).
 ///
 /// The tile begins at a multiple of [`SwizzledTile::ALIGNMENT`], since the hardware swizzles address bits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -20,19 +25,36 @@ pub struct SwizzledTile {
     pub heads: u32,
     /// Whether tiles are loaded from rows whose end the load states ([`SwizzledTile::ragged_at`]).
     pub ragged: bool,
+    /// Bytes of an element: 2 or 1.
+    pub element: u32,
+    /// Whether successive tiles of a tensor follow each other along its columns. A load then states the first
+    /// column; the rows are all rows of the tensor.
+    pub along_columns: bool,
 }
 
 impl SwizzledTile {
-    /// Columns of a panel, which make 128 bytes.
+    /// Columns of a panel of 16-bit elements, which make 128 bytes.
     pub const PANEL: u32 = 64;
-    /// Bytes of a row of a panel.
+    /// Bytes of a row of a panel of 16-bit elements.
     pub const ROW_BYTES: u32 = 128;
     /// Alignment of a tile's address: the swizzle atom of eight 128-byte rows.
     pub const ALIGNMENT: u32 = 8 * SwizzledTile::ROW_BYTES;
 
-    /// A tile of `rows` × `columns`.
+    /// A tile of `rows` × `columns` elements of 16 bits.
     pub const fn new(rows: u32, columns: u32) -> SwizzledTile {
-        SwizzledTile { rows, columns, parts: 1, heads: 1, ragged: false }
+        SwizzledTile { rows, columns, parts: 1, heads: 1, ragged: false, element: 2, along_columns: false }
+    }
+
+    /// The tile with elements of `bytes` bytes: 2 or 1.
+    #[must_use]
+    pub const fn of_bytes(self, bytes: u32) -> SwizzledTile {
+        SwizzledTile { element: bytes, ..self }
+    }
+
+    /// The tile as one of tiles that follow each other along the columns of a tensor.
+    #[must_use]
+    pub const fn along_columns(self) -> SwizzledTile {
+        SwizzledTile { along_columns: true, ..self }
     }
 
     /// The tile with its rows divided among `parts` CTAs. Each part has a multiple of 8 rows.
@@ -54,13 +76,28 @@ impl SwizzledTile {
         SwizzledTile { ragged, ..self }
     }
 
+    /// Bytes of a row of a panel, which the swizzle permutes.
+    pub const fn row_bytes(self) -> u32 {
+        if self.element == 1 && self.columns <= 64 { 64 } else { SwizzledTile::ROW_BYTES }
+    }
+
+    /// Columns of a panel.
+    pub const fn panel(self) -> u32 {
+        self.row_bytes() / self.element
+    }
+
+    /// How the chunks of a panel's row are permuted.
+    pub const fn swizzle(self) -> Swizzle {
+        if self.row_bytes() == 64 { Swizzle::Bytes64 } else { Swizzle::Bytes128 }
+    }
+
     pub const fn panels(self) -> u32 {
-        self.columns.div_ceil(SwizzledTile::PANEL)
+        self.columns.div_ceil(self.panel())
     }
 
     /// Bytes from one panel to the next.
     pub const fn panel_bytes(self) -> u32 {
-        self.rows * SwizzledTile::ROW_BYTES
+        self.rows * self.row_bytes()
     }
 
     /// Bytes of the tile. A load counts all of them at its mbarrier, rows and columns beyond the tensor's end
@@ -71,17 +108,18 @@ impl SwizzledTile {
 
     /// Byte offset of an element from the tile's start.
     pub const fn offset(self, row: u32, column: u32) -> u32 {
-        let (panel, column) = (column / SwizzledTile::PANEL, column % SwizzledTile::PANEL);
-        let chunk = (column / 8) ^ (row % 8);
-        panel * self.panel_bytes() + row * SwizzledTile::ROW_BYTES + chunk * 16 + column % 8 * 2
+        let (panel, byte) = (column / self.panel(), column % self.panel() * self.element);
+        let pattern = row * self.row_bytes() / 128 % (self.row_bytes() / 16);
+        let chunk = (byte / 16) ^ pattern;
+        panel * self.panel_bytes() + row * self.row_bytes() + chunk * 16 + byte % 16
     }
 
     /// Whether one TMA copy brings all panels. The tensor map then splits the columns into two dimensions, so
     /// that a box holds one panel after the other. Where the width is not a multiple of a panel, the last
     /// panel would read into the next row, so each panel is a copy of its own.
     pub(crate) const fn whole(self) -> bool {
-        let plain = self.heads == 1 && self.parts == 1 && !self.ragged;
-        self.columns.is_multiple_of(SwizzledTile::PANEL) && plain
+        let plain = self.heads == 1 && self.parts == 1 && !self.ragged && !self.along_columns;
+        self.columns.is_multiple_of(self.panel()) && plain
     }
 }
 
@@ -91,11 +129,11 @@ mod tests {
 
     #[test]
     fn every_chunk_has_a_place_of_its_own_and_eight_rows_meet_all_banks() {
-        for columns in [8, 64, 72, 96, 128, 256] {
-            let tile = SwizzledTile::new(24, columns);
+        for (columns, element) in [8, 64, 72, 96, 128, 256].into_iter().flat_map(|n| [(n, 2), (2 * n, 1)]) {
+            let tile = SwizzledTile::new(24, columns).of_bytes(element);
             let mut taken = vec![false; (tile.bytes() / 16) as usize];
             for row in 0..tile.rows {
-                for column in (0..columns).step_by(8) {
+                for column in (0..columns).step_by(16 / element as usize) {
                     let at = (tile.offset(row, column) / 16) as usize;
                     assert!(!std::mem::replace(&mut taken[at], true), "{tile:?} row {row} column {column}");
                 }

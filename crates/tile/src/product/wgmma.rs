@@ -1,11 +1,12 @@
-//! Warpgroup-level products on m64nNk16: four warps of 16 rows each, B and optionally A straight from shared
-//! memory. A warp's part of the accumulator is an [`AccTile`] of 16 rows; the register fragments are those of
-//! `mma.m16n8k16`, tile by tile (PTX ISA, "Register Fragments for wgmma.mma_async.m64nNk16").
+//! Warpgroup-level products on m64nNk16, or m64nNk32 for 8-bit operands: four warps of 16 rows each, B and
+//! optionally A straight from shared memory. A warp's part of the accumulator is an [`AccTile`] of 16 rows; the
+//! register fragments are those of `mma.m16n8k16`, tile by tile (PTX ISA, "Register Fragments for
+//! wgmma.mma_async.m64nNk16").
 //!
 //! Products are asynchronous. They read registers and shared memory until [`Products::wait`] has returned for
 //! their group. Until then, none of their operands and accumulators may be touched.
 
-use ptx::{Builder, Half, Major, R32, R64, Shared};
+use ptx::{Builder, Major, R32, R64, Shared, Type};
 
 use crate::{AccTile, Ones, OperandTile, SwizzledTile};
 
@@ -13,8 +14,8 @@ use crate::{AccTile, Ones, OperandTile, SwizzledTile};
 pub const WARPGROUP_ROWS: u32 = 64;
 /// Threads of a warpgroup.
 pub const WARPGROUP_THREADS: u32 = 128;
-/// Steps of a product along k, in elements of 16 bits.
-const K: u32 = 16;
+/// Steps of a product along k, in bytes: 16 elements of 16 bits, or 32 of 8.
+const K_BYTES: u32 = 32;
 
 /// A [`SwizzledTile`], or a part of one, as an operand: a matrix descriptor (PTX ISA, "Matrix Descriptor
 /// Format").
@@ -41,7 +42,7 @@ impl SharedMatrix {
         SharedMatrix::new(k, tile, at, Major::K, 16)
     }
 
-    /// A tile whose rows are the k dimension (MN-major).
+    /// A tile of 16-bit elements whose rows are the k dimension (MN-major).
     pub fn over_rows(k: &mut Builder, tile: SwizzledTile, at: Shared) -> SharedMatrix {
         SharedMatrix::new(k, tile, at, Major::Mn, tile.panel_bytes())
     }
@@ -62,14 +63,14 @@ impl SharedMatrix {
         let address = k.shr_u(address, 4);
         let address = k.and(address, 0x3FFF);
         let address = k.zext(address);
-        let descriptor = k.or(address, descriptor_constants(leading));
+        let descriptor = k.or(address, descriptor_constants(tile, leading));
         SharedMatrix { tile, major, descriptor, offset: 0, unit: 1 }
     }
 
     /// The part from `row` on, a multiple of 8.
     #[must_use]
     pub const fn from_row(self, row: u32) -> SharedMatrix {
-        SharedMatrix { offset: self.offset + row * SwizzledTile::ROW_BYTES, ..self }
+        SharedMatrix { offset: self.offset + row * self.tile.row_bytes(), ..self }
     }
 
     /// Tile `number` of tiles that lie side by side.
@@ -88,7 +89,7 @@ impl SharedMatrix {
     /// TilePart `part` (in a register) of `rows` rows, a multiple of 8.
     #[must_use]
     pub fn row_part(self, k: &mut Builder, part: R32, rows: u32) -> SharedMatrix {
-        self.moved(k, part, rows * SwizzledTile::ROW_BYTES)
+        self.moved(k, part, rows * self.tile.row_bytes())
     }
 
     /// The tile in a stage of a ring, where tiles lie side by side.
@@ -105,29 +106,32 @@ impl SharedMatrix {
     }
 
     const fn column_offset(self, column: u32) -> u32 {
-        column / SwizzledTile::PANEL * self.tile.panel_bytes() + column % SwizzledTile::PANEL * 2
+        let panel = self.tile.panel();
+        column / panel * self.tile.panel_bytes() + column % panel * self.tile.element
     }
 
     /// Number of k steps along the tile's columns. The last step may read the zeros that pad the last panel.
     const fn column_steps(self) -> u32 {
-        self.tile.columns.div_ceil(K)
+        (self.tile.columns * self.tile.element).div_ceil(K_BYTES)
     }
 
     /// The descriptor of one k step.
     fn step(self, k: &mut Builder, step: u32) -> (R64, Major) {
         let bytes = match self.major {
-            Major::K => self.column_offset(step * K),
-            Major::Mn => step * K * SwizzledTile::ROW_BYTES,
+            Major::K => self.column_offset(step * K_BYTES / self.tile.element),
+            Major::Mn => step * K_BYTES / 2 * self.tile.row_bytes(),
         };
         let by = i64::from((self.offset + bytes) >> 4) * self.unit;
         (k.add(self.descriptor, by.cast_unsigned()), self.major)
     }
 }
 
-/// Fields that all descriptors of swizzled tiles share: 128-byte swizzle (bits 62–63), a stride of 1024 bytes
-/// between groups of eight rows (bits 32–45), and `leading` bytes between panels (bits 16–29).
-const fn descriptor_constants(leading: u32) -> u64 {
-    1 << 62 | (SwizzledTile::ALIGNMENT as u64 >> 4) << 32 | (leading as u64 >> 4) << 16
+/// Fields that all descriptors of a tile share: the swizzle (bits 62–63), the stride between groups of eight
+/// rows (bits 32–45), and `leading` bytes between panels (bits 16–29).
+const fn descriptor_constants(tile: SwizzledTile, leading: u32) -> u64 {
+    let swizzle = if tile.row_bytes() == 64 { 2 } else { 1 };
+    let stride = 8 * tile.row_bytes() as u64;
+    swizzle << 62 | (stride >> 4) << 32 | (leading as u64 >> 4) << 16
 }
 
 /// Whether a product replaces its accumulator or adds to it.
@@ -147,15 +151,16 @@ pub struct Group(u32);
 /// committed before it.
 #[derive(Clone, Debug)]
 pub struct Products {
-    half: Half,
+    /// The types of A and B.
+    types: [Type; 2],
     negates: bool,
     committed: u32,
 }
 
 impl Products {
-    /// For operands of this type.
-    pub const fn new(half: Half) -> Products {
-        Products { half, negates: false, committed: 0 }
+    /// For operands A and B of these types.
+    pub const fn new(types: [Type; 2]) -> Products {
+        Products { types, negates: false, committed: 0 }
     }
 
     /// Computes D = −A B in products of two shared operands that replace D ([`Accumulate::Set`]), so that a
@@ -198,9 +203,9 @@ impl Products {
             let (a, b) = (a.step(k, step), b.step(k, step));
             let add = step > 0 || accumulate == Accumulate::Add;
             if self.negates && accumulate == Accumulate::Set {
-                k.wgmma_ss_negated(self.half, &registers, a, b, add);
+                k.wgmma_ss_negated(self.types, &registers, a, b, add);
             } else {
-                k.wgmma_ss(self.half, &registers, a, b, add);
+                k.wgmma_ss(self.types, &registers, a, b, add);
             }
         }
     }
@@ -219,7 +224,7 @@ impl Products {
         for step in 0..a.k_tiles() {
             let b = b.step(k, step);
             let add = step > 0 || accumulate == Accumulate::Add;
-            k.wgmma_rs(self.half, &registers, a.fragment(0, step), b, add);
+            k.wgmma_rs(self.types, &registers, a.fragment(0, step), b, add);
         }
     }
 }

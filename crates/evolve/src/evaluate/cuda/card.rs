@@ -279,7 +279,7 @@ impl Card for GpuCard {
 fn inputs(context: &Arc<Context>, problem: &Problem) -> Result<[Buffer; 3], DriverError> {
     let buffer = |tensor: Tensor| {
         let elements = problem.span(tensor).map_or(0, |(elements, _)| elements);
-        Buffer::new(context, elements * problem.dtype.bytes())
+        Buffer::new(context, elements * problem.dtypes.of(tensor).bytes())
     };
     Ok([buffer(Tensor::Q)?, buffer(Tensor::K)?, buffer(Tensor::V)?])
 }

@@ -210,7 +210,7 @@ impl Stage for Track {
         let bytes = self.contestants[who]
             .buffer(Role::Operand(Operand::Tensor(Tensor::Out)))
             .map_or_else(Vec::new, |b| b.to_bytes());
-        Ok(Values::from_bytes(problem.dtype, &bytes).gather(&problem, Tensor::Out))
+        Ok(Values::from_bytes(problem.dtypes.out, &bytes).gather(&problem, Tensor::Out))
     }
 
     fn read(&mut self) -> Reading {

@@ -158,7 +158,7 @@ impl Case {
         let Some(bytes) = out.map(|index| &run.after[index]) else {
             return Err(Fault::new(Reason::Launch, "it has no output"));
         };
-        let values = Values::from_bytes(problem.dtype, bytes).gather(problem, Tensor::Out);
+        let values = Values::from_bytes(problem.dtypes.out, bytes).gather(problem, Tensor::Out);
         debug_assert_eq!(values.len(), dense(problem).span(Tensor::Out).map_or(0, |(elements, _)| elements));
         let figures =
             answer.judge(&values, Origin::Ours).map_err(|fault| Fault::new(Reason::Wrong, fault))?;

@@ -406,7 +406,7 @@ impl<'a> Forward<'a> {
     }
 
     fn row_bytes(&self, tensor: Tensor) -> i64 {
-        stepped(self.problem.extents(tensor)[2], self.problem.strides(tensor).row)
+        stepped(self.problem, tensor, self.problem.extents(tensor)[2], self.problem.strides(tensor).row)
     }
 
     pub(super) fn rows_left(&self, k: &mut Builder, first: R32) -> R32 {

@@ -15,7 +15,7 @@ use crate::{Arch, Features, PlanError, Program};
 
 impl FamilyPlan for MmaPlan {
     fn features() -> Features {
-        Features { lengths: true, sink: true, programs: true }
+        Features { lengths: true, sink: true, programs: true, ..Features::default() }
     }
 
     fn default_for(problem: &Problem, arch: &Arch) -> MmaPlan {
@@ -97,7 +97,7 @@ impl FamilyPlan for MmaPlan {
             self.splits = default_splits(problem, self.block_m, arch);
         }
         let safe = MmaPlan::default_for(problem, arch);
-        self.rescale = rescale_within(self.rescale, problem.dtype);
+        self.rescale = rescale_within(self.rescale, problem.dtypes.weights());
         if matches!(self.check(problem, arch), Err(PlanError::Misaligned { .. })) {
             self.copy = safe.copy;
         }

@@ -1,11 +1,11 @@
 use attend::{Order, Rescale, Tanh, merge_bytes};
-use problem::{Band, DType, Problem, Tensor};
+use problem::{Band, Problem, Tensor};
 use serde::{Deserialize, Serialize};
 use tile::{CopyMode, TileLayout};
 
 use crate::error::accept;
 use crate::forward::Visits;
-use crate::forward::contract::{check_rescale, default_tanh, misaligned};
+use crate::forward::contract::{check_rescale, default_tanh, is_half, misaligned};
 use crate::forward::lengths::{check_lengths, row_blocks};
 use crate::{Arch, PlanError};
 
@@ -259,9 +259,9 @@ impl MmaPlan {
     }
 
     fn check_problem(&self, problem: &Problem) -> Result<(), PlanError> {
-        if problem.dtype == DType::F32 {
+        if !is_half(problem) {
             let (family, accepted) = ("mma", "f16, bf16");
-            return Err(PlanError::DType { family, dtype: problem.dtype, accepted });
+            return Err(PlanError::DType { family, dtype: problem.dtypes, accepted });
         }
         for (what, dim) in [("head_dim", problem.head_dim), ("head_dim_v", problem.head_dim_v)] {
             let fits = dim.is_multiple_of(8) && (8..=256).contains(&dim);
@@ -293,7 +293,7 @@ impl MmaPlan {
         if let Some(resident) = self.resident_ctas {
             accept("resident_ctas", resident.into(), (1..=16).contains(&resident), "1 to 16")?;
         }
-        check_rescale(self.rescale, problem.dtype)
+        check_rescale(self.rescale, problem.dtypes.weights())
     }
 
     /// 16-byte copies need every row to be aligned to 16 bytes.

@@ -200,7 +200,7 @@ impl SmallPlan {
 
     /// The plan with the merge and store that it and the problem allow.
     pub(crate) fn fitted(mut self, problem: &Problem) -> SmallPlan {
-        self.rescale = rescale_within(self.rescale, problem.dtype);
+        self.rescale = rescale_within(self.rescale, problem.dtypes.weights());
         if self.check_merge(problem).is_err() {
             self.merge = Merge::Shares;
         }

@@ -217,7 +217,7 @@ impl<'a> Forward<'a> {
     }
 
     pub(super) fn products(&self) -> Products {
-        let products = Products::new(self.half);
+        let products = Products::new([self.half.ty(); 2]);
         if self.problem.softmax_scale() < 0.0 { products.negating() } else { products }
     }
 

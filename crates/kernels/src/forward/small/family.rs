@@ -13,7 +13,7 @@ use crate::{Arch, Features, PlanError, Program};
 
 impl FamilyPlan for SmallPlan {
     fn features() -> Features {
-        Features { lengths: false, sink: true, programs: true }
+        Features { lengths: false, sink: true, programs: true, ..Features::default() }
     }
 
     fn default_for(problem: &Problem, arch: &Arch) -> SmallPlan {

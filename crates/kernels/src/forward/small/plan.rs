@@ -1,10 +1,10 @@
 use attend::{Division, Packing, Rescale, Tanh};
-use problem::{DType, Problem, Tensor};
+use problem::{Problem, Tensor};
 use serde::{Deserialize, Serialize};
 use tile::{Mbarriers, Pipeline, RowStore, SwizzledTile, Turns, WARPGROUP_ROWS, WARPGROUP_THREADS};
 
 use crate::error::accept;
-use crate::forward::contract::{band, check_rescale, check_tensor_maps, misaligned, most_rows};
+use crate::forward::contract::{band, check_rescale, check_tensor_maps, is_half, misaligned, most_rows};
 use crate::forward::packing::{check_packing, packed_heads};
 use crate::{Arch, PlanError};
 
@@ -286,9 +286,9 @@ impl SmallPlan {
     }
 
     fn check_problem(&self, problem: &Problem) -> Result<(), PlanError> {
-        if problem.dtype == DType::F32 {
+        if !is_half(problem) {
             let accepted = "f16, bf16";
-            return Err(PlanError::DType { family: FAMILY, dtype: problem.dtype, accepted });
+            return Err(PlanError::DType { family: FAMILY, dtype: problem.dtypes, accepted });
         }
         for (what, dim) in [("head_dim", problem.head_dim), ("head_dim_v", problem.head_dim_v)] {
             let fits = dim.is_multiple_of(8) && (8..=256).contains(&dim);
@@ -345,7 +345,7 @@ impl SmallPlan {
         if matches!(self.rescale, Rescale::Beyond(_)) {
             streams("2 to 8 with rescale = beyond")?;
         }
-        check_rescale(self.rescale, problem.dtype)?;
+        check_rescale(self.rescale, problem.dtypes.weights())?;
         if let Some(limit) = self.speculative {
             streams("2 to 8 with speculative")?;
             accept("speculative", limit.into(), (1..=15).contains(&limit), "1 to 15")?;

@@ -1,6 +1,7 @@
 //! The epilogue: addresses and stores of O and of the LSE.
 
 use attend::{OnlineSoftmax, store_lse, store_lse_at};
+use problem::Tensor;
 use ptx::{Builder, F32, Global, R32};
 use tile::{AccTile, store_fragments, store_fragments_at};
 
@@ -17,7 +18,7 @@ impl Forward<'_> {
         let to = self.output(k);
         let first = self.first_row(k);
         let rows = (to, first, self.rows.seq_q);
-        let row_bytes = stepped(self.problem.seq_q, self.problem.out.row);
+        let row_bytes = stepped(self.problem, Tensor::Out, self.problem.seq_q, self.problem.out.row);
         store_fragments(k, &self.threads, self.half, o, rows, row_bytes, self.plan.store);
         if let Some(start) = self.params.lse {
             let lse = softmax.lse(k);

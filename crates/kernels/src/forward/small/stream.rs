@@ -92,11 +92,12 @@ impl Forward<'_> {
         let ping_pong =
             (plan.turns == Turns::PingPong).then(|| PingPong::new(k, &consumer, plan.row_warpgroups));
         MainLoop {
-            half: self.half,
+            weights: self.half.into(),
             block_n: plan.cluster_keys(),
             tiles: Tiles::InTurn,
             order: Order::ScoresAhead,
             products: self.products(),
+            output_products: self.products(),
             softcap: self.params.softcap,
             chains: Chains { max: 2, sum: 1 },
             shared_probs: None,
@@ -106,13 +107,14 @@ impl Forward<'_> {
             ping_pong,
             speculative: plan.speculative.map(|limit| {
                 let warpgroup = k.shr_u(self.place.warp, 2);
-                SpeculativeMax::new(self.half, limit, WarpgroupVote::new(k, warpgroup))
+                SpeculativeMax::new(self.half, plan.rescale, limit, WarpgroupVote::new(k, warpgroup))
             }),
             halved: None,
             skips: self.ends_differ().then(|| Skips::none(k, keys, values, ping_pong)),
             s: AccTile::unset(k, WARP_ROWS, plan.block_n),
-            p: OperandTile::unset(k, WARP_ROWS, plan.block_n),
+            p: OperandTile::unset(k, self.half, WARP_ROWS, plan.block_n),
             o: AccTile::unset(k, WARP_ROWS, self.problem.head_dim_v as u32),
+            block_output: None,
         }
     }
 

@@ -4,6 +4,7 @@ use attend::Sums;
 use problem::{Band, DType, Problem, Tensor};
 use tile::{Handout, RowStore, Tail, Turns};
 
+use super::fp8::transposes_values;
 use super::plan::{
     Diagonal, Ends, FEEDING_REGISTERS, Rescaling, Store, WgmmaPlan, largest_limit, largest_threshold,
 };
@@ -39,10 +40,11 @@ impl WgmmaPlan {
     }
 
     pub(super) fn check_problem(&self, problem: &Problem) -> Result<(), PlanError> {
-        if problem.dtype == DType::F32 {
-            let (family, accepted) = (FAMILY, "f16, bf16");
-            return Err(PlanError::DType { family, dtype: problem.dtype, accepted });
+        if problem.dtypes.out == DType::F32 {
+            let (family, accepted) = (FAMILY, "outputs of f16 and bf16");
+            return Err(PlanError::DType { family, dtype: problem.dtypes, accepted });
         }
+        WgmmaPlan::check_fp8_problem(problem, FAMILY)?;
         for (what, dim) in [("head_dim", problem.head_dim), ("head_dim_v", problem.head_dim_v)] {
             let fits = dim.is_multiple_of(8) && (8..=256).contains(&dim);
             accept(what, dim as u64, fits, "multiples of 8 from 8 to 256")?;
@@ -153,20 +155,22 @@ impl WgmmaPlan {
         if self.exps_by_fma > 0 {
             within("exps_by_fma", self.exps_by_fma, 0, 8)?;
             let guesses = matches!(self.rescale, Rescaling::Speculative { .. });
-            accept("exps_by_fma", self.exps_by_fma.into(), guesses, "0 without rescale = speculative")?;
+            let fits = guesses || transposes_values(problem);
+            accept("exps_by_fma", self.exps_by_fma.into(), fits, "0 without rescale = speculative")?;
         }
         if self.store == Store::Bulk {
             self.check_bulk_store(problem)?;
         }
+        self.check_fp8_genes(problem, FAMILY)?;
         within("chains.max", self.chains.max, 1, 8)?;
         within("chains.sum", self.chains.sum, 1, 8)?;
         if self.sums == Sums::Product {
             let dim = problem.head_dim_v as u64;
             accept("head_dim_v", dim, dim == 64, "64 with sums = product")?;
-            if problem.dtype != DType::Bf16 {
+            if problem.dtypes.weights() != DType::Bf16 {
                 return refuse(
                     "dtype",
-                    problem.dtype.name(),
+                    &problem.dtypes.to_string(),
                     "bf16 with sums = product, which need its range",
                 );
             }
@@ -178,8 +182,9 @@ impl WgmmaPlan {
         let turns = self.turns == Turns::Free || self.consumers > 1;
         accept("consumers", self.consumers.into(), turns, "2 or 3 with turns = ping_pong")?;
         let threshold_fits = |threshold: u8| {
-            let most = largest_threshold(problem.dtype);
-            let accepted = format!("0 to {most} in {}", problem.dtype);
+            let weights = problem.dtypes.weights();
+            let most = largest_threshold(weights);
+            let accepted = format!("0 to {most} in {weights}");
             accept("rescale.beyond", threshold.into(), threshold <= most, &accepted)
         };
         match self.rescale {
@@ -187,7 +192,7 @@ impl WgmmaPlan {
             Rescaling::Beyond(threshold) => threshold_fits(threshold),
             Rescaling::Speculative { beyond, limit } => {
                 threshold_fits(beyond)?;
-                let most = largest_limit(problem.dtype, self.sums);
+                let most = largest_limit(problem.dtypes.weights(), self.sums);
                 let suffix = if self.sums == Sums::Product { " with sums = product" } else { "" };
                 let accepted = format!("{} to {most}{suffix}", beyond + 1);
                 accept("rescale.limit", limit.into(), (beyond + 1..=most).contains(&limit), &accepted)

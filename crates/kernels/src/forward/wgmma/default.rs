@@ -1,9 +1,10 @@
 //! The default plan of a problem without a tuned plan.
 
-use attend::{Chains, Order, Packing, Sums, Tiles};
+use attend::{Chains, Order, OutputSums, Packing, Sums, Tiles};
 use problem::{DType, Problem};
 use tile::{Handout, Tail, TileOrder, Turns};
 
+use super::fp8::key_steps;
 use super::plan::{Diagonal, Ends, Probabilities, Rescaling, Store, WgmmaPlan, section_mib};
 use crate::Arch;
 use crate::forward::Visits;
@@ -40,6 +41,7 @@ impl WgmmaPlan {
             probabilities: Probabilities::Registers,
             chains: Chains { max: 2, sum: 1 },
             sums: if problem.head_dim_v == 64 { Sums::Product } else { Sums::Lanes },
+            output_sums: OutputSums::Running,
             diagonal: Diagonal::Whole,
             ends: if causal { Ends::Own } else { Ends::Common },
             handout: Handout::Dynamic,
@@ -51,6 +53,7 @@ impl WgmmaPlan {
         };
         let in_order = WgmmaPlan { handout: Handout::Static, tile_order: TileOrder::InOrder, ..base.clone() };
         let mut plan = match (dim, causal) {
+            _ if problem.dtypes.q.is_fp8() => WgmmaPlan::default_for_fp8(problem),
             (..=64, true) if problem.seq_kv <= 1024 => {
                 WgmmaPlan { stages: 3, tiles: Tiles::Overlapped, ..base }
             }
@@ -85,8 +88,9 @@ impl WgmmaPlan {
         if plan.blank_warpgroups(problem) && !plan.visits.lists(problem) {
             plan.ends = Ends::Own;
         }
-        while plan.block_n > 16 && plan.check_resources(problem, arch).is_err() {
-            plan.block_n -= 16;
+        let (least, step) = key_steps(problem);
+        while plan.block_n > least && plan.check_resources(problem, arch).is_err() {
+            plan.block_n -= step;
         }
         plan
     }
@@ -94,7 +98,7 @@ impl WgmmaPlan {
     /// The nearest plan that the problem's pass, its lengths, its type and its output's strides allow. With
     /// an LSE, lanes compute the sums: products would sum rounded probabilities.
     pub(crate) fn fitted(mut self, problem: &Problem) -> WgmmaPlan {
-        if problem.dtype != DType::Bf16 || problem.pass.lse() {
+        if problem.dtypes.weights() != DType::Bf16 || problem.pass.lse() {
             self.sums = Sums::Lanes;
         }
         if !problem.lengths.is_even() {
@@ -113,7 +117,8 @@ impl WgmmaPlan {
             self.ends = Ends::Common;
             self.diagonal = Diagonal::Whole;
         }
-        self.rescale = self.rescale.within(problem.dtype, self.sums);
+        self = self.fitted_to_fp8(problem);
+        self.rescale = self.rescale.within(problem.dtypes.weights(), self.sums);
         if self.store == Store::Bulk && self.check_bulk_store(problem).is_err() {
             self.store = Store::Direct;
         }

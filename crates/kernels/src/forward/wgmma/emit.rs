@@ -2,8 +2,9 @@
 //! `rows.rs`; results are stored in `store.rs`.
 
 use attend::{
-    BlockLists, KeyBand, Lengths, MainLoop, Masker, OnlineSoftmax, Rescale, ScorePrograms, SequenceTiles,
-    SharedProbs, Sinks, Skips, Softcap, SpeculativeMax, StreamKMerge, Sums, TileRows, Tiles,
+    BlockLists, BlockOutput, KeyBand, Lengths, MainLoop, Masker, OnlineSoftmax, OutputSums, Rescale,
+    ScorePrograms, SequenceTiles, SharedProbs, Sinks, Skips, Softcap, SpeculativeMax, StreamKMerge, Sums,
+    TileRows, Tiles,
 };
 use problem::{Problem, Tensor};
 use ptx::{
@@ -11,12 +12,15 @@ use ptx::{
     TensorMapPtr, Violations,
 };
 use tile::{
-    AccTile, BulkStore, COUNTER_BYTES, Cluster, Consumer, Handout, Locate, Ones, OperandTile, PingPong,
-    Pipeline, Products, Roles, SharedMatrix, StreamK, SwizzledTile, Tail, TileBroadcast, TileGrid, TileRing,
-    TileScheduler, TileStream, Turns, WarpRows, WarpgroupVote, WorkTile,
+    AccTile, BulkStore, COUNTER_BYTES, Cluster, Consumer, Handout, Locate, Ones, OperandTile, OperandType,
+    PingPong, Pipeline, Products, Roles, SharedMatrix, StreamK, SwizzledTile, Tail, TileBroadcast, TileGrid,
+    TileRing, TileScheduler, TileStream, Turns, WarpRows, WarpgroupVote, WorkTile,
 };
 
+use super::descale::Descale;
+use super::fp8::{operand_type, transposes_values, weights};
 use super::plan::{Diagonal, Ends, Rescaling, Store, WgmmaPlan};
+use super::transpose::TransposedValues;
 use crate::contract::Contract;
 use crate::forward::contract::{
     declare_band, declare_head_strides, declare_map, declare_softcap, half, unsigned_factor,
@@ -47,7 +51,11 @@ impl WgmmaPlan {
         let locate = tiles.as_ref().map(|tiles| tiles as &dyn Locate);
         Forward::new(&mut k, problem, self, params, locate).body(&mut k);
         let target = Target::sm_a(arch.sm);
-        let program = contract.into_program(k.into_verified(target)?, ENTRY, self.launch(problem, arch));
+        let module = k.into_verified(target)?;
+        let mut program = contract.into_program(module, ENTRY, self.launch(problem, arch));
+        if transposes_values(problem) {
+            program = self.transpose_values(problem, arch)?.followed_by(program)?;
+        }
         match self.list_tiles(problem) {
             None => Ok(program),
             Some(tiles) => tiles.emit(problem, target)?.followed_by(program),
@@ -125,7 +133,10 @@ impl WgmmaPlan {
 pub(super) struct Forward<'a> {
     pub(super) plan: &'a WgmmaPlan,
     pub(super) problem: &'a Problem,
+    /// The type of O.
     pub(super) half: Half,
+    /// The type of P.
+    weights: OperandType,
     pub(super) params: Params,
     pub(super) queries: TileRing,
     pub(super) keys: TileRing,
@@ -167,6 +178,8 @@ pub(super) struct Params {
     programs: Option<ScorePrograms>,
     sinks: Option<Global>,
     pub(super) lists: Option<BlockLists>,
+    /// Of Q, K and V.
+    pub(super) descales: [Option<Descale>; 3],
 }
 
 impl Params {
@@ -178,8 +191,13 @@ impl Params {
         arch: &Arch,
     ) -> Params {
         let [q, key, value] = plan.tile_shapes(problem);
-        let maps = [(Tensor::Q, q), (Tensor::K, key), (Tensor::V, value)]
-            .map(|tile| declare_map(k, c, problem, tile));
+        let maps = [(Tensor::Q, q), (Tensor::K, key), (Tensor::V, value)].map(|(tensor, tile)| {
+            if tensor == Tensor::V && transposes_values(problem) {
+                TransposedValues::new(problem).declare_map(k, c, tile)
+            } else {
+                declare_map(k, c, problem, (tensor, tile))
+            }
+        });
         let rows_out = BulkStore::tile(problem.head_dim_v as u32);
         let out_map =
             (plan.store == Store::Bulk).then(|| declare_map(k, c, problem, (Tensor::Out, rows_out)));
@@ -235,6 +253,7 @@ impl Params {
                 .map(|programs| if lists { programs.masking_partial_blocks() } else { programs }),
             sinks: c.sinks(k),
             lists: plan.list_tiles(problem).map(|tiles| tiles.declare(k, c, problem, Access::Read)),
+            descales: Descale::declare(k, c, problem),
         }
     }
 }
@@ -287,6 +306,7 @@ impl<'a> Forward<'a> {
             plan,
             problem,
             half: half(problem),
+            weights: weights(problem),
             queries,
             keys,
             values,
@@ -311,8 +331,8 @@ impl<'a> Forward<'a> {
         let roles = self.plan.roles();
         let pipelines = [self.queries.pipeline, self.keys.pipeline, self.values.pipeline];
         let broadcast = self.schedule.broadcast.map(|broadcast| broadcast.pipeline);
-        if let Some(ones) = self.ones {
-            ones.write(k, self.half);
+        if let (Some(ones), OperandType::Half(half)) = (self.ones, self.weights) {
+            ones.write(k, half);
             // The initial cluster barrier orders only the initialisation of mbarriers, not the other writes
             // to shared memory.
             if self.schedule.cluster.is_some() {
@@ -343,7 +363,7 @@ impl<'a> Forward<'a> {
                 None => self.span(k, tile),
                 Some(list) => (0.into(), list.count),
             };
-            let key_head = tile::divide(k, tile.head, self.problem.group_size() as u32 / rows.heads);
+            let key_head = self.key_head(k, tile);
             let position = rows.position(k, rows.first);
             let position = self.row_of_sequence(k, tile, position);
             let [q_part, key_part, value_part] = LOADED.map(|tensor| {
@@ -407,7 +427,8 @@ impl<'a> Forward<'a> {
             self.halve(k, &main_loop, &own);
             let mask =
                 Masker::new(k, &self.params.band, &consumer.threads, &rows, 16, plan.block_n).by_bits();
-            let softmax = self.softmax(k);
+            let factor = self.tile_factor(k, tile, main_loop.softcap.as_ref());
+            let softmax = self.softmax(k, factor);
             let programs = self.params.programs.as_ref().map(|programs| {
                 let at = [tile.head, tile.batch];
                 programs.for_rows(k, &consumer.threads, &rows, (16, plan.block_n), at)
@@ -427,6 +448,7 @@ impl<'a> Forward<'a> {
                 }
                 more
             });
+            let softmax = softmax.with_output_factor(self.value_descale(k, tile));
             let o = softmax.take_sums(k, &main_loop.o);
             self.if_complete(k, consumer, tile, &softmax, &o, |k| {
                 let sinks = self
@@ -469,20 +491,28 @@ impl<'a> Forward<'a> {
     /// A warpgroup's registers and its positions in the rings.
     fn main_loop(&self, k: &mut Builder, consumer: &Consumer) -> MainLoop {
         let plan = self.plan;
-        let products = Products::new(self.half);
+        let [q, key, value] = LOADED.map(|tensor| operand_type(self.problem, tensor));
+        let products = Products::new([q, key]);
+        let softcap = self.params.softcap.map(|softcap| match self.params.descales {
+            [None, None, _] => softcap,
+            // Each tile sets its own factor.
+            _ => Softcap { factor: k.reg(), ..softcap },
+        });
         let queries = TileStream::own_rows(k, self.queries, consumer);
         let keys = TileStream::over_columns(k, self.keys, consumer);
         let values = match self.ones {
+            None if transposes_values(self.problem) => TileStream::over_columns(k, self.values, consumer),
             None => TileStream::over_rows(k, self.values, consumer),
             Some(ones) => TileStream::over_rows_beside(k, self.values, ones, consumer),
         };
         let ping_pong = (plan.turns == Turns::PingPong).then(|| PingPong::new(k, consumer, plan.consumers));
         MainLoop {
-            half: self.half,
+            weights: self.weights,
             block_n: plan.block_n,
             order: plan.products,
+            output_products: Products::new([self.weights.ty(), value]),
             products: if self.problem.softmax_scale() < 0.0 { products.negating() } else { products },
-            softcap: self.params.softcap,
+            softcap,
             chains: plan.chains,
             tiles: plan.tiles,
             queries,
@@ -490,9 +520,12 @@ impl<'a> Forward<'a> {
             values,
             ping_pong,
             speculative: match plan.rescale {
-                Rescaling::Speculative { limit, .. } => {
-                    Some(SpeculativeMax::new(self.half, limit, WarpgroupVote::new(k, consumer.group)))
-                }
+                Rescaling::Speculative { limit, .. } => Some(SpeculativeMax::new(
+                    self.weights,
+                    self.rescale(),
+                    limit,
+                    WarpgroupVote::new(k, consumer.group),
+                )),
                 _ => None,
             },
             halved: (plan.diagonal == Diagonal::Halved).then(|| k.mov(0)),
@@ -501,7 +534,7 @@ impl<'a> Forward<'a> {
                 if self.skips_last() { skips.at_both_ends(k) } else { skips }
             }),
             s: AccTile::unset(k, 16, plan.block_n),
-            p: OperandTile::unset(k, 16, plan.block_n),
+            p: OperandTile::unset(k, self.weights, 16, plan.block_n),
             shared_probs: self.probs.map(|(tile, first)| {
                 let own = k.shared_index(first, consumer.group, tile.bytes());
                 let warp = k.and(consumer.threads.warp, 3);
@@ -513,11 +546,14 @@ impl<'a> Forward<'a> {
                 }
             }),
             o: AccTile::unset(k, 16, plan.columns_out(self.problem)),
+            block_output: (plan.output_sums == OutputSums::ByBlock)
+                .then(|| BlockOutput::new(k, plan.columns_out(self.problem))),
         }
     }
 
-    fn softmax(&self, k: &mut Builder) -> OnlineSoftmax {
-        let softmax = OnlineSoftmax::new(k, self.half, self.rescale(), self.params.factor, 16)
+    /// The softmax of a tile whose scores have the factor `factor` in the exponent.
+    fn softmax(&self, k: &mut Builder, factor: F32) -> OnlineSoftmax {
+        let softmax = OnlineSoftmax::new(k, self.weights, self.rescale(), factor, 16)
             .with_exponentials_by_fma(self.plan.exps_by_fma);
         match (self.plan.sums, self.plan.rescale) {
             (Sums::Lanes, _) => softmax,

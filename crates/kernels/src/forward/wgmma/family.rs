@@ -5,6 +5,7 @@ use ptx::Violations;
 use serde_json::{Value, json};
 
 use super::WgmmaPlan;
+use super::fp8::transposes_values;
 use crate::family::{FamilyPlan, row_tiles};
 use crate::forward::contract::{default_tanh, tanh_gene};
 use crate::forward::lists::visits_gene;
@@ -14,7 +15,14 @@ use crate::{Arch, Features, PlanError, Program};
 
 impl FamilyPlan for WgmmaPlan {
     fn features() -> Features {
-        Features { lengths: true, sink: true, programs: true }
+        Features {
+            lengths: true,
+            sink: true,
+            programs: true,
+            fp8: true,
+            scales: true,
+            block_scales: false,
+        }
     }
 
     fn default_for(problem: &Problem, arch: &Arch) -> WgmmaPlan {
@@ -30,6 +38,9 @@ impl FamilyPlan for WgmmaPlan {
         // Without grouped heads there is nothing to pack, and only tiles of equal length can be shared.
         let packings = if problem.group_size() > 1 { &["apart", "packed"][..] } else { &[] };
         let tails = if problem.band == Band::FULL { &["whole", "shared"][..] } else { &[] };
+        // Sums of 16-bit products lose nothing that a second level would keep.
+        let truncates = transposes_values(problem);
+        let output_sums = if truncates { &["running", "by_block"][..] } else { &[] };
         let beyond = |threshold: u32| json!({ "beyond": threshold });
         let speculative = |limit: u32| json!({ "speculative": { "beyond": 8, "limit": limit } });
         let chains = |max: u32| json!({ "max": max, "sum": 1 });
@@ -66,6 +77,7 @@ impl FamilyPlan for WgmmaPlan {
             Gene::new("probabilities").searched(["shared"]),
             Gene::new("chains").searched([1, 2, 4].map(chains)),
             Gene::new("sums").searched(["lanes", "product"]),
+            Gene::new("output_sums").searched(output_sums.iter().copied()),
             Gene::new("ends")
                 .searched(["common", "own"])
                 .curing(&[("issue", To("own")), ("tensor", To("own"))]),

@@ -24,11 +24,14 @@
 
 mod check;
 mod default;
+mod descale;
 mod emit;
 mod family;
+mod fp8;
 mod lengths;
 mod plan;
 mod rows;
 mod store;
+mod transpose;
 
 pub use plan::{Diagonal, Ends, Probabilities, Rescaling, Store, WgmmaPlan};

@@ -1,10 +1,11 @@
 //! The genes of the family, and quantities derived from them for a problem.
 
-use attend::{Chains, Order, Packing, Rescale, Sums, Tanh, Tiles};
+use attend::{Chains, Order, OutputSums, Packing, Rescale, Sums, Tanh, Tiles};
 use problem::{DType, Problem, Tensor};
 use serde::{Deserialize, Deserializer, Serialize};
 use tile::{Handout, LastWave, Ones, RowStore, SwizzledTile, Tail, TileOrder, Turns, WARPGROUP_ROWS};
 
+use super::fp8::transposes_values;
 use crate::Arch;
 use crate::forward::Visits;
 use crate::forward::contract::misaligned;
@@ -72,6 +73,7 @@ pub(super) const fn largest_threshold(dtype: DType) -> u8 {
     match dtype {
         DType::F16 => Rescale::MOST_IN_F16,
         DType::Bf16 | DType::F32 => 60,
+        DType::E4m3 | DType::E5m2 => Rescale::MOST_IN_E4M3,
     }
 }
 
@@ -81,6 +83,7 @@ pub(super) const fn largest_threshold(dtype: DType) -> u8 {
 pub(super) const fn largest_limit(dtype: DType, sums: Sums) -> u8 {
     match (dtype, sums) {
         (DType::F16, _) => 15,
+        (DType::E4m3 | DType::E5m2, _) => Rescale::MOST_IN_E4M3,
         (_, Sums::Product) => 15,
         (DType::Bf16 | DType::F32, Sums::Lanes) => 60,
     }
@@ -170,8 +173,8 @@ pub struct WgmmaPlan {
     /// How the softmax reference follows the row max.
     #[serde(alias = "softmax")]
     pub rescale: Rescaling,
-    /// How many of eight exponentials of a block without row max run on the FMA pipe instead of the
-    /// special-function unit.
+    /// How many of eight exponentials of a block without row max, or with 8-bit values of any block, run on
+    /// the FMA pipe instead of the special-function unit.
     #[serde(default)]
     pub exps_by_fma: u32,
     /// Where P V takes P from.
@@ -185,6 +188,9 @@ pub struct WgmmaPlan {
     /// not exact enough.
     #[serde(default)]
     pub sums: Sums,
+    /// Where the P V of successive blocks are summed.
+    #[serde(default)]
+    pub output_sums: OutputSums,
     /// The last KV block that a warpgroup visits.
     #[serde(default)]
     pub ends: Ends,
@@ -258,10 +264,18 @@ impl WgmmaPlan {
     /// Tiles of Q, K and V in shared memory.
     pub(super) fn tile_shapes(&self, problem: &Problem) -> [SwizzledTile; 3] {
         let (dim, dim_v) = (problem.head_dim as u32, problem.head_dim_v as u32);
+        let bytes = |tensor| problem.dtypes.of(tensor).bytes() as u32;
+        let value = if transposes_values(problem) {
+            SwizzledTile::new(dim_v, self.block_n).along_columns()
+        } else {
+            SwizzledTile::new(self.block_n, dim_v).ragged(keys_are_uneven(problem))
+        };
         [
-            SwizzledTile::new(self.block_m(), dim).packed(self.packed_heads(problem)),
-            SwizzledTile::new(self.block_n, dim).in_parts(self.cluster),
-            SwizzledTile::new(self.block_n, dim_v).in_parts(self.cluster).ragged(keys_are_uneven(problem)),
+            SwizzledTile::new(self.block_m(), dim)
+                .of_bytes(bytes(Tensor::Q))
+                .packed(self.packed_heads(problem)),
+            SwizzledTile::new(self.block_n, dim).of_bytes(bytes(Tensor::K)).in_parts(self.cluster),
+            value.of_bytes(bytes(Tensor::V)).in_parts(self.cluster),
         ]
     }
 
@@ -273,7 +287,13 @@ impl WgmmaPlan {
     /// Estimated registers of a consumer thread: accumulators of O and S, and P, which is read while S is
     /// written.
     pub fn registers(&self, problem: &Problem) -> u32 {
-        self.columns_out(problem) / 2 + self.block_n / 2 + self.block_n / 4 + OTHER_REGISTERS
+        let out = self.columns_out(problem) / 2;
+        let accumulators = match self.output_sums {
+            OutputSums::Running => out,
+            OutputSums::ByBlock => 2 * out,
+        };
+        let prob_bytes = problem.dtypes.weights().bytes() as u32;
+        accumulators + self.block_n / 2 + self.block_n * prob_bytes / 8 + OTHER_REGISTERS
     }
 
     /// Columns of the P V accumulator: O, and the sums if products compute them.
@@ -362,7 +382,8 @@ impl WgmmaPlan {
             return stride(self.tile_count(problem));
         }
         let heads = (WgmmaPlan::tile_batches(problem) * self.tile_heads(problem)) as usize;
-        let bytes = 2 * problem.seq_kv * (problem.head_dim + problem.head_dim_v);
+        let [k, v] = [Tensor::K, Tensor::V].map(|tensor| problem.dtypes.of(tensor).bytes());
+        let bytes = problem.seq_kv * (k * problem.head_dim + v * problem.head_dim_v);
         let group = problem.group_size() / self.packed_heads(problem) as usize;
         // Query heads of a group share keys and values.
         let fit =

@@ -178,7 +178,7 @@ impl Run {
     /// to the input type (relative error at most `u` each), plus 1e-5 for f32 sums and `ex2.approx`.
     pub fn check(&self) {
         let p = &self.problem;
-        let unit = p.dtype.unit_roundoff();
+        let unit = p.dtypes.out.unit_roundoff();
         let mut written = vec![false; self.out.len()];
         for (i, ([b, h, s], start)) in rows(p, Tensor::Out).enumerate() {
             let kv_head = h / p.group_size();

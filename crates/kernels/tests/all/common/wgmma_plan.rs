@@ -1,6 +1,6 @@
 //! The base plan of the `wgmma` family for tests.
 
-use attend::{Chains, Order, Packing, Sums, Tiles};
+use attend::{Chains, Order, OutputSums, Packing, Sums, Tiles};
 use flashcore_kernels::forward::Visits;
 use flashcore_kernels::forward::wgmma::{Diagonal, Ends, Probabilities, Rescaling, Store, WgmmaPlan};
 use tile::{Handout, Tail, TileOrder, Turns};
@@ -25,6 +25,7 @@ pub fn plain() -> WgmmaPlan {
         probabilities: Probabilities::Registers,
         chains: Chains { max: 2, sum: 1 },
         sums: Sums::Lanes,
+        output_sums: OutputSums::Running,
         diagonal: Diagonal::Whole,
         ends: Ends::Common,
         handout: Handout::Static,

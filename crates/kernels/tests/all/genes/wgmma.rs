@@ -1,6 +1,6 @@
 //! Genes of the `wgmma` family.
 
-use attend::{Order, Packing, Sums, Tiles};
+use attend::{Order, OutputSums, Packing, Sums, Tiles};
 use flashcore_kernels::forward::Visits;
 use flashcore_kernels::forward::wgmma::{Diagonal, Ends, Probabilities, Rescaling, Store, WgmmaPlan};
 use problem::{DType, Layout, Problem};
@@ -79,6 +79,7 @@ pub const TABLE: &[Line<WgmmaPlan>] = &[
     (full, alone, |p| p.chains.max = 4),
     (full, alone, |p| p.chains.sum = 2),
     (without_lse, alone, |p| p.sums = Sums::Product),
+    (causal, alone, |p| p.output_sums = OutputSums::ByBlock),
     (causal, two, |p| p.ends = Ends::Own),
     (causal, own, |p| p.diagonal = Diagonal::Halved),
     (causal, alone, |p| p.handout = Handout::Folded),

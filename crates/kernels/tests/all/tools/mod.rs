@@ -77,8 +77,8 @@ pub fn assemble(ptxas: &Path, kernel: &Kernel) -> Assembled {
     Assembled {
         registers: number_before(&log, " registers").unwrap_or_else(|| panic!("no registers in {log}")),
         spills: [" bytes spill stores", " bytes spill loads"]
-            .map(|what| number_before(&log, what).unwrap_or_else(|| panic!("no spills in {log}")))
-            .iter()
+            .map(|what| numbers_before(&log, what))
+            .into_iter()
             .sum(),
         cubin,
     }
@@ -110,6 +110,14 @@ pub fn disassemble_all(nvdisasm: &Path, codes: &[Vec<u8>]) -> Vec<Vec<String>> {
         own
     };
     codes.iter().map(of).collect()
+}
+
+/// The sum of the numbers before `what` in the log, one for each entry.
+fn numbers_before(log: &str, what: &str) -> u32 {
+    let ends: Vec<usize> = log.match_indices(what).map(|(end, _)| end + what.len()).collect();
+    assert!(!ends.is_empty(), "no{what} in {log}");
+    let starts = std::iter::once(0).chain(ends.iter().copied());
+    starts.zip(&ends).filter_map(|(start, &end)| number_before(&log[start..end], what)).sum()
 }
 
 /// The number before `what` in the log.

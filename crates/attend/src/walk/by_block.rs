@@ -1,0 +1,85 @@
+//! Two-level sums of O: the P V of each block goes to an accumulator of its own, which is then added to O in
+//! f32.
+//!
+//! The tensor cores of sm_90 align the products of 8-bit inputs, and the accumulator, to the largest exponent
+//! and keep few bits below it. An accumulator that carries O through all blocks loses the contributions of
+//! light keys, and the more keys there are, the more it loses. With two levels, that sum has the products of
+//! one block only.
+
+use ptx::{Builder, F32};
+use serde::{Deserialize, Serialize};
+use tile::AccTile;
+
+use super::MainLoop;
+use crate::DeferredRescale;
+
+/// Where the P V of successive blocks are summed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum OutputSums {
+    /// In the accumulator of the products, over all blocks.
+    #[default]
+    Running,
+    /// In the accumulator of the products over one block, and over all blocks in f32.
+    ByBlock,
+}
+
+/// The sums of one block, and the rescale of O that is due when they are added.
+#[derive(Clone, Debug)]
+pub struct BlockOutput {
+    /// P V of one block.
+    pub(super) sums: AccTile,
+    /// Factor of O for each of the lane's rows: α of the block's softmax.
+    due: Vec<F32>,
+}
+
+impl BlockOutput {
+    /// Uninitialised registers for 16 rows of `columns` columns.
+    pub fn new(k: &mut Builder, columns: u32) -> BlockOutput {
+        let sums = AccTile::unset(k, 16, columns);
+        let due = (0..sums.lane_rows()).map(|_| k.reg()).collect();
+        BlockOutput { sums, due }
+    }
+
+    /// Nothing is due.
+    fn settle(&self, k: &mut Builder) {
+        for &due in &self.due {
+            k.mov_to(due, 1.0f32);
+        }
+    }
+
+    /// `o = o · α + P V`.
+    fn add_to(&self, k: &mut Builder, o: &AccTile) {
+        for (row, &due) in (0..).zip(&self.due) {
+            for (total, sum) in o.row(row).zip(self.sums.row(row)) {
+                k.mad_to(total, total, due, sum);
+            }
+        }
+        self.settle(k);
+    }
+}
+
+impl MainLoop {
+    /// O = 0.
+    pub(super) fn clear_output(&self, k: &mut Builder) {
+        self.o.clear(k);
+        if let Some(block) = &self.block_output {
+            block.settle(k);
+        }
+    }
+
+    /// Adds the complete P V of a block to O, if the product has not.
+    pub(super) fn add_output(&self, k: &mut Builder) {
+        if let Some(block) = &self.block_output {
+            block.add_to(k, &self.o);
+        }
+    }
+
+    /// Rescales O, at once or when the next block is added.
+    pub(super) fn rescale_output(&self, k: &mut Builder, rescale: &DeferredRescale) {
+        match &self.block_output {
+            None => rescale.apply(k, &self.o),
+            Some(block) => rescale.defer(k, &block.due),
+        }
+    }
+}

@@ -1,0 +1,90 @@
+//! `flashcore accuracy`.
+
+use std::io::Write;
+
+use check::accuracy::{Draw, Point, STEP, Scheme, errors};
+use host::store;
+use serde_json::{Value, json};
+
+use crate::args::Accuracy;
+use crate::error::CliError;
+use crate::progress::Progress;
+use crate::terminal::one_line;
+use crate::{Status, source, table, unless_closed};
+
+/// Fewest keys of a curve, and most.
+const FEWEST: usize = 512;
+const MOST: usize = 1 << 20;
+
+pub fn accuracy(args: &Accuracy) -> Result<Status, CliError> {
+    if !args.keys.is_power_of_two() || !(FEWEST..=MOST).contains(&args.keys) {
+        return Err(CliError::Argument {
+            argument: "--keys",
+            value: args.keys.to_string(),
+            accepted: format!("a power of two from {FEWEST} to {MOST}"),
+        });
+    }
+    if let Some(out) = &args.out {
+        source::not_beside_json("--out", out, args.json)?;
+        store::writable(out)?;
+    }
+    let curves = curves(args.keys);
+    if let Some(out) = &args.out {
+        store::write(out, report::accuracy::page(&curves).as_bytes())?;
+        if store::is_standard(out) {
+            return Ok(Status::Passed);
+        }
+    }
+    let mut out = crate::terminal::out();
+    unless_closed(
+        if args.json { out.json("accuracy", &object(&curves)) } else { print(&mut out, args, &curves) }
+            .map_err(CliError::from),
+    )?;
+    Ok(Status::Passed)
+}
+
+/// The errors of each distribution at each power of two of keys.
+fn curves(most: usize) -> Vec<(Draw, Vec<Point>)> {
+    const SEED: u64 = 1;
+    let lengths = || (0..).map(|i| FEWEST << i).take_while(|&keys| keys <= most);
+    debug_assert!(lengths().all(|keys| keys.is_multiple_of(STEP)));
+    let progress = Progress::new(Some((Draw::ALL.len() * lengths().count()) as u64));
+    let mut step = 0;
+    let mut points_of = |draw: Draw| {
+        let points = lengths().flat_map(|keys| {
+            progress.at(step, &format!("{}, {keys} keys", draw.name()));
+            step += 1;
+            errors(draw, keys, SEED)
+        });
+        (draw, points.collect())
+    };
+    Draw::ALL.map(&mut points_of).into()
+}
+
+fn object(curves: &[(Draw, Vec<Point>)]) -> Value {
+    let curves: Vec<Value> =
+        curves.iter().map(|(draw, points)| json!({ "distribution": draw, "points": points })).collect();
+    json!({ "curves": curves })
+}
+
+fn print(out: &mut impl Write, args: &Accuracy, curves: &[(Draw, Vec<Point>)]) -> std::io::Result<()> {
+    writeln!(
+        out,
+        "Error of attention on e4m3 inputs against f64, in % of the output (root mean square), by the\n\
+         emulator's model of Hopper's tensor cores. No kernel ran.\n"
+    )?;
+    let header = ["inputs", "keys"].into_iter().chain(Scheme::ALL.map(Scheme::name));
+    let row = |draw: Draw, points: &[Point]| {
+        let cells = [draw.name().to_owned(), points[0].keys.to_string()];
+        cells.into_iter().chain(points.iter().map(|p| format!("{:.2}", 100.0 * p.relative))).collect()
+    };
+    let rows: Vec<Vec<String>> = curves
+        .iter()
+        .flat_map(|(draw, points)| points.chunks(Scheme::ALL.len()).map(|points| row(*draw, points)))
+        .collect();
+    table::print(out, &header.collect::<Vec<_>>(), &rows)?;
+    match &args.out {
+        None => Ok(()),
+        Some(page) => writeln!(out, "\npage: {}", one_line(&page.to_string_lossy())),
+    }
+}

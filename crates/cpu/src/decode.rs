@@ -1,0 +1,217 @@
+//! 8-bit inputs as 16-bit or f32 tensors, which the arithmetics compute with.
+//!
+//! Each 8-bit number is a bf16 and an f16 exactly. Inputs with one descale factor per KV head become such
+//! numbers, and the factors enter the softmax scale and the normalisation of O. Inputs with factors per
+//! block of rows become f32, multiplied by their factors.
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use problem::{
+    DType, DTypes, Element, Layout, Operands, Problem, ScaleValues, Scales, Sequence, Span, Tensor,
+};
+
+use crate::aligned::Aligned;
+use crate::output::OutputRows;
+use crate::threads::Executor;
+use crate::view::{Any, Input};
+use crate::{CpuError, Elements};
+
+/// The element type in which a problem's inputs are computed.
+pub(crate) const fn computed_type(problem: &Problem) -> DType {
+    let DTypes { q, v, .. } = problem.dtypes;
+    match (q.is_fp8(), v) {
+        (false, _) => q,
+        _ if is_per_block(&problem.scales) => DType::F32,
+        (true, DType::F16) => DType::F16,
+        (true, _) => DType::Bf16,
+    }
+}
+
+const fn is_per_block(scales: &Scales) -> bool {
+    let Scales { q, k, v } = scales;
+    let per_block = [q, k, v];
+    let mut i = 0;
+    while i < 3 {
+        if let Some(layout) = per_block[i]
+            && layout.rows.is_some()
+        {
+            return true;
+        }
+        i += 1;
+    }
+    false
+}
+
+/// Factors that the decoded inputs do not contain, one per batch entry and KV head.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Factors {
+    /// Factors on the products of queries and keys; empty if there are none.
+    pub logits: Vec<f32>,
+    /// Factors on O; empty if there are none.
+    pub values: Vec<f32>,
+}
+
+impl Factors {
+    /// The largest factor on a product; 1 without factors.
+    pub(crate) fn largest_logit(&self) -> f32 {
+        self.logits.iter().copied().reduce(f32::max).unwrap_or(1.0)
+    }
+}
+
+/// A problem whose inputs have been decoded.
+pub(crate) struct Decoded<T> {
+    /// The same problem with dense inputs of type `T`, without factors.
+    pub problem: Problem,
+    pub factors: Factors,
+    /// Q, K and V; empty if the input had the type already and is read in place.
+    rooms: [Vec<T>; 3],
+}
+
+impl<T: Element + Default> Decoded<T> {
+    /// Decodes the rows that belong to sequences, on the executor's threads.
+    pub(crate) fn new(
+        executor: &dyn Executor,
+        threads: usize,
+        problem: &Problem,
+        inputs: &[Any<'_>; 3],
+        operands: &Operands<'_>,
+        sequences: &[Sequence],
+    ) -> Result<Self, CpuError> {
+        let mut inner = Problem {
+            dtypes: DTypes { out: problem.dtypes.out, ..DTypes::uniform(T::DTYPE) },
+            scales: Scales::default(),
+            ..problem.clone()
+        };
+        let multiplies = T::DTYPE == DType::F32;
+        let mut rooms = [Vec::new(), Vec::new(), Vec::new()];
+        let tensors = [Tensor::Q, Tensor::K, Tensor::V];
+        for ((tensor, input), room) in tensors.into_iter().zip(inputs).zip(&mut rooms) {
+            if problem.dtypes.of(tensor) == T::DTYPE {
+                continue;
+            }
+            let [batch, heads, rows, dim] = problem.extents(tensor);
+            let strides = Layout::Bhsd.strides(heads, rows, dim);
+            match tensor {
+                Tensor::Q => inner.q = strides,
+                Tensor::K => inner.k = strides,
+                _ => inner.v = strides,
+            }
+            *room = vec![T::default(); batch * heads * rows * dim];
+            let to = OutputRows::new(room, 0, strides, dim);
+            let job = Job { problem, tensor, input, scales: &operands.scales, sequences, multiplies, to };
+            let next = AtomicUsize::new(0);
+            let work = || job.run(&next, executor);
+            match threads.min(sequences.len() * heads) {
+                0 | 1 => work(),
+                threads => executor.run(threads, &work),
+            }
+        }
+        let mut factors = Factors::default();
+        if !multiplies {
+            factors = of_heads(problem, &operands.scales);
+        }
+        Ok(Decoded { problem: inner, factors, rooms })
+    }
+
+    /// Q, K and V: the decoded ones, and those of `inputs` that were not decoded.
+    pub(crate) fn inputs<'a>(&'a self, inputs: [Input<'a>; 3]) -> [Input<'a>; 3] {
+        let mut all = inputs;
+        for (to, room) in all.iter_mut().zip(&self.rooms) {
+            if !room.is_empty() {
+                *to = Input::from(&room[..]);
+            }
+        }
+        all
+    }
+}
+
+/// The factors of every batch entry and KV head. The rows of a head with a refused factor are decoded as NaN,
+/// so that its factor does not count here.
+fn of_heads(problem: &Problem, values: &ScaleValues<'_>) -> Factors {
+    let heads = || (0..problem.batch).flat_map(|b| (0..problem.heads_kv).map(move |h| [b, h, 0]));
+    let accepted = |tensor, at| {
+        let factor = Problem::accepted_factor(problem.descale(values, tensor, at));
+        if factor.is_nan() { 1.0 } else { factor }
+    };
+    let scaled = |tensor| problem.scales.of(tensor).is_some();
+    let mut factors = Factors::default();
+    if scaled(Tensor::Q) || scaled(Tensor::K) {
+        factors.logits = heads().map(|at| accepted(Tensor::Q, at) * accepted(Tensor::K, at)).collect();
+    }
+    if scaled(Tensor::V) {
+        factors.values = heads().map(|at| problem.descale(values, Tensor::V, at)).collect();
+    }
+    factors
+}
+
+/// The decoding of one tensor.
+struct Job<'a, T> {
+    problem: &'a Problem,
+    tensor: Tensor,
+    input: &'a Any<'a>,
+    scales: &'a ScaleValues<'a>,
+    sequences: &'a [Sequence],
+    /// Whether elements are multiplied by their factors.
+    multiplies: bool,
+    to: OutputRows<'a, T>,
+}
+
+impl<T: Element> Job<'_, T> {
+    /// Decodes one head of one sequence after the other.
+    #[allow(unsafe_code)] // as in `forward`: each row is written by the one task that decodes it
+    fn run(&self, next: &AtomicUsize, executor: &dyn Executor) {
+        let [_, heads, _, dim] = self.problem.extents(self.tensor);
+        let mut wide = Aligned::default();
+        while !executor.is_stopped() {
+            let task = next.fetch_add(1, Ordering::Relaxed);
+            let (entry, head) = (task / heads.max(1), task % heads.max(1));
+            let Some(sequence) = self.sequences.get(entry) else { return };
+            let Span { batch, start, len } = if self.tensor == Tensor::Q { sequence.q } else { sequence.kv };
+            let (mut table, mut of) = (Vec::new(), None);
+            for row in 0..len {
+                let factor = self.factor(entry, head, row);
+                let elements = self.input.row(batch, head, start + row);
+                // SAFETY: sequences do not overlap, and a task is one head of one sequence.
+                let to = unsafe { self.to.row(batch, head, start + row) };
+                let bits: &[u8] = match elements {
+                    Elements::E4m3(row) => bytemuck::cast_slice(row),
+                    Elements::E5m2(row) => bytemuck::cast_slice(row),
+                    other => {
+                        let wide = wide.resize(dim);
+                        other.widen(wide);
+                        T::narrow_scaled(wide, factor, to);
+                        continue;
+                    }
+                };
+                if of != Some(factor.to_bits()) {
+                    of = Some(factor.to_bits());
+                    table = decoded(elements.dtype(), factor);
+                }
+                for (to, &code) in to.iter_mut().zip(bits) {
+                    *to = table[usize::from(code)];
+                }
+            }
+        }
+    }
+
+    /// The factor by which a row is multiplied. NaN if a factor of Q or K is refused.
+    fn factor(&self, entry: usize, head: usize, row: usize) -> f32 {
+        let group = if self.tensor == Tensor::Q { self.problem.group_size() } else { 1 };
+        let factor = self.problem.descale(self.scales, self.tensor, [entry, head / group, row]);
+        let factor = if self.tensor == Tensor::V { factor } else { Problem::accepted_factor(factor) };
+        match self.multiplies {
+            true => factor,
+            false if self.tensor != Tensor::V && factor.is_nan() => factor,
+            false => 1.0,
+        }
+    }
+}
+
+/// The value of every code of an 8-bit type, times `factor`.
+fn decoded<T: Element>(dtype: DType, factor: f32) -> Vec<T> {
+    let value = |code: u8| match dtype {
+        DType::E4m3 => problem::E4m3::from_bits(code).to_f32(),
+        _ => problem::E5m2::from_bits(code).to_f32(),
+    };
+    (0..=255).map(|code| T::from_f32(value(code) * factor)).collect()
+}

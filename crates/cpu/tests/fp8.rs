@@ -1,0 +1,316 @@
+//! 8-bit inputs with descale factors, against the oracle, and quantisation.
+
+use flashcore_cpu::{
+    CpuError, CpuPlan, Input, Isa, Quantization, QuantizeError, Quantized, attention_with, quantize,
+    quantized_problem,
+};
+use half::bf16;
+use oracle::{Reference, oracle_with};
+use problem::{
+    Band, DType, DTypes, E4m3, E5m2, Element, Elements, Layout, LengthValues, Operands, Problem,
+    ProblemError, ScaleLayout, ScaleValues, Scales, SideLengths, Tensor,
+};
+use rand::{Rng, SeedableRng, rngs::SmallRng};
+
+/// A tensor's elements.
+enum Data {
+    E4m3(Vec<E4m3>),
+    E5m2(Vec<E5m2>),
+    F16(Vec<half::f16>),
+    Bf16(Vec<bf16>),
+}
+
+impl Data {
+    fn draw(dtype: DType, elements: usize, rng: &mut SmallRng) -> Data {
+        fn of<T: Element>(elements: usize, rng: &mut SmallRng) -> Vec<T> {
+            (0..elements).map(|_| T::from_f32(rng.random_range(-2.0..2.0))).collect()
+        }
+        match dtype {
+            DType::E4m3 => Data::E4m3(of(elements, rng)),
+            DType::E5m2 => Data::E5m2(of(elements, rng)),
+            DType::F16 => Data::F16(of(elements, rng)),
+            _ => Data::Bf16(of(elements, rng)),
+        }
+    }
+
+    fn elements(&self) -> Elements<'_> {
+        match self {
+            Data::E4m3(x) => Elements::E4m3(x),
+            Data::E5m2(x) => Elements::E5m2(x),
+            Data::F16(x) => Elements::F16(x),
+            Data::Bf16(x) => Elements::Bf16(x),
+        }
+    }
+}
+
+struct Case {
+    problem: Problem,
+    inputs: [Data; 3],
+    scales: [Vec<f32>; 3],
+}
+
+impl Case {
+    fn draw(problem: Problem, seed: u64) -> Case {
+        let mut rng = SmallRng::seed_from_u64(seed);
+        let tensors = [Tensor::Q, Tensor::K, Tensor::V];
+        let inputs = tensors
+            .map(|tensor| Data::draw(problem.dtypes.of(tensor), problem.span(tensor).unwrap().0, &mut rng));
+        let scales = tensors.map(|tensor| {
+            let low = if tensor == Tensor::V { -1.5 } else { 0.2 };
+            (0..problem.scale_len(tensor)).map(|_| rng.random_range(low..1.5)).collect()
+        });
+        Case { problem, inputs, scales }
+    }
+
+    fn operands<'a>(&'a self, sinks: &'a [f32], lengths: LengthValues<'a>) -> Operands<'a> {
+        let [q, k, v] = self.scales.each_ref().map(Vec::as_slice);
+        Operands { lengths, sinks, scales: ScaleValues { q, k, v }, tables: &[] }
+    }
+
+    fn run(&self, operands: &Operands<'_>, plan: &CpuPlan) -> (Vec<f64>, Vec<f64>) {
+        fn of<O: Element>(case: &Case, operands: &Operands<'_>, plan: &CpuPlan) -> (Vec<f64>, Vec<f64>) {
+            let mut out = vec![O::from_f32(f32::NAN); case.problem.span(Tensor::Out).unwrap().0];
+            let mut lse = vec![f32::NAN; case.problem.lse_len()];
+            let inputs = case.inputs.each_ref().map(|data| Input::from(data.elements()));
+            attention_with(&case.problem, inputs, operands, &mut out, Some(&mut lse), plan).unwrap();
+            let wide = out.iter().map(|x| f64::from(x.to_f32())).collect();
+            (wide, lse.into_iter().map(f64::from).collect())
+        }
+        match self.problem.dtypes.out {
+            DType::F16 => of::<half::f16>(self, operands, plan),
+            DType::F32 => of::<f32>(self, operands, plan),
+            _ => of::<bf16>(self, operands, plan),
+        }
+    }
+
+    /// Compares plans of every instruction set with the oracle. O is dense in `[batch, head, row, dim]`.
+    ///
+    /// A weight is rounded to bf16 or more (2⁻⁹), and O to its type: the error of an element is below the sum
+    /// of both times the largest value.
+    fn check(&self, sinks: &[f32], lengths: LengthValues<'_>) {
+        let operands = self.operands(sinks, lengths);
+        let want: Reference =
+            oracle_with(&self.problem, self.inputs.each_ref().map(Data::elements), &operands).unwrap();
+        let largest = self.scales[2].iter().fold(1.0f32, |m, x| m.max(x.abs())) * 2.0;
+        let unit = self.problem.dtypes.out.unit_roundoff() + DType::Bf16.unit_roundoff();
+        let allowed = f64::from(largest) * (unit + 1e-5);
+        for isa in Isa::available().into_iter().chain(Isa::TWINS) {
+            let plan = CpuPlan::widest(isa, 2, 40, 24);
+            for plan in [plan, CpuPlan { splits: 3, ..plan }] {
+                let (out, lse) = self.run(&operands, &plan);
+                for (name, got, want, allowed) in
+                    [("O", &out, &want.out, allowed), ("LSE", &lse, &want.lse, 1e-4)]
+                {
+                    for (i, (&got, &want)) in got.iter().zip(want.iter()).enumerate() {
+                        let same = got == want || got.is_nan() && want.is_nan();
+                        let near = want.is_finite() && (got - want).abs() <= allowed;
+                        assert!(same || near, "{name}[{i}] = {got}, not {want} ± {allowed:.1e}, {plan:?}");
+                    }
+                }
+            }
+        }
+    }
+}
+
+fn types(text: &str) -> DTypes {
+    text.parse().unwrap()
+}
+
+fn base(text: &str) -> Problem {
+    Problem::new(2, 4, 70, 32, types(text)).with_heads_kv(2, Layout::Bhsd).with_seq_kv(150, Layout::Bhsd)
+}
+
+/// Factors per KV head, one for a whole tensor, and per block of rows.
+fn layouts() -> [Scales; 4] {
+    let per_head = Some(ScaleLayout::per_head(2));
+    let tensor = Some(ScaleLayout::TENSOR);
+    let block = |seq, rows| Some(ScaleLayout::per_block(2, seq, rows));
+    [
+        Scales::default(),
+        Scales { q: per_head, k: per_head, v: per_head },
+        Scales { q: tensor, k: None, v: Some(ScaleLayout { batch: 0, head: 1, ..ScaleLayout::TENSOR }) },
+        Scales { q: block(70, 64), k: block(150, 128), v: block(150, 64) },
+    ]
+}
+
+#[test]
+fn every_type_and_layout_of_factors() {
+    for (i, text) in
+        ["e4m3", "e5m2:f16", "e4m3/e5m2/e4m3:f32", "e5m2/e4m3/f16", "e4m3/e4m3/bf16"].iter().enumerate()
+    {
+        for mut scales in layouts() {
+            let problem = base(text).with_lse(true);
+            if !problem.dtypes.v.is_fp8() {
+                scales.v = None;
+            }
+            Case::draw(Problem { scales, ..problem }, i as u64).check(&[], LengthValues::default());
+        }
+    }
+}
+
+#[test]
+fn features_take_eight_bit_inputs() {
+    for (i, scales) in layouts().into_iter().enumerate() {
+        let mut problem = base("e4m3").with_softcap(3.0).with_band(Band::window(40, 5)).with_lse(true);
+        problem.score.sink = true;
+        problem.score.scale = Some(-0.2);
+        problem.scales = scales;
+        Case::draw(problem, i as u64).check(&[0.5, -1.0, 2.0, f32::NEG_INFINITY], LengthValues::default());
+    }
+}
+
+/// Only rows of sequences are decoded: those of a packed tensor, and the used ones.
+#[test]
+fn lengths_take_eight_bit_inputs() {
+    for scales in layouts() {
+        let mut problem = base("e5m2").with_lse(true).with_band(Band::CAUSAL);
+        problem.batch = 2;
+        problem.lengths.kv = SideLengths { packed: None, used: true };
+        problem.scales = scales;
+        let case = Case::draw(problem, 3);
+        case.check(&[], LengthValues { used_kv: &[150, 33], ..LengthValues::default() });
+    }
+}
+
+#[test]
+fn bad_numbers_have_defined_results() {
+    let with = |change: &dyn Fn(&mut Case), scales: Scales| {
+        let mut case = Case::draw(Problem { scales, ..base("e4m3").with_band(Band::CAUSAL) }, 5);
+        change(&mut case);
+        case.check(&[], LengthValues::default());
+    };
+    for scales in layouts().into_iter().skip(1) {
+        for bad in [0.0, -1.0, f32::NAN, f32::INFINITY] {
+            with(&|case| case.scales[0][0] = bad, scales);
+            with(&|case| case.scales[2][0] = if bad == 0.0 { f32::NAN } else { bad }, scales);
+            with(&|case| case.scales[1].iter_mut().take(1).for_each(|x| *x = bad), scales);
+        }
+        for code in [0x7f, 0xff, 0x7e, 0xfe] {
+            with(
+                &|case| {
+                    let Data::E4m3(keys) = &mut case.inputs[1] else { unreachable!() };
+                    keys[100 * 32 + 3] = E4m3::from_bits(code);
+                },
+                scales,
+            );
+        }
+    }
+    let mut infinite = Case::draw(base("e5m2"), 5);
+    let Data::E5m2(values) = &mut infinite.inputs[2] else { unreachable!() };
+    values[32] = E5m2::from_bits(0x7c);
+    infinite.check(&[], LengthValues::default());
+}
+
+#[test]
+fn wrong_types_and_factors_are_named() {
+    let mut case = Case::draw(base("e4m3"), 1);
+    let plan = CpuPlan::for_problem(&case.problem);
+    let mut out = vec![bf16::ZERO; case.problem.span(Tensor::Out).unwrap().0];
+    let refused = |case: &Case, problem: &Problem, out: &mut [bf16]| {
+        let inputs = case.inputs.each_ref().map(|data| Input::from(data.elements()));
+        let operands = case.operands(&[], LengthValues::default());
+        attention_with(problem, inputs, &operands, out, None, &plan).unwrap_err()
+    };
+    let other = base("e4m3/e4m3/e5m2");
+    let expected = CpuError::DType { tensor: "v", slices: DType::E4m3, problem: DType::E5m2 };
+    assert_eq!(refused(&case, &other, &mut out), expected);
+    let wide = base("e4m3:f32");
+    let expected = CpuError::DType { tensor: "out", slices: DType::Bf16, problem: DType::F32 };
+    assert_eq!(refused(&case, &wide, &mut out), expected);
+    let scaled = Problem { scales: layouts()[1], ..base("e4m3") };
+    case.scales[1] = vec![1.0; 3];
+    case.scales[0] = vec![1.0; 4];
+    let expected = ProblemError::Lengths { argument: "descale_k", len: 3, expected: 4 };
+    assert_eq!(refused(&case, &scaled, &mut out), CpuError::Problem(expected));
+}
+
+/// The error of quantised attention, relative to the largest output.
+fn error(problem: &Problem, [q, k, v]: [&[f32]; 3], options: [&Quantization; 3]) -> f64 {
+    let exact = oracle::oracle(problem, q, k, v).unwrap();
+    let [q, k, v]: [Quantized; 3] = [
+        quantize(problem, Tensor::Q, q, options[0]).unwrap(),
+        quantize(problem, Tensor::K, k, options[1]).unwrap(),
+        quantize(problem, Tensor::V, v, options[2]).unwrap(),
+    ];
+    let narrow = Problem {
+        dtypes: DTypes { out: DType::F32, ..DTypes::uniform(DType::E4m3) },
+        ..quantized_problem(problem, DType::E4m3, [&q, &k, &v])
+    };
+    let operands = Operands {
+        scales: ScaleValues { q: &q.factors, k: &k.factors, v: &v.factors },
+        ..Operands::default()
+    };
+    let inputs = [&q, &k, &v].map(|x| Elements::E4m3(bytemuck::cast_slice(&x.codes)));
+    let found = oracle_with(&narrow, inputs, &operands).unwrap();
+    let mut out = vec![0.0f32; narrow.span(Tensor::Out).unwrap().0];
+    let inputs = [&q, &k, &v].map(|x| x.input(DType::E4m3));
+    attention_with(&narrow, inputs, &operands, &mut out, None, &CpuPlan::for_problem(&narrow)).unwrap();
+    let size = exact.out.iter().fold(0.0f64, |m, x| m.max(x.abs()));
+    for (a, b) in out.iter().zip(&found.out) {
+        assert!((f64::from(*a) - b).abs() <= 0.01 * size, "{a} {b}");
+    }
+    let worst = exact.out.iter().zip(&found.out).fold(0.0f64, |m, (a, b)| m.max((a - b).abs()));
+    worst / size
+}
+
+/// Random draws with one head dim of Q and K that is much larger than the others.
+fn outliers(problem: &Problem) -> [Vec<f32>; 3] {
+    let mut rng = SmallRng::seed_from_u64(9);
+    [Tensor::Q, Tensor::K, Tensor::V].map(|tensor| {
+        let dim = problem.extents(tensor)[3];
+        let elements = problem.span(tensor).unwrap().0;
+        let size = |i: usize| if i % dim == 5 && tensor == Tensor::K { 3000.0 } else { 1.0 };
+        let shift = |i: usize| if i % dim == 9 && tensor == Tensor::K { 40.0 } else { 0.0 };
+        let small = |i: usize| if i % dim == 5 && tensor == Tensor::Q { 3e-4 } else { 1.0 };
+        (0..elements).map(|i| rng.random_range(-1.0..1.0f32) * size(i) * small(i) + shift(i)).collect()
+    })
+}
+
+#[test]
+fn rotation_and_smoothing_lower_the_error_of_outliers() {
+    let problem = Problem::new(1, 4, 100, 64, DType::F32).with_heads_kv(2, Layout::Bshd);
+    let data = outliers(&problem);
+    let data = data.each_ref().map(Vec::as_slice);
+    let plain = Quantization::per_head(DType::E4m3);
+    let smooth = Quantization { smooth_keys: true, ..plain };
+    let rotated = Quantization { hadamard: Some(1), ..smooth };
+    let with = |q: &Quantization, k: &Quantization| error(&problem, data, [q, k, &plain]);
+    let (a, b, c) = (with(&plain, &plain), with(&smooth, &smooth), with(&rotated, &rotated));
+    assert!(c < 0.5 * a && b <= a, "plain {a:.3}, smooth {b:.3}, rotated {c:.3}");
+    let blocks = Quantization { rows: Some(64), ..rotated };
+    assert!(with(&blocks, &blocks) < 1.2 * c);
+    // One side alone would be another product.
+    assert!(with(&plain, &rotated) > 4.0 * c);
+}
+
+#[test]
+fn codes_and_factors_of_a_head() {
+    let problem = Problem::new(1, 2, 3, 4, DType::F32).with_heads_kv(1, Layout::Bhsd);
+    let mut q = vec![0.5f32; 24];
+    q[17] = -896.0;
+    let of = quantize(&problem, Tensor::Q, &q, &Quantization::per_head(DType::E4m3)).unwrap();
+    // Both query heads share the KV head's factor, 896 / 448.
+    assert_eq!((of.factors, of.layout), (vec![2.0], ScaleLayout::per_head(1)));
+    assert_eq!(
+        (E4m3::from_bits(of.codes[17]).to_f32(), E4m3::from_bits(of.codes[0]).to_f32()),
+        (-448.0, 0.25)
+    );
+    let zeros = quantize(&problem, Tensor::V, &[0.0f32; 12], &Quantization::per_head(DType::E5m2)).unwrap();
+    assert_eq!((zeros.codes, zeros.factors), (vec![0; 12], vec![1.0]));
+    let refused = |tensor, options| quantize(&problem, tensor, &q, &options).unwrap_err();
+    let plain = Quantization::per_head(DType::E4m3);
+    assert!(matches!(
+        refused(Tensor::Q, Quantization { dtype: DType::F16, ..plain }),
+        QuantizeError::Option { option: "dtype", .. }
+    ));
+    assert!(matches!(
+        refused(Tensor::Q, Quantization { rows: Some(100), ..plain }),
+        QuantizeError::Option { option: "rows", .. }
+    ));
+    let capped = problem.clone().with_softcap(5.0);
+    let smooth = Quantization { smooth_keys: true, ..plain };
+    assert!(matches!(
+        quantize(&capped, Tensor::K, &q, &smooth).unwrap_err(),
+        QuantizeError::Option { option: "smooth_keys", .. }
+    ));
+}

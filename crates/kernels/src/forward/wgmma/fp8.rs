@@ -1,0 +1,157 @@
+//! Inputs of 8 bits: types of the products, what a plan has to keep to, and the default plans.
+//!
+//! The scores are a product of 8-bit Q and K. If V has 8 bits too, P is rounded to e4m3 and V comes from a
+//! kernel that transposes it ([`super::transpose`]): an 8-bit B operand must be contiguous along k. With V in
+//! 16 bits, P and the product with V are those of the 16-bit kernels.
+
+use attend::{Chains, Order, OutputSums, Packing, Sums, Tiles};
+use problem::{DType, Problem, Tensor};
+use ptx::{Half, Type};
+use tile::{Handout, OperandType, Tail, TileOrder, Turns};
+
+use super::plan::{Diagonal, Ends, Probabilities, Rescaling, Store, WgmmaPlan, section_mib};
+use crate::PlanError;
+use crate::error::accept;
+use crate::forward::Visits;
+use crate::forward::contract::default_tanh;
+use crate::forward::lengths::keys_are_uneven;
+
+/// The limit of a grid along y and z (CUDA C++ Programming Guide, "Compute Capabilities").
+const GRID_LIMIT: u64 = 65_535;
+
+/// The type of a tensor's elements in a product.
+pub(super) const fn operand_type(problem: &Problem, tensor: Tensor) -> Type {
+    match problem.dtypes.of(tensor) {
+        DType::E4m3 => Type::E4m3,
+        DType::E5m2 => Type::E5m2,
+        DType::Bf16 => Type::Bf16,
+        DType::F16 | DType::F32 => Type::F16,
+    }
+}
+
+/// The type to which P is rounded.
+pub(super) const fn weights(problem: &Problem) -> OperandType {
+    match problem.dtypes.weights() {
+        DType::E4m3 | DType::E5m2 => OperandType::E4m3,
+        DType::Bf16 => OperandType::Half(Half::Bf16),
+        DType::F16 | DType::F32 => OperandType::Half(Half::F16),
+    }
+}
+
+/// Whether a kernel transposes V before the attention kernel.
+pub(super) const fn transposes_values(problem: &Problem) -> bool {
+    problem.dtypes.v.is_fp8()
+}
+
+/// The fewest keys of a block, and the step between numbers of keys.
+pub(super) const fn key_steps(problem: &Problem) -> (u32, u32) {
+    if transposes_values(problem) { (64, 32) } else { (16, 16) }
+}
+
+impl WgmmaPlan {
+    /// Whether a problem with 8-bit inputs can be computed.
+    pub(super) fn check_fp8_problem(problem: &Problem, family: &'static str) -> Result<(), PlanError> {
+        if !problem.dtypes.q.is_fp8() {
+            return Ok(());
+        }
+        let aligned = |dim: usize| dim.is_multiple_of(16);
+        let (dim, dim_v) = (problem.head_dim, problem.head_dim_v);
+        accept("head_dim", dim as u64, aligned(dim), "multiples of 16 with 8-bit queries and keys")?;
+        let refuse = |what: &str, value: &str, accepted: &str| {
+            let [what, value, accepted] = [what, value, accepted].map(str::to_owned);
+            Err(PlanError::Problem { family, what, value, accepted })
+        };
+        if !problem.scales.is_empty() && !problem.programs.is_empty() {
+            return refuse("scales", "descale factors", "none beside score and mask programs");
+        }
+        if transposes_values(problem) {
+            accept("head_dim_v", dim_v as u64, aligned(dim_v), "multiples of 16 with 8-bit values")?;
+            if keys_are_uneven(problem) {
+                return refuse("lengths of keys", "uneven", "equal lengths with 8-bit values");
+            }
+            for (what, n) in [("heads_kv", problem.heads_kv), ("batch", problem.batch)] {
+                accept(what, n as u64, n as u64 <= GRID_LIMIT, "up to 65535 with 8-bit values")?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether the genes go with P in 8 bits.
+    pub(super) fn check_fp8_genes(&self, problem: &Problem, family: &'static str) -> Result<(), PlanError> {
+        if !transposes_values(problem) {
+            return Ok(());
+        }
+        let (least, step) = key_steps(problem);
+        let keys = self.block_n >= least && self.block_n.is_multiple_of(step);
+        accept("block_n", self.block_n.into(), keys, "multiples of 32 from 64 to 256 with 8-bit values")?;
+        let refuse = |what: &str, value: &str, accepted: &str| {
+            let [what, value, accepted] = [what, value, accepted].map(str::to_owned);
+            Err(PlanError::Problem { family, what, value, accepted })
+        };
+        if self.probabilities == Probabilities::Shared {
+            return refuse("probabilities", "shared", "registers with 8-bit values");
+        }
+        if self.diagonal == Diagonal::Halved && !self.block_n.is_multiple_of(64) {
+            return refuse("diagonal", "halved", "whole unless 64 divides block_n, with 8-bit values");
+        }
+        Ok(())
+    }
+
+    /// The nearest genes that P in 8 bits allows.
+    pub(super) fn fitted_to_fp8(mut self, problem: &Problem) -> WgmmaPlan {
+        if transposes_values(problem) {
+            let (least, step) = key_steps(problem);
+            self.block_n = (self.block_n / step * step).max(least);
+            self.probabilities = Probabilities::Registers;
+            if !self.block_n.is_multiple_of(64) {
+                self.diagonal = Diagonal::Whole;
+            }
+        }
+        self
+    }
+
+    /// The default plan before it is fitted to the problem. None of these plans was measured. They follow
+    /// from registers and from the units' rates: a block of 128 × 128 scores takes the tensor cores as long
+    /// as the special-function units at head dim 128, and half as long at head dim 64, so that warpgroups
+    /// take turns.
+    ///
+    /// P V is summed by block ([`OutputSums::ByBlock`]) wherever a second accumulator of O fits: up to head
+    /// dim 128. It makes the rescale of O part of an addition, so O is rescaled at each block.
+    pub(super) fn default_for_fp8(problem: &Problem) -> WgmmaPlan {
+        let causal = problem.band.is_causal();
+        let dim = problem.head_dim.max(problem.head_dim_v);
+        let base = WgmmaPlan {
+            consumers: 2,
+            resident_ctas: 1,
+            cluster: 1,
+            packing: Packing::Apart,
+            block_n: 128,
+            stages: 3,
+            tiles: Tiles::InTurn,
+            products: Order::ScoresAhead,
+            producer_registers: None,
+            queries_ahead: 0,
+            store: Store::Direct,
+            turns: Turns::PingPong,
+            rescale: Rescaling::Beyond(0),
+            exps_by_fma: 0,
+            probabilities: Probabilities::Registers,
+            chains: Chains { max: 2, sum: 1 },
+            sums: Sums::Lanes,
+            output_sums: OutputSums::ByBlock,
+            diagonal: Diagonal::Whole,
+            ends: if causal { Ends::Own } else { Ends::Common },
+            handout: if causal { Handout::Dynamic } else { Handout::Static },
+            tail: Tail::Whole,
+            tile_order: if causal { TileOrder::LongestFirst } else { TileOrder::InOrder },
+            visits: Visits::Band,
+            tanh: default_tanh(problem),
+            section_mib: section_mib(),
+        };
+        match dim {
+            ..=64 => WgmmaPlan { stages: 4, ..base },
+            65..=128 => base,
+            _ => WgmmaPlan { stages: 2, output_sums: OutputSums::Running, turns: Turns::Free, ..base },
+        }
+    }
+}

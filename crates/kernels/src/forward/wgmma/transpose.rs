@@ -1,0 +1,128 @@
+//! The transposition of V for products in 8 bits, whose B operand must be contiguous along the keys: a kernel
+//! of its own that runs first, and the tensor map with which the attention kernel loads what it wrote.
+
+use problem::{Problem, Tensor};
+use ptx::{
+    Access, Builder, Dim3, Element, Global, Launch, R32, SpecialReg, Target, TensorMapPtr, Violations,
+};
+use tile::{ByteTranspose, SwizzledTile, TensorRows};
+
+use super::plan::WgmmaPlan;
+use crate::contract::Contract;
+use crate::forward::contract::{declare_head_strides, distinct_extents};
+use crate::{Arch, Program};
+
+const ENTRY: &str = "flash_transpose_values";
+/// The name of the temporary.
+const TRANSPOSED: &str = "transposed_values";
+/// Keys that the transposition reorders among themselves ([`tile::column_of_byte`]).
+const GROUP: usize = 16;
+
+/// V with the keys as columns, `[batch][head][dim][keys]`. Batch entries and heads with stride 0 are one.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct TransposedValues {
+    batch: usize,
+    heads: usize,
+    dim: usize,
+    /// The number of keys, rounded up to whole groups. The keys beyond the last are zero.
+    keys: usize,
+}
+
+impl TransposedValues {
+    pub(super) fn new(problem: &Problem) -> TransposedValues {
+        let [batch, heads, keys, dim] = distinct_extents(problem, Tensor::V).map(|n| n as usize);
+        TransposedValues { batch, heads, dim, keys: keys.next_multiple_of(GROUP) }
+    }
+
+    /// Bytes of the temporary.
+    const fn bytes(self) -> usize {
+        self.batch * self.heads * self.dim * self.keys
+    }
+
+    /// The tensor map with which tiles of all dims and some keys are loaded.
+    pub(super) fn declare_map(
+        self,
+        k: &mut Builder,
+        c: &mut Contract<'_>,
+        tile: SwizzledTile,
+    ) -> TensorMapPtr {
+        c.temporary_map(k, TRANSPOSED, self.bytes(), |buffer| {
+            let [of_row, of_head, of_batch] =
+                [self.keys, self.keys * self.dim, self.keys * self.dim * self.heads].map(|n| n as u64);
+            tile.map(&TensorRows {
+                buffer,
+                offset: 0,
+                element: Element::U8,
+                extents: [self.batch, self.heads, self.dim, self.keys].map(|n| n as u64),
+                strides: [of_batch, of_head, of_row],
+            })
+        })
+    }
+}
+
+impl WgmmaPlan {
+    /// The kernel that transposes V; the plan has been checked.
+    pub(super) fn transpose_values(&self, problem: &Problem, arch: &Arch) -> Result<Program, Violations> {
+        let values = TransposedValues::new(problem);
+        let tile = ByteTranspose { columns: values.dim as u32 };
+        let mut k = Builder::kernel(ENTRY);
+        k.max_threads(ByteTranspose::THREADS);
+        let mut contract = Contract::new(problem);
+        body(&mut k, &mut contract, problem, values, tile);
+        let tiles = values.keys.div_ceil(ByteTranspose::ROWS as usize);
+        let launch = Launch {
+            grid: Dim3(tiles as u32, values.heads as u32, values.batch as u32),
+            cluster: Dim3(1, 1, 1),
+            block: Dim3(ByteTranspose::THREADS, 1, 1),
+            dynamic_shared: tile.shared_bytes(),
+            overlapping: false,
+        };
+        Ok(contract.into_program(k.into_verified(Target::sm_a(arch.sm))?, ENTRY, launch))
+    }
+}
+
+/// Each CTA transposes 128 keys of a head.
+fn body(
+    k: &mut Builder,
+    c: &mut Contract<'_>,
+    problem: &Problem,
+    values: TransposedValues,
+    tile: ByteTranspose,
+) {
+    let from = c.tensor(k, Tensor::V);
+    let to = c.temporary(k, TRANSPOSED, values.bytes(), Access::Write);
+    let [batch_bytes, head_bytes] = declare_head_strides(k, c, problem, Tensor::V);
+    let row_bytes = c.i64(k, "v_row_bytes", problem.v.row);
+    let keys = c.u32(k, "seq_kv", problem.seq_kv as u32);
+    let heads = c.u32(k, "heads", values.heads as u32);
+    let pitch = c.u32(k, "keys", values.keys as u32);
+    let shared = k.dynamic_shared(16);
+
+    let [cta, head, batch, thread] =
+        [SpecialReg::CtaidX, SpecialReg::CtaidY, SpecialReg::CtaidZ, SpecialReg::TidX]
+            .map(|register| k.special(register));
+    let first = k.mul(cta, ByteTranspose::ROWS);
+    let [wide_batch, wide_head, wide_first] = [batch, head, first].map(|n| k.zext(n));
+    let start = k.mad(wide_batch, batch_bytes, from.base);
+    let start = k.mad(wide_head, head_bytes, start);
+    let start = k.mad(wide_first, row_bytes, start);
+    let row = |k: &mut Builder, row: R32| {
+        let row = k.zext(row);
+        Global { base: k.mad(row, row_bytes, start), offset: from.offset }
+    };
+    let left = k.sub(keys, first);
+    tile.load(k, (shared, thread), left, row);
+    k.bar_sync();
+
+    let before = k.mad(batch, heads, head);
+    let before = k.mul(before, values.dim as u32);
+    let wide_pitch = k.zext(pitch);
+    let column = |k: &mut Builder, column: R32| {
+        let index = k.add(before, column);
+        let index = k.zext(index);
+        let start = k.mad(index, wide_pitch, to.base);
+        Global { base: k.add(start, wide_first), offset: to.offset }
+    };
+    let left = k.sub(pitch, first);
+    tile.store(k, (shared, thread), left, column);
+}

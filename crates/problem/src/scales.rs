@@ -1,0 +1,224 @@
+//! Factors by which elements of 8-bit inputs are multiplied.
+
+use serde::{Deserialize, Serialize};
+
+use crate::{Problem, ProblemError, Tensor};
+
+/// The descale factors of a problem's inputs. Element `x` of an input stands for `factor · x`.
+///
+/// Factors are f32 and operands of a call ([`ScaleValues`]). The factors of a query and a key multiply their
+/// product before the softmax scale, the cap and the score program. They must be finite and not negative; the
+/// logits of a query or key with another factor are NaN, and with them the rows that see the key. A factor of
+/// 0 makes the logits 0. The factor of a value has no such limit.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct Scales {
+    /// Factors of Q. `None` means 1.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub q: Option<ScaleLayout>,
+    /// Factors of K.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub k: Option<ScaleLayout>,
+    /// Factors of V.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub v: Option<ScaleLayout>,
+}
+
+/// Where the factors of one tensor are.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct ScaleLayout {
+    /// Rows that share a factor: 64 or 128. Row `i` of a sequence belongs to block `i / rows`. `None` means
+    /// that all rows of a batch entry and KV head share a factor.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub rows: Option<u32>,
+    /// Elements from one batch entry to the next; not negative. 0 repeats the factors.
+    pub batch: i64,
+    /// Elements from one **KV** head to the next, for Q too, as in FlashAttention-3: the query heads that
+    /// share a KV head share a factor.
+    pub head: i64,
+    /// Elements from one block of rows to the next.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub block: i64,
+}
+
+fn is_zero(stride: &i64) -> bool {
+    *stride == 0
+}
+
+impl ScaleLayout {
+    /// One factor for the whole tensor.
+    pub const TENSOR: ScaleLayout = ScaleLayout { rows: None, batch: 0, head: 0, block: 0 };
+
+    /// Dense factors `[batch, heads_kv]`.
+    pub const fn per_head(heads_kv: usize) -> ScaleLayout {
+        ScaleLayout { rows: None, batch: heads_kv as i64, head: 1, block: 0 }
+    }
+
+    /// Dense factors `[batch, heads_kv, ⌈seq / rows⌉]`.
+    pub const fn per_block(heads_kv: usize, seq: usize, rows: u32) -> ScaleLayout {
+        let blocks = seq.div_ceil(rows as usize) as i64;
+        ScaleLayout { rows: Some(rows), batch: heads_kv as i64 * blocks, head: blocks, block: 1 }
+    }
+
+    /// The index of the factor of row `row` of a sequence.
+    pub const fn index(self, batch: usize, head_kv: usize, row: usize) -> usize {
+        let block = match self.rows {
+            Some(rows) => row / rows as usize,
+            None => 0,
+        };
+        (batch as i64 * self.batch + head_kv as i64 * self.head + block as i64 * self.block) as usize
+    }
+}
+
+impl Scales {
+    /// The factors of a tensor.
+    pub const fn of(&self, tensor: Tensor) -> Option<ScaleLayout> {
+        match tensor {
+            Tensor::Q => self.q,
+            Tensor::K => self.k,
+            Tensor::V => self.v,
+            Tensor::Out => None,
+        }
+    }
+
+    /// The three inputs with their factors.
+    pub fn each(&self) -> impl Iterator<Item = (Tensor, ScaleLayout)> {
+        let of = self.to_owned();
+        [Tensor::Q, Tensor::K, Tensor::V].into_iter().filter_map(move |t| Some((t, of.of(t)?)))
+    }
+
+    /// Whether no input has factors.
+    pub fn is_empty(&self) -> bool {
+        *self == Scales::default()
+    }
+
+    /// Whether an input has a factor per block of rows.
+    pub fn are_per_block(&self) -> bool {
+        self.each().any(|(_, layout)| layout.rows.is_some())
+    }
+}
+
+/// Values of the factors. An array that the problem does not have is empty.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct ScaleValues<'a> {
+    /// Factors of Q (`descale_q`).
+    pub q: &'a [f32],
+    /// Factors of K (`descale_k`).
+    pub k: &'a [f32],
+    /// Factors of V (`descale_v`).
+    pub v: &'a [f32],
+}
+
+impl<'a> ScaleValues<'a> {
+    /// The factors of a tensor; none for O.
+    pub const fn of(&self, tensor: Tensor) -> &'a [f32] {
+        match tensor {
+            Tensor::Q => self.q,
+            Tensor::K => self.k,
+            Tensor::V => self.v,
+            Tensor::Out => &[],
+        }
+    }
+}
+
+/// The name of a tensor's factors, as FlashAttention-3 has it.
+pub const fn descale_name(tensor: Tensor) -> &'static str {
+    match tensor {
+        Tensor::Q => "descale_q",
+        Tensor::K => "descale_k",
+        Tensor::V => "descale_v",
+        Tensor::Out => "descale_out",
+    }
+}
+
+impl Problem {
+    /// Elements that the factors of a tensor reach over, from the first; 0 without factors.
+    pub fn scale_len(&self, tensor: Tensor) -> usize {
+        let Some(layout) = self.scales.of(tensor) else { return 0 };
+        let seq = if tensor == Tensor::Q { self.seq_q } else { self.seq_kv };
+        layout.index(self.batch.max(1) - 1, self.heads_kv.max(1) - 1, seq.max(1) - 1) + 1
+    }
+
+    /// The factor of row `row` of a sequence, 1 without factors.
+    pub fn descale(&self, values: &ScaleValues<'_>, tensor: Tensor, at: [usize; 3]) -> f32 {
+        let [batch, head_kv, row] = at;
+        self.scales.of(tensor).map_or(1.0, |layout| values.of(tensor)[layout.index(batch, head_kv, row)])
+    }
+
+    /// A factor of Q or K as kernels use it: NaN unless it is finite and not negative.
+    pub fn accepted_factor(factor: f32) -> f32 {
+        if factor >= 0.0 && factor.is_finite() { factor } else { f32::NAN }
+    }
+
+    /// Rejects arrays of factors that are too short, and factors of a tensor without factors.
+    ///
+    /// # Errors
+    /// [`ProblemError::Lengths`].
+    pub fn check_scale_values(&self, values: &ScaleValues<'_>) -> Result<(), ProblemError> {
+        for tensor in [Tensor::Q, Tensor::K, Tensor::V] {
+            let (len, expected) = (values.of(tensor).len(), self.scale_len(tensor));
+            if len < expected || expected == 0 && len > 0 {
+                return Err(ProblemError::Lengths { argument: descale_name(tensor), len, expected });
+            }
+        }
+        Ok(())
+    }
+
+    pub(crate) fn check_scales(&self) -> Result<(), ProblemError> {
+        for (tensor, ScaleLayout { rows, batch, head, block }) in self.scales.each() {
+            let refuse = |reason| Err(ProblemError::Scales { argument: descale_name(tensor), reason });
+            if !self.dtypes.of(tensor).is_fp8() {
+                return refuse("the tensor is not e4m3 or e5m2; expected no factors");
+            }
+            if !matches!(rows, None | Some(64 | 128)) {
+                return refuse("expected one factor per KV head, or per block of 64 or 128 rows");
+            }
+            let most = 1 << 31;
+            if [batch, head, block].iter().any(|stride| !(0..most).contains(stride)) {
+                return refuse("expected strides from 0 to 2^31 - 1");
+            }
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{DType, Layout};
+
+    #[test]
+    fn factors_follow_their_strides() {
+        let mut p = Problem::new(2, 8, 200, 64, DType::E4m3).with_heads_kv(4, Layout::Bhsd);
+        assert_eq!((p.scale_len(Tensor::Q), p.check()), (0, Ok(())));
+        p.scales.q = Some(ScaleLayout::TENSOR);
+        p.scales.k = Some(ScaleLayout::per_head(4));
+        p.scales.v = Some(ScaleLayout::per_block(4, 200, 64));
+        assert_eq!([Tensor::Q, Tensor::K, Tensor::V].map(|t| p.scale_len(t)), [1, 8, 32]);
+        assert_eq!(p.scales.v.unwrap().index(1, 2, 130), 16 + 8 + 2);
+        p.check().unwrap();
+        let text = serde_json::to_string(&p).unwrap();
+        assert_eq!(serde_json::from_str::<Problem>(&text).unwrap(), p);
+        assert!(!serde_json::to_string(&Problem::mission()).unwrap().contains("scales"));
+        let numbers = vec![1.0; 31];
+        let values = ScaleValues { q: &numbers[..1], k: &numbers[..8], v: &numbers };
+        let refused = p.check_scale_values(&values).unwrap_err().to_string();
+        assert_eq!(refused, "invalid value '31' for the number of elements of descale_v: expected 32");
+    }
+
+    #[test]
+    fn wrong_layouts_are_named() {
+        let refused = |change: fn(&mut Problem)| {
+            let mut p = Problem::new(1, 2, 100, 64, DType::E4m3);
+            change(&mut p);
+            p.check().unwrap_err().to_string()
+        };
+        const OF: ScaleLayout = ScaleLayout::TENSOR;
+        assert!(refused(|p| p.scales.k = Some(ScaleLayout { rows: Some(32), ..OF })).contains("64 or 128"));
+        assert!(refused(|p| p.scales.k = Some(ScaleLayout { head: -1, ..OF })).contains("strides from 0"));
+        let sixteen = refused(|p| {
+            p.dtypes.v = DType::Bf16;
+            p.scales.v = Some(OF);
+        });
+        assert!(sixteen.starts_with("invalid factors descale_v: the tensor is not e4m3"), "{sixteen}");
+    }
+}
