@@ -39,7 +39,7 @@ pub fn problem(
 /// The statement of a problem.
 pub fn stated(p: &Problem) -> Stated {
     let extents = (p.batch, p.heads_q, p.heads_kv, p.seq_q, p.seq_kv, p.head_dim);
-    (extents, p.dtypes.to_string().to_owned(), p.band.to_string(), p.score.softcap)
+    (extents, p.dtypes.to_string(), p.band.to_string(), p.score.softcap)
 }
 
 fn mode_named(name: &str) -> Result<Mode, Error> {

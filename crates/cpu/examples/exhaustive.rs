@@ -30,6 +30,7 @@ fn main() {
                 DType::F32 => search::<f32>(name, &problem, seconds),
                 DType::F16 => search::<f16>(name, &problem, seconds),
                 DType::Bf16 => search::<bf16>(name, &problem, seconds),
+                dtype => unreachable!("{dtype} is not searched"),
             }
         }
     }

@@ -31,7 +31,7 @@ fn rate<T: Element>(mut problem: Problem, threads: usize, isa: Isa) {
         problem.heads_q,
         problem.seq_q,
         problem.head_dim,
-        problem.dtype,
+        problem.dtypes,
         problem.band,
         gflops(times[0]),
         gflops(times[repeats / 2]),

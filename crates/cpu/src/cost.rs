@@ -9,7 +9,7 @@ use std::borrow::Cow;
 
 use problem::{Band, DType, Lengths, Problem, SideLengths};
 
-use crate::decode::computed_type;
+use crate::computed::computed_type;
 use crate::programs::operations_per_score;
 use crate::{CpuPlan, Isa, Lanes, Order, Rows};
 

@@ -10,37 +10,11 @@ use problem::{
     DType, DTypes, Element, Layout, Operands, Problem, ScaleValues, Scales, Sequence, Span, Tensor,
 };
 
+use crate::Elements;
 use crate::aligned::Aligned;
 use crate::output::OutputRows;
 use crate::threads::Executor;
 use crate::view::{Any, Input};
-use crate::{CpuError, Elements};
-
-/// The element type in which a problem's inputs are computed.
-pub(crate) const fn computed_type(problem: &Problem) -> DType {
-    let DTypes { q, v, .. } = problem.dtypes;
-    match (q.is_fp8(), v) {
-        (false, _) => q,
-        _ if is_per_block(&problem.scales) => DType::F32,
-        (true, DType::F16) => DType::F16,
-        (true, _) => DType::Bf16,
-    }
-}
-
-const fn is_per_block(scales: &Scales) -> bool {
-    let Scales { q, k, v } = scales;
-    let per_block = [q, k, v];
-    let mut i = 0;
-    while i < 3 {
-        if let Some(layout) = per_block[i]
-            && layout.rows.is_some()
-        {
-            return true;
-        }
-        i += 1;
-    }
-    false
-}
 
 /// Factors that the decoded inputs do not contain, one per batch entry and KV head.
 #[derive(Clone, Debug, Default)]
@@ -63,8 +37,8 @@ pub(crate) struct Decoded<T> {
     /// The same problem with dense inputs of type `T`, without factors.
     pub problem: Problem,
     pub factors: Factors,
-    /// Q, K and V; empty if the input had the type already and is read in place.
-    rooms: [Vec<T>; 3],
+    /// Q, K and V; `None` if the input had the type already and is read in place.
+    rooms: [Option<Vec<T>>; 3],
 }
 
 impl<T: Element + Default> Decoded<T> {
@@ -76,14 +50,14 @@ impl<T: Element + Default> Decoded<T> {
         inputs: &[Any<'_>; 3],
         operands: &Operands<'_>,
         sequences: &[Sequence],
-    ) -> Result<Self, CpuError> {
+    ) -> Self {
         let mut inner = Problem {
             dtypes: DTypes { out: problem.dtypes.out, ..DTypes::uniform(T::DTYPE) },
             scales: Scales::default(),
             ..problem.clone()
         };
         let multiplies = T::DTYPE == DType::F32;
-        let mut rooms = [Vec::new(), Vec::new(), Vec::new()];
+        let mut rooms = [None, None, None];
         let tensors = [Tensor::Q, Tensor::K, Tensor::V];
         for ((tensor, input), room) in tensors.into_iter().zip(inputs).zip(&mut rooms) {
             if problem.dtypes.of(tensor) == T::DTYPE {
@@ -96,7 +70,7 @@ impl<T: Element + Default> Decoded<T> {
                 Tensor::K => inner.k = strides,
                 _ => inner.v = strides,
             }
-            *room = vec![T::default(); batch * heads * rows * dim];
+            let room = room.insert(vec![T::default(); batch * heads * rows * dim]);
             let to = OutputRows::new(room, 0, strides, dim);
             let job = Job { problem, tensor, input, scales: &operands.scales, sequences, multiplies, to };
             let next = AtomicUsize::new(0);
@@ -110,14 +84,14 @@ impl<T: Element + Default> Decoded<T> {
         if !multiplies {
             factors = of_heads(problem, &operands.scales);
         }
-        Ok(Decoded { problem: inner, factors, rooms })
+        Decoded { problem: inner, factors, rooms }
     }
 
     /// Q, K and V: the decoded ones, and those of `inputs` that were not decoded.
     pub(crate) fn inputs<'a>(&'a self, inputs: [Input<'a>; 3]) -> [Input<'a>; 3] {
         let mut all = inputs;
         for (to, room) in all.iter_mut().zip(&self.rooms) {
-            if !room.is_empty() {
+            if let Some(room) = room {
                 *to = Input::from(&room[..]);
             }
         }
@@ -130,7 +104,7 @@ impl<T: Element + Default> Decoded<T> {
 fn of_heads(problem: &Problem, values: &ScaleValues<'_>) -> Factors {
     let heads = || (0..problem.batch).flat_map(|b| (0..problem.heads_kv).map(move |h| [b, h, 0]));
     let accepted = |tensor, at| {
-        let factor = Problem::accepted_factor(problem.descale(values, tensor, at));
+        let factor = Problem::accepted_factor(tensor, problem.descale(values, tensor, at));
         if factor.is_nan() { 1.0 } else { factor }
     };
     let scaled = |tensor| problem.scales.of(tensor).is_some();
@@ -139,7 +113,8 @@ fn of_heads(problem: &Problem, values: &ScaleValues<'_>) -> Factors {
         factors.logits = heads().map(|at| accepted(Tensor::Q, at) * accepted(Tensor::K, at)).collect();
     }
     if scaled(Tensor::V) {
-        factors.values = heads().map(|at| problem.descale(values, Tensor::V, at)).collect();
+        let of = |at| Problem::accepted_factor(Tensor::V, problem.descale(values, Tensor::V, at));
+        factors.values = heads().map(of).collect();
     }
     factors
 }
@@ -198,7 +173,7 @@ impl<T: Element> Job<'_, T> {
     fn factor(&self, entry: usize, head: usize, row: usize) -> f32 {
         let group = if self.tensor == Tensor::Q { self.problem.group_size() } else { 1 };
         let factor = self.problem.descale(self.scales, self.tensor, [entry, head / group, row]);
-        let factor = if self.tensor == Tensor::V { factor } else { Problem::accepted_factor(factor) };
+        let factor = Problem::accepted_factor(self.tensor, factor);
         match self.multiplies {
             true => factor,
             false if self.tensor != Tensor::V && factor.is_nan() => factor,

@@ -10,7 +10,8 @@ use problem::{DType, ElementsMut, KeyRange, Operands, Problem, Sequence, Span, S
 
 use crate::aligned::Aligned;
 use crate::arithmetic::{Arithmetic, Dotted, Faster, HeadRows, HeadsOf, Never, Wide};
-use crate::decode::{Decoded, Factors, computed_type};
+use crate::computed::computed_type;
+use crate::decode::{Decoded, Factors};
 use crate::operands;
 use crate::output::{Output, OutputRows};
 use crate::parts::{self, Parts};
@@ -149,7 +150,7 @@ fn compute_as<T: Element + Default>(
     let lse_strides = Strides { batch: heads * rows, head: rows, row: 1 };
     let lse = lse.map(|lse| OutputRows::new(lse, 0, lse_strides, 1));
     if problem.dtypes.has_fp8() {
-        let decoded = Decoded::<T>::new(executor, plan.threads, problem, &typed, operands, &sequences)?;
+        let decoded = Decoded::<T>::new(executor, plan.threads, problem, &typed, operands, &sequences);
         let inputs = decoded.inputs(inputs);
         let checked = Checked { executor, sequences: &sequences, operands, out, lse, plan };
         return checked.run::<T>(&decoded.problem, inputs, &decoded.factors);

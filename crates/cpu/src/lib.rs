@@ -12,6 +12,7 @@
 
 mod aligned;
 mod arithmetic;
+mod computed;
 mod cost;
 mod decode;
 mod dims;

@@ -1,7 +1,7 @@
 use problem::{DType, Problem};
 use serde::{Deserialize, Serialize};
 
-use crate::decode::computed_type;
+use crate::computed::computed_type;
 use crate::dims;
 use crate::threads::threads;
 use crate::{CpuError, Isa};

@@ -159,6 +159,19 @@ fn features_take_eight_bit_inputs() {
     }
 }
 
+#[test]
+fn no_key_and_rows_that_see_nothing() {
+    for scales in layouts() {
+        let problem = base("e4m3").with_lse(true);
+        let empty = Problem { scales, ..problem.clone().with_seq_kv(0, Layout::Bhsd) };
+        Case::draw(empty, 1).check(&[], LengthValues::default());
+        let causal = problem.with_seq_kv(30, Layout::Bhsd).with_band(Band::CAUSAL);
+        let mut case = Case::draw(Problem { scales, ..causal }, 1);
+        case.scales[0].iter_mut().take(1).for_each(|factor| *factor = f32::NAN);
+        case.check(&[], LengthValues::default());
+    }
+}
+
 /// Only rows of sequences are decoded: those of a packed tensor, and the used ones.
 #[test]
 fn lengths_take_eight_bit_inputs() {
@@ -234,6 +247,7 @@ fn error(problem: &Problem, [q, k, v]: [&[f32]; 3], options: [&Quantization; 3])
     ];
     let narrow = Problem {
         dtypes: DTypes { out: DType::F32, ..DTypes::uniform(DType::E4m3) },
+        out: Layout::Bhsd.strides(problem.heads_q, problem.seq_q, problem.head_dim_v),
         ..quantized_problem(problem, DType::E4m3, [&q, &k, &v])
     };
     let operands = Operands {

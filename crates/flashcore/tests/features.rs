@@ -1,8 +1,8 @@
 //! Lengths, sinks, biases, masks and programs through the façade, against the oracle.
 
 use flashcore::{
-    Attention, AttentionError, Band, DType, Device, Layout, LengthValues, Problem, TableData, TableView,
-    TensorView, attention, library as lib,
+    Attention, AttentionError, Band, DType, Device, Element, Layout, LengthValues, Problem, TableData,
+    TableView, TensorView, attention, library as lib,
 };
 use oracle::{Reference, oracle_with};
 use problem::{Expr, Lengths, Operands, Program, Programs, SideLengths, Table, TableType};
@@ -46,7 +46,7 @@ impl Inputs {
     fn exact(&self, change: impl FnOnce(&mut Problem), operands: &Operands<'_>) -> Reference {
         let mut problem = problem([BATCH, ROWS, KEYS]);
         change(&mut problem);
-        oracle_with(&problem, [&self.q, &self.k, &self.v], operands).unwrap()
+        oracle_with(&problem, [&self.q, &self.k, &self.v].map(|x| Element::elements(x)), operands).unwrap()
     }
 }
 
@@ -181,7 +181,7 @@ fn packed_and_padded_sequences() {
     };
     problem.out = Layout::Bhsd.strides(HEADS, 30, DIM);
     let operands = Operands { lengths, ..Operands::default() };
-    let exact = oracle_with(&problem, [&q, &kv, &kv], &operands).unwrap();
+    let exact = oracle_with(&problem, [&q, &kv, &kv].map(|x| Element::elements(x)), &operands).unwrap();
     compare(call.causal().lengths(lengths), &exact);
 
     let inputs = Inputs::new();

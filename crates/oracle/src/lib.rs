@@ -345,11 +345,8 @@ impl Place<'_> {
     fn descale_of_logit<A: Arithmetic>(&self, lane: usize, key: usize) -> A::Real {
         let (problem, head) = (self.problem, self.head / self.problem.group_size());
         let factor = |tensor, row| {
-            A::real(Problem::accepted_factor(problem.descale(
-                &self.operands.scales,
-                tensor,
-                [self.batch, head, row],
-            )))
+            let factor = problem.descale(&self.operands.scales, tensor, [self.batch, head, row]);
+            A::real(Problem::accepted_factor(tensor, factor))
         };
         factor(Tensor::Q, self.first + lane) * factor(Tensor::K, key)
     }
@@ -357,7 +354,8 @@ impl Place<'_> {
     /// The descale factor of a value.
     fn descale_of_value<A: Arithmetic>(&self, key: usize) -> A::Real {
         let head = self.head / self.problem.group_size();
-        A::real(self.problem.descale(&self.operands.scales, Tensor::V, [self.batch, head, key]))
+        let factor = self.problem.descale(&self.operands.scales, Tensor::V, [self.batch, head, key]);
+        A::real(Problem::accepted_factor(Tensor::V, factor))
     }
 
     /// For each key, whether each of `lanes` rows sees it.

@@ -9,7 +9,8 @@ use crate::{Problem, ProblemError, Tensor};
 /// Factors are f32 and operands of a call ([`ScaleValues`]). The factors of a query and a key multiply their
 /// product before the softmax scale, the cap and the score program. They must be finite and not negative; the
 /// logits of a query or key with another factor are NaN, and with them the rows that see the key. A factor of
-/// 0 makes the logits 0. The factor of a value has no such limit.
+/// 0 makes the logits 0. The factor of a value may be negative, and must be finite; otherwise O is NaN in the
+/// rows that see the value.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Scales {
     /// Factors of Q. `None` means 1.
@@ -81,9 +82,9 @@ impl Scales {
     }
 
     /// The three inputs with their factors.
-    pub fn each(&self) -> impl Iterator<Item = (Tensor, ScaleLayout)> {
-        let of = self.to_owned();
-        [Tensor::Q, Tensor::K, Tensor::V].into_iter().filter_map(move |t| Some((t, of.of(t)?)))
+    pub fn each(&self) -> impl Iterator<Item = (Tensor, ScaleLayout)> + use<> {
+        let all = [(Tensor::Q, self.q), (Tensor::K, self.k), (Tensor::V, self.v)];
+        all.into_iter().filter_map(|(tensor, layout)| Some((tensor, layout?)))
     }
 
     /// Whether no input has factors.
@@ -144,9 +145,10 @@ impl Problem {
         self.scales.of(tensor).map_or(1.0, |layout| values.of(tensor)[layout.index(batch, head_kv, row)])
     }
 
-    /// A factor of Q or K as kernels use it: NaN unless it is finite and not negative.
-    pub fn accepted_factor(factor: f32) -> f32 {
-        if factor >= 0.0 && factor.is_finite() { factor } else { f32::NAN }
+    /// A factor of a tensor as kernels use it: NaN unless it is finite and, for Q and K, not negative.
+    pub fn accepted_factor(tensor: Tensor, factor: f32) -> f32 {
+        let fits = factor.is_finite() && (factor >= 0.0 || tensor == Tensor::V);
+        if fits { factor } else { f32::NAN }
     }
 
     /// Rejects arrays of factors that are too short, and factors of a tensor without factors.

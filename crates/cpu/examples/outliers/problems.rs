@@ -90,6 +90,7 @@ impl Case {
             DType::F32 => self.run_as::<f32>(plan),
             DType::F16 => self.run_as::<f16>(plan),
             DType::Bf16 => self.run_as::<bf16>(plan),
+            dtype => unreachable!("{dtype} is not drawn"),
         }
     }
 

@@ -40,7 +40,7 @@ pub(crate) use neon::Neon;
 #[cfg(target_arch = "x86_64")]
 pub(crate) use {amx::Amx, avx2::Avx2, avx512::Avx512, avx512vnni::Avx512Vnni};
 
-use crate::decode::computed_type;
+use crate::computed::computed_type;
 use crate::programs::{Compiled, Region, Values};
 use crate::tile::Step;
 use crate::{Element, Elements};

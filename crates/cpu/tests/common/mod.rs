@@ -141,6 +141,7 @@ pub fn check_everywhere(problem: &Problem, seed: u64, logits: f32) {
                 DType::F32 => check(&problem, &Inputs::<f32>::random(&problem, seed, logits), &plan),
                 DType::F16 => check(&problem, &Inputs::<f16>::random(&problem, seed, logits), &plan),
                 DType::Bf16 => check(&problem, &Inputs::<bf16>::random(&problem, seed, logits), &plan),
+                dtype => unreachable!("{dtype} is no type of O"),
             }
         }
     }

@@ -54,6 +54,7 @@ fn run<T: Element>(
 fn check_plans<T: Element>(problem: &Problem, inputs: &Inputs<T>, others: &Others, plans: &[CpuPlan]) {
     others.with(|operands| {
         let slices = [&inputs.q[..], &inputs.k, &inputs.v];
+        let slices = slices.map(T::elements);
         let want = oracle_with(problem, slices, operands).unwrap();
         let naive = reference_in_precision_with(problem, slices, operands).unwrap();
         for plan in plans {
@@ -78,6 +79,7 @@ fn check_case(case: &Case, plans: &[CpuPlan]) {
         DType::F32 => of::<f32>(case, plans),
         DType::F16 => of::<f16>(case, plans),
         DType::Bf16 => of::<bf16>(case, plans),
+        dtype => unreachable!("{dtype} is no type of O"),
     }
 }
 

@@ -45,14 +45,14 @@ impl Case {
             seq_kv,
             head_dim,
             head_dim_v,
-            dtype,
+            dtypes,
             band: mask,
             pass,
             ..
         } = problem;
         let lse = if pass.lse() { " lse" } else { "" };
         let key = format!(
-            "{source} {} {} {dtype} B{batch} H{heads_q}/{heads_kv} S{seq_q}×{seq_kv} D{head_dim}/{head_dim_v} {mask}{lse}",
+            "{source} {} {} {dtypes} B{batch} H{heads_q}/{heads_kv} S{seq_q}×{seq_kv} D{head_dim}/{head_dim_v} {mask}{lse}",
             kernel.module.target,
             plan.family(),
         );
@@ -102,7 +102,7 @@ fn default_cases() -> Vec<Case> {
     let of_problem = |problem: &Problem| {
         let mut cases = Vec::new();
         for arch in Arch::ALL {
-            let lse: &[bool] = match (arch.sm, problem.dtype) {
+            let lse: &[bool] = match (arch.sm, problem.dtypes.q) {
                 (90, _) if problem.seq_q == RAGGED => &[false, true],
                 (90, _) => &[false],
                 (80, DType::F16) => &[true],

@@ -150,7 +150,7 @@ impl Problem {
     fn of(problem: &problem::Problem) -> Problem {
         Problem {
             head_dim: problem.head_dim,
-            dtype: problem.dtypes.to_string().to_owned(),
+            dtype: problem.dtypes.to_string(),
             batch: problem.batch,
             heads_q: problem.heads_q,
             heads_kv: problem.heads_kv,

@@ -68,7 +68,7 @@ fn input(problem: &Problem, tensor: Tensor, seed: u64) -> Vec<u16> {
     let mut state = seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1;
     for (_, start) in rows(problem, tensor) {
         for element in &mut data[start..start + problem.extents(tensor)[3]] {
-            *element = encode(problem.dtype, draw(&mut state));
+            *element = encode(problem.dtypes.q, draw(&mut state));
         }
     }
     data
@@ -162,7 +162,7 @@ impl Run {
         let start = (origin as i64 + self.problem.strides(tensor).offset(b, h, s)) as usize;
         let data = if tensor == Tensor::Out { &self.out } else { &self.inputs[tensor as usize] };
         let dim = self.problem.extents(tensor)[3];
-        data[start..start + dim].iter().map(|&bits| decode(self.problem.dtype, bits)).collect()
+        data[start..start + dim].iter().map(|&bits| decode(self.problem.dtypes.q, bits)).collect()
     }
 
     /// Whether the mask program, which may read no tables, lets a row see a key.
