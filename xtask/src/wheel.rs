@@ -1,6 +1,6 @@
 //! The Python wheel: maturin builds it, and this module checks its size, its platform tag and its tests.
 
-use std::ffi::OsStr;
+use std::ffi::{OsStr, OsString};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -9,8 +9,10 @@ use crate::{XtaskError, evidence, notices, run};
 
 /// Packages that build and check the wheel. The tests compare with NumPy and ml_dtypes, and Ray distributes
 /// an evolution over machines.
-const BUILD: [&str; 7] = [
+const BUILD: [&str; 8] = [
     "maturin==1.16.0",
+    // A C toolchain that links for an older glibc than this machine's.
+    "ziglang==0.17.1",
     "pytest==9.2.0",
     "numpy==2.4.6",
     "ml_dtypes==0.6.0",
@@ -49,8 +51,11 @@ const PACKAGE: &str = "flashcore_attn";
 const LARGEST: u64 = 4_000_000;
 /// The largest accepted wheel with SQLite and Parquet.
 const LARGEST_SEARCH: u64 = 10_000_000;
-/// The newest glibc that the wheel may require. Ubuntu 22.04, Debian 12 and RHEL 9 have 2.34 or later.
-const NEWEST_GLIBC: (u32, u32) = (2, 34);
+/// The newest glibc that a released wheel may require: that of RHEL 8 and of PyTorch's wheels. A wheel for the
+/// tests is linked by this machine's own linker, for its own glibc.
+const NEWEST_GLIBC: (u32, u32) = (2, 28);
+/// How a wheel is linked for that glibc.
+const PORTABLE: [&str; 3] = ["--zig", "--compatibility", "manylinux_2_28"];
 
 /// Builds the wheel in release mode into `target/wheels`, and puts its tests and their packages beside it.
 ///
@@ -64,7 +69,11 @@ pub fn release(root: &Path, features: &str) -> Result<(), XtaskError> {
         eprintln!("xtask: this wheel writes no evidence: {error}");
         String::new()
     });
-    let wheel = build(root, &python, &out, &["--release", "--strip"], features, &commit)?;
+    let mut options = vec!["--release", "--strip"];
+    if cfg!(target_os = "linux") {
+        options.extend(PORTABLE);
+    }
+    let wheel = build(root, &python, &out, &options, features, &commit)?;
     run(pip(&python)
         .args(["download", "--no-deps", "--only-binary", ":all:", "--dest"])
         .arg(&out)
@@ -136,6 +145,8 @@ fn build(
     maturin
         .current_dir(root)
         .env("FLASHCORE_COMMIT", commit)
+        // `--zig` looks for a `python3` that has the package ziglang.
+        .env("PATH", first_in_path(python)?)
         .args(["-m", "maturin", "build", "--quiet", "--locked"]);
     maturin.args(["--manifest-path", "python/Cargo.toml", "--out"]).arg(out).args(options);
     run(maturin.args(["--features", features]))?;
@@ -146,6 +157,14 @@ fn build(
     check(&wheel, options.contains(&"--release").then_some(largest))?;
     notices::check(root, python, &wheel, features)?;
     Ok(wheel)
+}
+
+/// PATH with the folder of a program in front.
+fn first_in_path(program: &Path) -> Result<OsString, XtaskError> {
+    let own = program.parent().map(Path::to_path_buf);
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let folders = own.into_iter().chain(std::env::split_paths(&path));
+    std::env::join_paths(folders).map_err(|error| XtaskError::Check(format!("PATH: {error}")))
 }
 
 /// Checks the platform tag of a wheel, and that it has at most `largest` bytes.
@@ -159,7 +178,7 @@ fn check(wheel: &Path, largest: Option<u64>) -> Result<(), XtaskError> {
     if !name.contains("-abi3-") {
         return Err(XtaskError::Check(format!("{name} is built for one Python only; expected abi3")));
     }
-    if cfg!(target_os = "linux") && glibc.is_none_or(|version| version > NEWEST_GLIBC) {
+    if cfg!(target_os = "linux") && largest.is_some() && glibc.is_none_or(|version| version > NEWEST_GLIBC) {
         let (major, minor) = NEWEST_GLIBC;
         return Err(XtaskError::Check(format!("{name} needs a glibc newer than {major}.{minor}")));
     }

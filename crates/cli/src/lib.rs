@@ -24,6 +24,7 @@ mod junit;
 mod ledger;
 mod microbench;
 mod plan;
+mod plans;
 mod progress;
 #[cfg(feature = "search")]
 mod report;
@@ -113,6 +114,7 @@ fn run_command(cli: &Cli) -> Result<Status, CliError> {
         Command::Run(args) => run::run(args),
         Command::Bench(args) => bench::bench(args),
         Command::Doctor(args) => doctor::doctor(args),
+        Command::Plans(command) => plans::plans(command),
         Command::Sandboxed(args) => sandboxed::sandboxed(args),
         Command::Report(_)
         | Command::Serve(_)

@@ -16,6 +16,7 @@ mod cost;
 mod dims;
 mod error;
 mod forward;
+pub mod kept;
 mod narrow;
 mod operands;
 mod output;

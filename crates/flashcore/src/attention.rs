@@ -2,7 +2,7 @@
 
 use std::sync::OnceLock;
 
-use cpu::{CpuPlan, Element, Input};
+use cpu::{Element, Input, kept};
 use driver::DriverError;
 use problem::{Band, Expr, Layout, LengthValues, Operands, Pass, Problem, Score, TableData, Tensor};
 
@@ -297,6 +297,9 @@ impl<'a, T: Element> Attention<'a, T> {
     /// The device that computes. The default is [`Device::best`], and the CPU when that device does not
     /// support the problem or is out of memory. A device that is set here computes the problem or returns an
     /// error; the call does not fall back to the CPU.
+    ///
+    /// On the CPU, the plan is the one that a search has kept for this problem on this machine (`flashcore
+    /// evolve`, `flashcore plans`), else the default.
     pub fn device(mut self, device: Device) -> Self {
         self.device = Some(device);
         self
@@ -369,7 +372,7 @@ impl<'a, T: Element> Attention<'a, T> {
         out: &mut [T],
         lse: Option<&mut [f32]>,
     ) -> Result<(), AttentionError> {
-        let plan = CpuPlan::for_problem(problem);
+        let plan = kept::chosen(problem, cpu::threads()).plan;
         let inputs = [self.q.data, self.k.data, self.v.data].map(Input::from);
         Ok(cpu::attention_with(problem, inputs, operands, out, lse, &plan)?)
     }

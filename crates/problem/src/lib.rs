@@ -6,6 +6,7 @@
 #![warn(missing_docs)]
 
 mod band;
+mod dense;
 mod dtype;
 mod element;
 mod error;
@@ -17,6 +18,7 @@ mod score;
 mod shape;
 
 pub use band::{Band, Corner, KeyRange};
+pub use dense::Shape;
 pub use dtype::DType;
 pub use element::{Element, Elements, ElementsMut};
 pub use error::ProblemError;
