@@ -5,6 +5,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+use crate::notices::Linked;
 use crate::{XtaskError, evidence, notices, run};
 
 /// Packages that build and check the wheel. The tests compare with NumPy and ml_dtypes, and Ray distributes
@@ -90,6 +91,49 @@ pub fn release(root: &Path, features: &str) -> Result<(), XtaskError> {
     Ok(())
 }
 
+/// The largest accepted wheel of the command, bytes.
+const LARGEST_COMMAND: u64 = 20_000_000;
+
+/// Builds the wheel of the command into `target/wheels`, installs it into a virtual environment of its own and
+/// runs it there. The command is several times as large as the library, so it has a wheel of its own.
+///
+/// # Errors
+/// A build that fails, a wheel that is too large or not portable, or a command that does not start.
+pub fn command(root: &Path) -> Result<(), XtaskError> {
+    let python = environment(root)?;
+    let out = root.join("target/wheels/command");
+    let io = |source| XtaskError::Io { path: out.clone(), source };
+    if out.exists() {
+        fs::remove_dir_all(&out).map_err(io)?;
+    }
+    notices::write(root, Linked::COMMAND)?;
+    let mut maturin = Command::new(&python);
+    maturin.current_dir(root).env("PATH", first_in_path(&python)?);
+    maturin.env("FLASHCORE_COMMIT", evidence::commit(root).unwrap_or_default());
+    maturin.args(["-m", "maturin", "build", "--quiet", "--locked", "--profile", "dist"]);
+    maturin.args(["--manifest-path", "crates/cli/Cargo.toml", "--out"]).arg(&out);
+    if cfg!(target_os = "linux") {
+        maturin.args(PORTABLE);
+    }
+    run(&mut maturin)?;
+    let wheel = fs::read_dir(&out).map_err(io)?.flatten().map(|entry| entry.path()).next();
+    let wheel =
+        wheel.ok_or_else(|| XtaskError::Check(format!("maturin left no wheel in {}", out.display())))?;
+    let bytes = fs::metadata(&wheel).map_err(io)?.len();
+    eprintln!("xtask: {}, {:.1} MB", wheel.display(), bytes as f64 / 1e6);
+    if bytes > LARGEST_COMMAND {
+        let most = format!("at most {LARGEST_COMMAND} are accepted");
+        return Err(XtaskError::Check(format!("{} has {bytes} bytes; {most}", wheel.display())));
+    }
+    notices::check(root, &python, &wheel, Linked::COMMAND)?;
+    let folder = out.join("try");
+    run(Command::new("python3").args(["-m", "venv"]).arg(&folder))?;
+    run(pip(&folder.join("bin/python")).args(["install", "--no-index"]).arg(&wheel))?;
+    run(Command::new(folder.join("bin/flashcore")).args(["version"]))?;
+    println!("{}", wheel.display());
+    Ok(())
+}
+
 /// Lints the package, builds a wheel in the profile of `cargo test` (a quick build), installs it and runs its
 /// tests. The tests of PyTorch tensors run in an environment with PyTorch.
 ///
@@ -140,7 +184,7 @@ fn build(
     for old in wheels().map_err(io)? {
         fs::remove_file(old).map_err(io)?;
     }
-    notices::write(root, features)?;
+    notices::write(root, Linked::python(features))?;
     let mut maturin = Command::new(python);
     maturin
         .current_dir(root)
@@ -155,7 +199,7 @@ fn build(
         wheel.ok_or_else(|| XtaskError::Check(format!("maturin left no wheel in {}", out.display())))?;
     let largest = if features == ATTENTION { LARGEST } else { LARGEST_SEARCH };
     check(&wheel, options.contains(&"--release").then_some(largest))?;
-    notices::check(root, python, &wheel, features)?;
+    notices::check(root, python, &wheel, Linked::python(features))?;
     Ok(wheel)
 }
 

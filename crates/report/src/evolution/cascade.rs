@@ -2,8 +2,7 @@
 
 use maud::{Markup, html};
 
-use super::axis::{grouped, percent, ratio};
-use super::progress::px;
+use super::axis::{grouped, percent, px, ratio};
 use super::ranking::clip;
 use super::view::{Rejected, RunView};
 use super::{Links, stage_name};

@@ -5,9 +5,8 @@ use std::collections::HashMap;
 use maud::{Markup, html};
 use serde_json::Value;
 
-use super::axis::{ratio, time};
+use super::axis::{px, ratio, time};
 use super::cascade::operator_name;
-use super::progress::px;
 use super::ranking::clip;
 use super::view::{ANCESTORS, ProblemView};
 use super::{AXIS_TEXT, Links};

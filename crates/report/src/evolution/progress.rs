@@ -3,7 +3,7 @@
 
 use maud::{Markup, html};
 
-use super::axis::{Axis, grouped, ratio, time};
+use super::axis::{Axis, grouped, px, ratio, time};
 use super::ranking;
 use super::view::{Curve, ProblemView, RaceView};
 use super::{AXIS_TEXT, arm_class, arm_name};
@@ -162,11 +162,6 @@ fn mark(raced: &Raced, x: f64, y: &Axis) -> Markup {
             }
         }
     }
-}
-
-/// A pixel coordinate, rounded to a tenth.
-pub(super) fn px(value: f64) -> String {
-    format!("{value:.1}")
 }
 
 /// A step line that falls at each improvement and ends at the arm's last candidate.

@@ -2,8 +2,7 @@
 
 use maud::{Markup, html};
 
-use super::axis::{Axis, percent, ratio, time};
-use super::progress::px;
+use super::axis::{Axis, percent, px, ratio, time};
 use super::ranking::clip;
 use super::view::{ProblemView, RaceView, in_words};
 use super::{AXIS_TEXT, Links, arm_class, arm_name};

@@ -2,8 +2,7 @@
 
 use maud::{Markup, html};
 
-use super::axis::{Axis, ratio, time};
-use super::progress::px;
+use super::axis::{Axis, px, ratio, time};
 use super::view::{ProblemView, differing, in_words, speedup};
 use super::{AXIS_TEXT, Links, arm_class, arm_name, trial_name};
 use ledger::Ranked;

@@ -2,8 +2,7 @@
 
 use maud::{Markup, html};
 
-use super::axis::{Axis, percent, time};
-use super::progress::px;
+use super::axis::{Axis, percent, px, time};
 use super::view::ProblemView;
 use super::{arm_class, arm_name};
 use bench::{CpuPeaks, Floor, Mode, Peaks, Products};
