@@ -52,8 +52,8 @@ const PACKAGE: &str = "flashcore_attn";
 const LARGEST: u64 = 4_000_000;
 /// The largest accepted wheel with SQLite and Parquet.
 const LARGEST_SEARCH: u64 = 10_000_000;
-/// The newest glibc that a released wheel may require: that of RHEL 8 and of PyTorch's wheels. A wheel for the
-/// tests is linked by this machine's own linker, for its own glibc.
+/// The newest glibc that a released wheel may require: that of RHEL 8 and of PyTorch's wheels. A wheel for
+/// the tests is linked by this machine's own linker, for its own glibc.
 const NEWEST_GLIBC: (u32, u32) = (2, 28);
 /// How a wheel is linked for that glibc.
 const PORTABLE: [&str; 3] = ["--zig", "--compatibility", "manylinux_2_28"];
@@ -94,8 +94,8 @@ pub fn release(root: &Path, features: &str) -> Result<(), XtaskError> {
 /// The largest accepted wheel of the command, bytes.
 const LARGEST_COMMAND: u64 = 20_000_000;
 
-/// Builds the wheel of the command into `target/wheels`, installs it into a virtual environment of its own and
-/// runs it there. The command is several times as large as the library, so it has a wheel of its own.
+/// Builds the wheel of the command into `target/wheels`, installs it into a virtual environment of its own
+/// and runs it there. The command is several times as large as the library, so it has a wheel of its own.
 ///
 /// # Errors
 /// A build that fails, a wheel that is too large or not portable, or a command that does not start.

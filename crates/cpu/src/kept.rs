@@ -78,8 +78,8 @@ const LONGEST: u64 = 8 << 20;
 
 impl KeptPlans {
     /// The file of this user: `plans.jsonl` in `FLASHCORE_CONFIG_DIR`, else in `flashcore` under
-    /// `XDG_CONFIG_HOME`, else in `flashcore` under `.config` of the home folder (`APPDATA` on Windows). `None`
-    /// if the environment names no folder.
+    /// `XDG_CONFIG_HOME`, else in `flashcore` under `.config` of the home folder (`APPDATA` on Windows).
+    /// `None` if the environment names no folder.
     pub fn file() -> Option<PathBuf> {
         let variable =
             |name: &str| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);

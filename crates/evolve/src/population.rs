@@ -406,7 +406,7 @@ impl Population {
                 // At least one random sample passes, however slow, so that the arm has a time to compare
                 // with.
                 let standard = self.standard().filter(|_| member.arm != Arm::Random || self.draws_beside(id));
-                cascade::screened(member, standard)
+                cascade::screened(member, standard.filter(|standard| !cascade::is_audited(member, standard)))
             }
             _ => None,
         };

@@ -100,8 +100,8 @@ pub(super) fn progress(climb: &Climb) -> Markup {
     }
 }
 
-/// Why a version fails whose `max_diff` is no larger than that of any version that passes: it stands out in the
-/// table of versions.
+/// Why a version fails whose `max_diff` is no larger than that of any version that passes: it stands out in
+/// the table of versions.
 fn small_and_wrong(climb: &Climb) -> Markup {
     let difference = |rung: &Climbed| rung.study.check.error.map(|error| error.max_diff);
     let (passed, others): (Vec<_>, Vec<_>) =
