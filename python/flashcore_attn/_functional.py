@@ -391,7 +391,7 @@ def explain(
     """
     if not getattr(q, "is_cuda", False) or not hasattr(q, "__torch_function__"):
         kind = f"a tensor on {q.device}" if hasattr(q, "__torch_function__") else f"a {type(q).__name__}"
-        raise UnsupportedError(f"explain tells of CUDA tensors of PyTorch's; q is {kind}")
+        raise UnsupportedError(f"explain works on CUDA tensors of PyTorch only; q is {kind}")
     backend = backend_of(q)
     backend.check_kinds(q, k, v)
     _check_dims(q, k, v)

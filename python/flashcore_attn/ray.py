@@ -92,7 +92,7 @@ def evolve(
         held_out: problems that the search does not see; default: the neighbours of each problem.
         configuration: ``"free"``, ``"insight"`` or ``"full"``.
         seed: what chance begins with.
-        random_share: part of the candidates that is drawn blindly, above 0 and at most 0.9.
+        random_share: part of the candidates that are random samples, above 0 and at most 0.9.
         families: kernel families to draw from; all where none is named.
         early_stop: whether the run may end before its budget when nothing more is to be expected.
         price_per_hour: of the device, for the ledger's account.
@@ -370,7 +370,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--held-out", action="append", help="a problem that the search does not see")
     parser.add_argument("--configuration", default="full", help="free, insight or full")
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--random-share", type=float, default=0.5, help="part of the candidates drawn blindly")
+    parser.add_argument("--random-share", type=float, default=0.5, help="part of the candidates that are random samples")
     parser.add_argument("--family", action="append", default=[], help="a kernel family to draw from")
     parser.add_argument("--no-early-stop", action="store_true", help="use the whole budget")
     parser.add_argument("--price", type=float, help="of an hour of the device")

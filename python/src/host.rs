@@ -4,7 +4,7 @@
 use std::ptr::NonNull;
 use std::sync::Arc;
 
-use cpu::{CallingThread, CpuPlan, Element, Executor, Input, Pool, attention_with_on};
+use cpu::{CallingThread, CpuPlan, Element, Executor, Input, Pool, attention_with_on, kept};
 use half::{bf16, f16};
 use kernels::{LengthArray, Operand};
 use problem::{DType, DTypes, Operands, Problem, TableData, TableType, Tensor};
@@ -44,7 +44,7 @@ pub fn attention_cpu(
     }
     let others = features.map_or_else(Vec::new, |features| features::operands(&features, &problem));
     let addresses = Addresses { q: q.0, k: k.0, v: v.0, out: out.0, lse, others };
-    let plan = CpuPlan::for_threads(&problem, threads.unwrap_or_else(cpu::threads));
+    let plan = kept::chosen(&problem, threads.unwrap_or_else(cpu::threads)).plan;
     let threads = Threads::for_plan(py, &plan, threads);
     py.detach(|| {
         let executor = Interruptible::new(threads.executor());

@@ -39,7 +39,8 @@ pub fn test(root: &Path, cargo: impl Fn() -> Command) -> Result<(), XtaskError> 
         command
     };
     let json = |args: &[&str], name: &str| json(&mut flashcore(args), &folder.join(name));
-    let report = json(&["evolve", "--device", "cpu", "--minutes", MINUTES, "--json"], "report.json")?;
+    let report =
+        json(&["evolve", "--device", "cpu", "--minutes", MINUTES, "--no-keep", "--json"], "report.json")?;
     look_at_report(&report)?;
     let runs = json(&["ledger", "runs", "--json"], "runs.json")?;
     let rows = &runs["rows"];

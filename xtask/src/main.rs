@@ -47,6 +47,9 @@ enum Task {
         /// Add the search, for `flashcore_attn.ray`
         #[arg(long)]
         evolve: bool,
+        /// Build the wheel of the command instead: `flashcore-attn-cli`
+        #[arg(long, conflicts_with = "evolve")]
+        command: bool,
     },
     /// Check versions, changelog and packages, build the wheel and the archive of the command, and tag the
     /// commit
@@ -58,7 +61,7 @@ enum Task {
     Python,
     /// Check the licences, sources and duplicate versions of all crates against deny.toml, the layers of the
     /// workspace and the circles of imports against ARCHITECTURE.md, and write the licence texts that the
-    /// wheel carries into python/licenses (part of `test`)
+    /// wheels carry into python/licenses and crates/cli/licenses (part of `test`)
     Dependencies,
     /// Update the tables of the documents, and the pictures beside them, from the rows in evidence/
     Tables {
@@ -96,10 +99,12 @@ fn main() -> ExitCode {
         Task::Dependencies => dependencies::check(&root())
             .and_then(|()| floors::check(&root()))
             .and_then(|()| circles::check(&root()))
-            .and_then(|()| notices::write(&root(), wheel::ATTENTION)),
+            .and_then(|()| notices::write(&root(), notices::Linked::python(wheel::ATTENTION)))
+            .and_then(|()| notices::write(&root(), notices::Linked::COMMAND)),
         Task::Test => test::all(&root()),
         Task::Book => test::book(&root()),
-        Task::Wheel { evolve } => wheel::release(&root(), features(evolve)),
+        Task::Wheel { command: true, .. } => wheel::command(&root()),
+        Task::Wheel { evolve, .. } => wheel::release(&root(), features(evolve)),
         Task::Release(args) => release::release(&root(), &args),
         Task::Binary => release::binary(&root()),
         Task::Python => wheel::test(&root()),

@@ -9,24 +9,41 @@ use std::process::Command;
 use crate::dependencies::{self, Package};
 use crate::{XtaskError, run};
 
-/// The folder that `license-files` of pyproject.toml names. This module writes all files in it.
-const FOLDER: &str = "python/licenses";
+/// A wheel: the crate that is linked into it, its features, and the folder that `license-files` of its
+/// pyproject.toml names. This module writes all files in the folder.
+#[derive(Clone, Copy, Debug)]
+pub struct Linked {
+    pub package: &'static str,
+    pub features: &'static str,
+    pub folder: &'static str,
+}
+
+impl Linked {
+    /// The Python package with these features.
+    pub const fn python(features: &'static str) -> Linked {
+        Linked { package: "flashcore-python", features, folder: "python/licenses" }
+    }
+
+    /// The command.
+    pub const COMMAND: Linked =
+        Linked { package: "flashcore-cli", features: "flashcore-cli/search", folder: "crates/cli/licenses" };
+}
 const CRATES: &str = "third-party.txt";
 const STANDARD_LIBRARY: &str = "rust-standard-library.html";
 
 const INTRODUCTION: &str = "\
-The extension module of this wheel has the crates below linked into it, and Rust's standard library, whose notices are in
+The program of this wheel has the crates below linked into it, and Rust's standard library, whose notices are in
 rust-standard-library.html. Each text is given once; the number in brackets behind a crate leads to it. The code of SQLite,
 which libsqlite3-sys contains, is in the public domain.
 ";
 
-/// Writes the licence texts of the wheel with these features.
+/// Writes the licence texts of a wheel.
 ///
 /// # Errors
 /// When a crate or the standard library comes without a licence text, or a file cannot be read or written.
-pub fn write(root: &Path, features: &str) -> Result<(), XtaskError> {
-    let crates = dependencies::linked(root, "flashcore-python", features)?;
-    let folder = root.join(FOLDER);
+pub fn write(root: &Path, linked: Linked) -> Result<(), XtaskError> {
+    let crates = dependencies::linked(root, linked.package, linked.features)?;
+    let folder = root.join(linked.folder);
     std::fs::create_dir_all(&folder).map_err(|source| XtaskError::Io { path: folder.clone(), source })?;
     let ours = read(&root.join("LICENSE-MIT"))?;
     let (path, text) = (folder.join(CRATES), notices(&crates, &ours)?);
@@ -42,7 +59,7 @@ pub fn write(root: &Path, features: &str) -> Result<(), XtaskError> {
 ///
 /// # Errors
 /// The texts that are missing.
-pub fn check(root: &Path, python: &Path, wheel: &Path, features: &str) -> Result<(), XtaskError> {
+pub fn check(root: &Path, python: &Path, wheel: &Path, linked: Linked) -> Result<(), XtaskError> {
     let folder = root.join("target/wheels/opened");
     let io = |source| XtaskError::Io { path: folder.clone(), source };
     if folder.exists() {
@@ -64,7 +81,7 @@ pub fn check(root: &Path, python: &Path, wheel: &Path, features: &str) -> Result
         }
     }
     let text = read(&licences.join(CRATES))?;
-    let unnamed: Vec<String> = dependencies::linked(root, "flashcore-python", features)?
+    let unnamed: Vec<String> = dependencies::linked(root, linked.package, linked.features)?
         .iter()
         .filter(|package| !is_told(&text, package))
         .map(Package::spec)

@@ -56,6 +56,7 @@ pub fn release(root: &Path, args: &Release) -> Result<(), XtaskError> {
     let mut publish = Command::new(env!("CARGO"));
     run(publish.current_dir(root).args(["publish", "--workspace", "--dry-run", "--locked"]).args(dirty))?;
     wheel::release(root, wheel::ATTENTION)?;
+    wheel::command(root)?;
     let archive = command(root, &version, &commit)?;
     println!("{}", archive.display());
     if args.dry_run {

@@ -1,16 +1,19 @@
 //! The Python wheel: maturin builds it, and this module checks its size, its platform tag and its tests.
 
-use std::ffi::OsStr;
+use std::ffi::{OsStr, OsString};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+use crate::notices::Linked;
 use crate::{XtaskError, evidence, notices, run};
 
 /// Packages that build and check the wheel. The tests compare with NumPy and ml_dtypes, and Ray distributes
 /// an evolution over machines.
-const BUILD: [&str; 7] = [
+const BUILD: [&str; 8] = [
     "maturin==1.16.0",
+    // A C toolchain that links for an older glibc than this machine's.
+    "ziglang==0.17.1",
     "pytest==9.2.0",
     "numpy==2.4.6",
     "ml_dtypes==0.6.0",
@@ -49,8 +52,11 @@ const PACKAGE: &str = "flashcore_attn";
 const LARGEST: u64 = 4_000_000;
 /// The largest accepted wheel with SQLite and Parquet.
 const LARGEST_SEARCH: u64 = 10_000_000;
-/// The newest glibc that the wheel may require. Ubuntu 22.04, Debian 12 and RHEL 9 have 2.34 or later.
-const NEWEST_GLIBC: (u32, u32) = (2, 34);
+/// The newest glibc that a released wheel may require: that of RHEL 8 and of PyTorch's wheels. A wheel for
+/// the tests is linked by this machine's own linker, for its own glibc.
+const NEWEST_GLIBC: (u32, u32) = (2, 28);
+/// How a wheel is linked for that glibc.
+const PORTABLE: [&str; 3] = ["--zig", "--compatibility", "manylinux_2_28"];
 
 /// Builds the wheel in release mode into `target/wheels`, and puts its tests and their packages beside it.
 ///
@@ -64,7 +70,11 @@ pub fn release(root: &Path, features: &str) -> Result<(), XtaskError> {
         eprintln!("xtask: this wheel writes no evidence: {error}");
         String::new()
     });
-    let wheel = build(root, &python, &out, &["--release", "--strip"], features, &commit)?;
+    let mut options = vec!["--release", "--strip"];
+    if cfg!(target_os = "linux") {
+        options.extend(PORTABLE);
+    }
+    let wheel = build(root, &python, &out, &options, features, &commit)?;
     run(pip(&python)
         .args(["download", "--no-deps", "--only-binary", ":all:", "--dest"])
         .arg(&out)
@@ -77,6 +87,49 @@ pub fn release(root: &Path, features: &str) -> Result<(), XtaskError> {
             fs::copy(entry.path(), tests.join(entry.file_name())).map_err(io)?;
         }
     }
+    println!("{}", wheel.display());
+    Ok(())
+}
+
+/// The largest accepted wheel of the command, bytes.
+const LARGEST_COMMAND: u64 = 20_000_000;
+
+/// Builds the wheel of the command into `target/wheels`, installs it into a virtual environment of its own
+/// and runs it there. The command is several times as large as the library, so it has a wheel of its own.
+///
+/// # Errors
+/// A build that fails, a wheel that is too large or not portable, or a command that does not start.
+pub fn command(root: &Path) -> Result<(), XtaskError> {
+    let python = environment(root)?;
+    let out = root.join("target/wheels/command");
+    let io = |source| XtaskError::Io { path: out.clone(), source };
+    if out.exists() {
+        fs::remove_dir_all(&out).map_err(io)?;
+    }
+    notices::write(root, Linked::COMMAND)?;
+    let mut maturin = Command::new(&python);
+    maturin.current_dir(root).env("PATH", first_in_path(&python)?);
+    maturin.env("FLASHCORE_COMMIT", evidence::commit(root).unwrap_or_default());
+    maturin.args(["-m", "maturin", "build", "--quiet", "--locked", "--profile", "dist"]);
+    maturin.args(["--manifest-path", "crates/cli/Cargo.toml", "--out"]).arg(&out);
+    if cfg!(target_os = "linux") {
+        maturin.args(PORTABLE);
+    }
+    run(&mut maturin)?;
+    let wheel = fs::read_dir(&out).map_err(io)?.flatten().map(|entry| entry.path()).next();
+    let wheel =
+        wheel.ok_or_else(|| XtaskError::Check(format!("maturin left no wheel in {}", out.display())))?;
+    let bytes = fs::metadata(&wheel).map_err(io)?.len();
+    eprintln!("xtask: {}, {:.1} MB", wheel.display(), bytes as f64 / 1e6);
+    if bytes > LARGEST_COMMAND {
+        let most = format!("at most {LARGEST_COMMAND} are accepted");
+        return Err(XtaskError::Check(format!("{} has {bytes} bytes; {most}", wheel.display())));
+    }
+    notices::check(root, &python, &wheel, Linked::COMMAND)?;
+    let folder = out.join("try");
+    run(Command::new("python3").args(["-m", "venv"]).arg(&folder))?;
+    run(pip(&folder.join("bin/python")).args(["install", "--no-index"]).arg(&wheel))?;
+    run(Command::new(folder.join("bin/flashcore")).args(["version"]))?;
     println!("{}", wheel.display());
     Ok(())
 }
@@ -131,11 +184,13 @@ fn build(
     for old in wheels().map_err(io)? {
         fs::remove_file(old).map_err(io)?;
     }
-    notices::write(root, features)?;
+    notices::write(root, Linked::python(features))?;
     let mut maturin = Command::new(python);
     maturin
         .current_dir(root)
         .env("FLASHCORE_COMMIT", commit)
+        // `--zig` looks for a `python3` that has the package ziglang.
+        .env("PATH", first_in_path(python)?)
         .args(["-m", "maturin", "build", "--quiet", "--locked"]);
     maturin.args(["--manifest-path", "python/Cargo.toml", "--out"]).arg(out).args(options);
     run(maturin.args(["--features", features]))?;
@@ -144,8 +199,16 @@ fn build(
         wheel.ok_or_else(|| XtaskError::Check(format!("maturin left no wheel in {}", out.display())))?;
     let largest = if features == ATTENTION { LARGEST } else { LARGEST_SEARCH };
     check(&wheel, options.contains(&"--release").then_some(largest))?;
-    notices::check(root, python, &wheel, features)?;
+    notices::check(root, python, &wheel, Linked::python(features))?;
     Ok(wheel)
+}
+
+/// PATH with the folder of a program in front.
+fn first_in_path(program: &Path) -> Result<OsString, XtaskError> {
+    let own = program.parent().map(Path::to_path_buf);
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let folders = own.into_iter().chain(std::env::split_paths(&path));
+    std::env::join_paths(folders).map_err(|error| XtaskError::Check(format!("PATH: {error}")))
 }
 
 /// Checks the platform tag of a wheel, and that it has at most `largest` bytes.
@@ -159,7 +222,7 @@ fn check(wheel: &Path, largest: Option<u64>) -> Result<(), XtaskError> {
     if !name.contains("-abi3-") {
         return Err(XtaskError::Check(format!("{name} is built for one Python only; expected abi3")));
     }
-    if cfg!(target_os = "linux") && glibc.is_none_or(|version| version > NEWEST_GLIBC) {
+    if cfg!(target_os = "linux") && largest.is_some() && glibc.is_none_or(|version| version > NEWEST_GLIBC) {
         let (major, minor) = NEWEST_GLIBC;
         return Err(XtaskError::Check(format!("{name} needs a glibc newer than {major}.{minor}")));
     }

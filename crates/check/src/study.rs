@@ -6,7 +6,7 @@ use predict::resources::{Ptxas, Resources, estimate};
 use predict::{CacheState, Gpu, ModelError, Prediction, Subject, predict};
 use ptx::{Access, BufferSpec, Kernel, Launch};
 
-use crate::diagnose::{Evidence, Finding, LineCost, SourceCost, diagnose};
+use crate::diagnose::{Evidence, Finding, LineCost, LoopCost, SourceCost, diagnose, loops};
 use crate::forecast::architecture;
 use crate::gate::{CheckReport, GateError, Recorded, Settings, check_kernel, contents};
 use crate::launchfile::Bound;
@@ -24,6 +24,8 @@ pub struct Study {
     /// Root causes, by the first machine's prediction.
     pub findings: Vec<Finding>,
     pub lines: Vec<LineCost>,
+    /// The loops, the most expensive first; empty without a prediction.
+    pub loops: Vec<LoopCost>,
     /// The cost of source lines, where the PTX has line information.
     pub source_lines: Vec<SourceCost>,
     /// The PTX text that line numbers refer to, with its source.
@@ -79,14 +81,14 @@ pub fn analyse(
         Vec::new()
     };
     let first = steps.first().and_then(|p| p.as_deref().ok()).unwrap_or_default();
-    let Diagnosis { findings, lines, source_lines } =
+    let Diagnosis { findings, lines, loops, source_lines } =
         diagnose_steps(&bound, &check.recorded, first, &resources, Some(&sources));
     let total = |steps: Result<Vec<Prediction>, ModelError>| {
         steps.map(|steps| Prediction::in_a_row(&steps)).transpose()
     };
     let predictions = steps.into_iter().filter_map(total).collect();
     let resources = resources.into_iter().next();
-    Study { check, resources, predictions, findings, lines, source_lines, sources, bound }
+    Study { check, resources, predictions, findings, lines, loops, source_lines, sources, bound }
 }
 
 /// Root causes and costs of lines.
@@ -96,6 +98,8 @@ pub struct Diagnosis {
     pub findings: Vec<Finding>,
     /// The cost of PTX lines.
     pub lines: Vec<LineCost>,
+    /// The loops, the most expensive first; empty without a prediction.
+    pub loops: Vec<LoopCost>,
     /// The cost of source lines; empty without line information.
     pub source_lines: Vec<SourceCost>,
 }
@@ -123,12 +127,18 @@ pub fn diagnose_steps(
         let of_issues = issues(record).max(1.0) / all_issues;
         let part = prediction.map_or(of_issues, |p| p.us / all_us);
         diagnosis.findings.extend(diagnose(&evidence).into_iter().map(|finding| finding.within(part)));
-        let within = |cost: LineCost| LineCost { share: cost.share * of_issues, ..cost };
+        let within = |cost: LineCost| LineCost {
+            share: cost.share * of_issues,
+            stall: cost.stall.map(|stall| stall * part),
+            ..cost
+        };
+        diagnosis.loops.extend(loops(&evidence).into_iter().map(|l| LoopCost { stall: l.stall * part, ..l }));
         diagnosis.lines.extend(evidence.line_costs().into_iter().map(within));
         let source_costs = evidence.source_costs().into_iter();
         diagnosis.source_lines.extend(source_costs.map(|l| SourceCost { cost: within(l.cost), ..l }));
     }
     diagnosis.findings.sort_by(|a, b| b.expected_gain.total_cmp(&a.expected_gain));
+    diagnosis.loops.sort_by(|a, b| b.stall.total_cmp(&a.stall));
     diagnosis
 }
 

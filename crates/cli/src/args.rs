@@ -7,8 +7,12 @@ use bench::suites;
 use clap::{ArgGroup, Args, Parser, Subcommand};
 
 mod kernel;
+mod plans;
+mod run;
 
 pub use kernel::{Check, Compiling, Explain, Stated};
+pub use plans::{PlansAdd, PlansCheck, PlansClear, PlansCommand, PlansList};
+pub use run::Run;
 
 /// The exit codes of [`crate::Status`].
 const EXIT_CODES: &str = "Exit codes: 0 done, and right as far as it was to be judged; 1 something is wrong; 2 something could not be \
@@ -97,6 +101,10 @@ pub enum Command {
     Evolve(Evolve),
     /// List the best plans in the ledger for a problem on a device
     Topk(Topk),
+    /// List, add, check or remove the plans that `run`, the Rust API and the Python package use on this
+    /// machine's processor
+    #[command(subcommand)]
+    Plans(PlansCommand),
     /// Record what an idea is expected to bring, and score the forecasts of people and of the time model
     #[command(subcommand)]
     Forecast(ForecastCommand),
@@ -169,46 +177,6 @@ pub struct Climb {
     /// Check each version with every kind of input and schedule; takes some minutes
     #[arg(long)]
     pub thorough: bool,
-}
-
-#[derive(Debug, Args)]
-pub struct Run {
-    #[arg(from_global)]
-    pub json: bool,
-    /// Queries: .npy, or .safetensors with a tensor "q", or - for either from standard input. Keys and values
-    /// come from the same file unless --k or --v is given
-    #[arg(long, value_name = "FILE")]
-    pub q: PathBuf,
-    /// Keys (tensor "k")
-    #[arg(long, value_name = "FILE")]
-    pub k: Option<PathBuf>,
-    /// Values (tensor "v")
-    #[arg(long, value_name = "FILE")]
-    pub v: Option<PathBuf>,
-    /// Output: .npy, or .safetensors with the tensors "out" and "lse", or - for standard output in the format
-    /// of the queries
-    #[arg(long, value_name = "FILE")]
-    pub out: PathBuf,
-    /// Causal mask aligned to the bottom right: the last query sees all keys
-    #[arg(long)]
-    pub causal: bool,
-    /// Causal mask aligned to the top left, as PyTorch's is_causal: the first query sees one key
-    #[arg(long, conflicts_with = "causal")]
-    pub causal_top_left: bool,
-    /// Sliding window: number of keys that a query sees before and after its own position, such as 127,0; inf
-    /// for no bound. Positions are aligned to the bottom right, or to the top left with --causal-top-left.
-    /// With either causal mask AFTER must be 0
-    #[arg(long, value_name = "BEFORE,AFTER")]
-    pub window: Option<String>,
-    /// Factor on Q·Kᵀ; default: 1/sqrt(head_dim)
-    #[arg(long, value_parser = number::<f32>)]
-    pub scale: Option<f32>,
-    /// Cap on the logits, as in Gemma 2: softcap · tanh(scale · q·k / softcap)
-    #[arg(long, value_parser = number::<f32>, value_name = "CAP")]
-    pub softcap: Option<f32>,
-    /// Order of dimensions: bhsd (PyTorch) or bshd (FlashAttention)
-    #[arg(long, default_value = "bhsd")]
-    pub layout: String,
 }
 
 #[derive(Debug, Args)]
@@ -622,6 +590,10 @@ pub struct Evolve {
     /// cpu: one)
     #[arg(long, value_name = "N", value_parser = count::<usize>)]
     pub jobs: Option<usize>,
+    /// CPU: do not keep a promoted plan for `run`, the Rust API and the Python package (see `flashcore
+    /// plans`)
+    #[arg(long)]
+    pub no_keep: bool,
     /// Append winners to FILE as rows of the table of tuned plans; GPU kernels only
     #[arg(long, value_name = "FILE.jsonl")]
     pub promote: Option<PathBuf>,

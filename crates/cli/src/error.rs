@@ -15,6 +15,9 @@ pub enum CliError {
     /// A file or folder that cannot be written.
     #[error("cannot write {path}: {source}")]
     Write { path: PathBuf, source: std::io::Error },
+    /// The environment names no folder for the file of kept plans.
+    #[error("missing a folder for kept plans: set FLASHCORE_CONFIG_DIR, XDG_CONFIG_HOME or HOME")]
+    NoConfigFolder,
     /// A command whose output is for another program and has no JSON form.
     #[error(
         "invalid value '--json' for {0}: expected no --json, since its output is the input of another program"

@@ -103,7 +103,7 @@ fn object(study: &Study) -> Value {
         "verdict": study.check.verdict, "reasons": Found::of(study).sentences(),
         "prediction": study.prediction(),
         "resources": study.resources, "findings": findings::findings(study), "lines": study.lines,
-        "source_lines": source_lines,
+        "loops": study.loops, "source_lines": source_lines,
     })
 }
 
@@ -235,8 +235,29 @@ fn print(out: &mut Out, study: &Study, lines: usize) -> Result<(), CliError> {
         writeln!(out, "  {}", finding.evidence)?;
         writeln!(out, "  cure: {}", finding.cure)?;
     }
+    if study.findings.is_empty() {
+        writeln!(out, "\nno single bottleneck found")?;
+    }
+    print_loops(out, study)?;
     writeln!(out)?;
     print_lines(out, study, lines)
+}
+
+/// Most loops that are listed.
+const LOOPS: usize = 4;
+
+/// The loops with their shares of the warps' time.
+fn print_loops(out: &mut Out, study: &Study) -> Result<(), CliError> {
+    let loops = study.loops.iter().filter(|l| l.stall >= SMALL).take(LOOPS);
+    for (i, l) in loops.enumerate() {
+        if i == 0 {
+            writeln!(out, "\nloops, % of the warps' time:")?;
+        }
+        let name = if l.has_products { "loop with tensor-core products" } else { "loop" };
+        let (first, last) = l.lines;
+        writeln!(out, "  {name:<32} {:>4.0} %  PTX lines {first} to {last}", 100.0 * l.stall)?;
+    }
+    Ok(())
 }
 
 /// A table of the most expensive lines: of the source where the PTX has line information, else of the PTX.
@@ -244,6 +265,7 @@ fn print_lines(out: &mut Out, study: &Study, lines: usize) -> Result<(), CliErro
     let cells = |place: String, cost: &LineCost, text: &str| {
         vec![
             place,
+            cost.stall.map_or("–".to_owned(), |stall| format!("{:.1}", 100.0 * stall)),
             format!("{:.1}", 100.0 * cost.share),
             cost.issues.to_string(),
             format!("{:.1}", cost.lanes),
@@ -252,11 +274,16 @@ fn print_lines(out: &mut Out, study: &Study, lines: usize) -> Result<(), CliErro
             quote::cut(text).replace('\t', " "),
         ]
     };
-    let header = |first, last| [first, "% issued", "issues", "lanes", "conflicts", "sectors", last];
-    let dearest = |cost: &LineCost| std::cmp::Reverse(cost.issues);
+    let header =
+        |first, last| [first, "% of time", "% issued", "issues", "lanes", "conflicts", "sectors", last];
+    // By time where it is predicted, else by issues.
+    let by_cost = |a: &LineCost, b: &LineCost| {
+        let stall = |cost: &LineCost| cost.stall.unwrap_or(0.0);
+        stall(b).total_cmp(&stall(a)).then(b.issues.cmp(&a.issues)).then(a.line.cmp(&b.line))
+    };
     if !study.source_lines.is_empty() {
         let mut dear: Vec<&SourceCost> = study.source_lines.iter().collect();
-        dear.sort_by_key(|line| dearest(&line.cost));
+        dear.sort_by(|a, b| by_cost(&a.cost, &b.cost));
         let row = |line: &&SourceCost| {
             let place = format!("{}:{}", line.file, line.cost.line);
             cells(place, &line.cost, line.text.as_deref().unwrap_or(""))
@@ -267,7 +294,7 @@ fn print_lines(out: &mut Out, study: &Study, lines: usize) -> Result<(), CliErro
     }
     let text = study.sources.ptx_lines();
     let mut dear: Vec<&LineCost> = study.lines.iter().collect();
-    dear.sort_by_key(|line| dearest(line));
+    dear.sort_by(|a, b| by_cost(a, b));
     let row = |cost: &&LineCost| {
         let text = (cost.line as usize).checked_sub(1).and_then(|i| text.get(i)).copied();
         cells(cost.line.to_string(), cost, text.unwrap_or(""))

@@ -25,6 +25,7 @@ mod junit;
 mod ledger;
 mod microbench;
 mod plan;
+mod plans;
 mod progress;
 #[cfg(feature = "search")]
 mod report;
@@ -115,6 +116,7 @@ fn run_command(cli: &Cli) -> Result<Status, CliError> {
         Command::Bench(args) => bench::bench(args),
         Command::Accuracy(args) => accuracy::accuracy(args),
         Command::Doctor(args) => doctor::doctor(args),
+        Command::Plans(command) => plans::plans(command),
         Command::Sandboxed(args) => sandboxed::sandboxed(args),
         Command::Report(_)
         | Command::Serve(_)

@@ -7,14 +7,14 @@ use std::path::{Path, PathBuf};
 use check::files::{Tensor, encode, load, parse};
 use check::operands::OtherInputs;
 use check::values::{Inputs, Values};
-use cpu::CpuPlan;
+use cpu::kept::{self, Choice};
 use host::store;
 use problem::{Band, DType, DTypes, Layout, Problem, Score};
 use serde_json::json;
 
 use crate::args::Run;
 use crate::error::CliError;
-use crate::{Status, source, terminal, unless_closed};
+use crate::{Status, plan, source, terminal, unless_closed};
 
 pub fn run(args: &Run) -> Result<Status, CliError> {
     let layout: Layout = args.layout.parse()?;
@@ -56,13 +56,23 @@ pub fn run(args: &Run) -> Result<Status, CliError> {
         });
     }
     let inputs = Inputs { q: q.values, k: k.values, v: v.values, others: OtherInputs::default() };
-    let (out, lse) = inputs.attention(&problem, &CpuPlan::for_problem(&problem))?;
+    let Choice { plan, kept } = plan_of(args, &problem)?;
+    let (out, lse) = inputs.attention(&problem, &plan)?;
     let [b, h, s, d] = problem.extents(problem::Tensor::Out);
     let shape = match layout {
         Layout::Bhsd => vec![b, h, s, d],
         Layout::Bshd => vec![b, s, h, d],
     };
-    let told = json!({ "out": args.out, "shape": shape, "dtype": problem.dtypes.out.to_string() });
+    let chosen = match (&args.plan, kept) {
+        (Some(_), _) => "given",
+        (None, Some(_)) => "kept",
+        (None, None) => "default",
+    };
+    terminal::detail(format_args!("plan ({chosen}): {}", json!(plan)));
+    let told = json!({
+        "out": args.out, "shape": shape, "dtype": problem.dtypes.out.to_string(),
+        "plan": plan, "plan_source": chosen,
+    });
     let mut tensors = BTreeMap::from([("out".to_owned(), Tensor { values: out, shape })]);
     if extension == Some("safetensors") {
         tensors.insert("lse".to_owned(), Tensor { values: Values::F32(lse), shape: vec![b, h, s] });
@@ -72,6 +82,15 @@ pub fn run(args: &Run) -> Result<Status, CliError> {
         unless_closed(terminal::out().json("run", &told).map_err(CliError::from))?;
     }
     Ok(Status::Passed)
+}
+
+/// The plan: the one of `--plan`, else the one that is kept for this problem on this machine, else the
+/// default.
+fn plan_of(args: &Run, problem: &Problem) -> Result<Choice, CliError> {
+    let Some(file) = &args.plan else { return Ok(kept::chosen(problem, cpu::threads())) };
+    let plan = plan::native("--plan", &file.display().to_string(), &store::read_text(file)?)?;
+    plan.check(problem)?;
+    Ok(Choice { plan, kept: None })
 }
 
 /// Standard input, which is read once, however many tensors come from it.

@@ -18,6 +18,7 @@ mod decode;
 mod dims;
 mod error;
 mod forward;
+pub mod kept;
 mod narrow;
 mod operands;
 mod output;

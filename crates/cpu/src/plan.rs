@@ -255,6 +255,16 @@ impl CpuPlan {
     /// [`CpuError::Plan`] or [`CpuError::Isa`] with the field, its value and what is accepted, or the
     /// problem's own error.
     pub fn check(&self, problem: &Problem) -> Result<(), CpuError> {
+        self.check_fields(problem)?;
+        if !self.isa.is_available() {
+            let names: Vec<&str> = Isa::available().into_iter().map(Isa::name).collect();
+            return Err(CpuError::Isa { isa: self.isa, available: names.join(", ") });
+        }
+        Ok(())
+    }
+
+    /// Whether this plan can compute `problem` on a processor that has its instruction set.
+    pub(crate) fn check_fields(&self, problem: &Problem) -> Result<(), CpuError> {
         problem.check()?;
         let fields = [
             ("threads", self.threads, MAX_THREADS),
@@ -271,10 +281,6 @@ impl CpuPlan {
         }
         if self.lanes == Lanes::Dims && !self.isa.has_dims() {
             return Err(CpuError::QueryLanes(self.isa));
-        }
-        if !self.isa.is_available() {
-            let names: Vec<&str> = Isa::available().into_iter().map(Isa::name).collect();
-            return Err(CpuError::Isa { isa: self.isa, available: names.join(", ") });
         }
         Ok(())
     }

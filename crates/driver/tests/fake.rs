@@ -486,7 +486,7 @@ fn tensor_maps() {
     refuse(
         |_| (),
         &[short],
-        "tensor map of to: memory in bytes = 1039; accepted: at least 1040, which the extents reach",
+        "tensor map of to: invalid value '1039' for memory in bytes: expected at least 1040, which the extents reach",
     );
     let odd = whole.part(8, 1032).unwrap();
     refuse(|_| (), &[odd], "accepted: multiples of 16 that are not 0");
@@ -495,7 +495,7 @@ fn tensor_maps() {
     refuse(
         |k| k.tensor_maps[0].strides[0] = 24,
         &[whole],
-        "tensor map of to: stride in bytes = 24; accepted: multiples of 16",
+        "tensor map of to: invalid value '24' for stride in bytes: expected multiples of 16",
     );
     refuse(|k| k.args[0] = Arg::TensorMap { index: 1 }, &[whole], "names tensor map 1 of 1");
 }

@@ -135,7 +135,7 @@ fn weigh(population: &Population, roof: Option<Roof>, peer_us: Option<f64>) -> A
     let possible = best_us.zip(floor_us).map(|(best, floor)| (best / floor).max(1.0));
     let gain = expected_gain(&population.curve).map(f64::exp);
     let expected = gain.map(|gain| possible.map_or(gain, |possible| gain.min(possible)));
-    let noise = rank::best(population).and_then(rank::race).map_or(1.0 + WORTH, |race| race.noise);
+    let noise = population.noise_floor().unwrap_or(1.0 + WORTH);
     let worth = (1.0 + WORTH).max(noise);
     let mut rows = Vec::new();
     let mut row =

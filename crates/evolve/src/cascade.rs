@@ -11,7 +11,7 @@
 use super::population::{Member, Place};
 use super::task::Stage;
 use check::gate::Verdict;
-use ledger::{Against, CandidateId, CheckFact, Reason, Rejection};
+use ledger::{Against, Candidate, CandidateId, CheckFact, Reason, Rejection};
 
 /// The operator of random samples from which the time model picks.
 pub const DRAWN: &str = "seed:model";
@@ -49,6 +49,20 @@ pub fn screened(member: &Member, standard: Option<[f64; 3]>) -> Option<Rejection
             format!("at least {low:.2} µs are predicted where {standard:.2} are of the fastest known");
         reject(Stage::Screen, Reason::PredictedSlow, detail)
     })
+}
+
+/// One in so many candidates for a CPU is timed whatever its prediction says.
+const AUDIT: i64 = 6;
+/// An audit leaves out candidates that are predicted to take longer than this many times the fastest: their
+/// timing would take seconds.
+const AUDITED: f64 = 8.0;
+
+/// Whether a candidate is timed even if its prediction is hopeless. Forecasts are then scored over slow
+/// plans, too, and a model that rejects good plans is found out.
+pub fn is_audited(member: &Member, standard: &[f64; 3]) -> bool {
+    let is_cpu = matches!(member.candidate, Candidate::Cpu(_));
+    let predicted = member.predicted.map_or(f64::INFINITY, |predicted| predicted[1]);
+    is_cpu && member.id.0 % AUDIT == 0 && predicted < AUDITED * standard[1]
 }
 
 /// Rejects a random sample because others of its draw have better predictions.

@@ -11,7 +11,7 @@ use super::bandit::Operator;
 use super::proposer::Sandbox;
 use super::space::Space;
 use super::task::Target;
-use bench::CpuPeaks;
+use bench::{CpuPeaks, Load};
 use ledger::Candidate;
 
 /// The traverse techniques of EvoEngineer (arXiv 2510.03760): the guidance and the population behind a new
@@ -128,6 +128,9 @@ pub struct Config {
     /// sheets.
     #[serde(default)]
     pub peaks: Option<CpuPeaks>,
+    /// What else this machine's processor did before the run.
+    #[serde(default)]
+    pub load: Option<Load>,
 }
 
 impl Config {
@@ -158,6 +161,7 @@ impl Config {
             peer_us: None,
             program: None,
             peaks: None,
+            load: None,
         }
     }
 

@@ -11,7 +11,7 @@ use super::error::EvolveError;
 use super::population::{Member, Place, Population, key};
 use super::rank;
 use super::report::HeldOutEnd;
-use super::space::Domain;
+use super::space::{self, Domain};
 use super::task::{Stage, Task};
 use bench::SpeedVerdict;
 use ledger::{Against, Arm, CandidateId, Reason, Rejection, TimeKind};
@@ -128,13 +128,26 @@ fn fastest(population: &Population, count: usize) -> Vec<CandidateId> {
     among.take(most_finalists(count)).map(|(_, m)| m.id).collect()
 }
 
-/// The candidates that beat the baseline, best first.
+/// The candidates that beat the baseline, best first. Of those that the noise of the best one's race does not
+/// tell from it, the one with the fewest changed genes comes first: a change that gains nothing is left out.
 fn victors(population: &Population) -> Vec<&Member> {
     let faster = |m: &&Member| m.counts() && m.race.is_some_and(|race| race.verdict == SpeedVerdict::Faster);
     let mut all: Vec<&Member> = population.members.values().filter(faster).collect();
     let ratio = |m: &Member| m.race.map_or(0.0, |race| race.ratio);
     all.sort_by(|a, b| ratio(b).total_cmp(&ratio(a)));
+    let Some(floor) = all.first().and_then(|best| Some(best.race?.ratio / best.race?.noise)) else {
+        return all;
+    };
+    let equal = all.iter().take_while(|m| ratio(m) >= floor).count();
+    all[..equal].sort_by_key(|m| changed(population, m));
     all
+}
+
+/// The number of genes in which a candidate differs from the baseline; a kernel of its own counts as most.
+fn changed(population: &Population, member: &Member) -> usize {
+    let baseline = population.baseline.and_then(|id| population.members.get(&id));
+    let changes = baseline.map(|baseline| space::changes(&baseline.candidate, &member.candidate));
+    changes.and_then(|changes| changes.as_object().map(serde_json::Map::len)).unwrap_or(usize::MAX)
 }
 
 /// The result of a winner on a held-out problem.

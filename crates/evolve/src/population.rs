@@ -65,6 +65,8 @@ pub struct Member {
     pub is_taken_over: bool,
     /// The result of its race against the baseline.
     pub race: Option<Against>,
+    /// The factor by which its race's samples may mislead, if they have two modes.
+    pub modes: Option<f64>,
     /// The median of its last race against the baseline, µs.
     pub race_us: Option<f64>,
     /// The results of a winner's further races by problem, its second race included, or the reason why a race
@@ -95,6 +97,7 @@ impl Member {
             kind: None,
             is_taken_over: false,
             race: None,
+            modes: None,
             race_us: None,
             held_out: BTreeMap::new(),
             rejection: None,
@@ -143,6 +146,13 @@ impl Member {
         let screening = self.screening.as_ref();
         (of(screening.and_then(|s| s.bound.as_ref())), of(screening.and_then(|s| s.tile.as_ref())))
     }
+}
+
+/// The factor by which a race's trimmed means may differ if one contestant meets the slower of two modes more
+/// often; `None` if the samples have one mode.
+fn misled(samples: &[f64]) -> Option<f64> {
+    let [fast, slow, share] = bench::two_modes(samples)?;
+    Some((slow / fast).powf(share.min(1.0 - share)))
 }
 
 /// The candidates of one problem.
@@ -220,6 +230,17 @@ impl Population {
     /// The baseline's time, once it is known.
     pub fn baseline_us(&self) -> Option<f64> {
         Some(self.members.get(&self.baseline?)?.time?.us)
+    }
+
+    /// The noise floor of this run's races, as a ratio: differences below it cannot be told from noise. It is
+    /// the largest of the races' own floors, the distance of the A/A control from 1, and what two modes of
+    /// samples may feign.
+    pub fn noise_floor(&self) -> Option<f64> {
+        let control = self.control.and_then(|id| self.members.get(&id)?.race);
+        let control = control.map(|race| race.ratio.max(1.0 / race.ratio));
+        let races = self.members.values().filter_map(|m| Some(m.race?.noise));
+        let modes = self.members.values().filter_map(|m| m.modes);
+        races.chain(modes).chain(control).max_by(f64::total_cmp)
     }
 
     /// Adds a candidate. Returns the rejection if its plan is known. The rejection is
@@ -309,6 +330,9 @@ impl Population {
                     }
                     (_, Some(rejection)) => rejected.push((id, rejection)),
                     (Stage::Race, None) => {
+                        if let Some(member) = self.members.get_mut(&id) {
+                            member.modes = misled(&measurement.samples);
+                        }
                         self.note_race_us(id, measurement.us);
                         rejected.extend(self.after_race(id, measurement.against));
                     }
@@ -382,7 +406,7 @@ impl Population {
                 // At least one random sample passes, however slow, so that the arm has a time to compare
                 // with.
                 let standard = self.standard().filter(|_| member.arm != Arm::Random || self.draws_beside(id));
-                cascade::screened(member, standard)
+                cascade::screened(member, standard.filter(|standard| !cascade::is_audited(member, standard)))
             }
             _ => None,
         };

@@ -4,6 +4,7 @@ mod types;
 
 use std::collections::BTreeMap;
 
+use cpu::kept::{KeptPlan, processor};
 use kernels::Plan;
 use kernels::select::{Kind, TunedRow};
 use serde_json::json;
@@ -45,20 +46,23 @@ pub struct Gain {
     pub low: f64,
     /// Upper end of the 95 % interval.
     pub high: f64,
+    /// The noise floor, as a ratio.
+    pub noise: f64,
     pub verdict: SpeedVerdict,
 }
 
 /// The gain from two races against the same baseline. Their errors are independent, so the squares of the
-/// log-errors add.
-pub fn gain(ours: &Against, random: &Against) -> Gain {
+/// log-errors add. `floor` is the noise floor of the run's races, as a ratio.
+pub fn gain(ours: &Against, random: &Against, floor: f64) -> Gain {
     let ratio = (ours.ratio / random.ratio).ln();
     // Not `hypot`: since glibc 2.35 it has a new symbol version, which a wheel for older systems cannot use.
     let both = |a: f64, b: f64| (a.ln().powi(2) + b.ln().powi(2)).sqrt();
     let down = both(ours.ratio / ours.low, random.high / random.ratio);
     let up = both(ours.high / ours.ratio, random.ratio / random.low);
     let found = Interval { low: ratio - down, middle: ratio, high: ratio + up };
-    let Comparison { ratio, low, high, verdict, .. } = judged(found, ours.noise.max(random.noise).ln());
-    Gain { ratio, low, high, verdict }
+    let Comparison { ratio, low, high, noise, verdict } =
+        judged(found, ours.noise.max(random.noise).max(floor).ln());
+    Gain { ratio, low, high, noise, verdict }
 }
 
 impl Evolution {
@@ -97,6 +101,7 @@ impl Evolution {
         Report {
             cases,
             run: self.run,
+            load: self.config.load,
             ledger: self.ledger.path().to_owned(),
             configuration: self.config.configuration,
             seed: self.config.seed,
@@ -129,6 +134,7 @@ impl Evolution {
             speedup: race.map(|race| race.ratio),
             interval: race.map(|race| [race.low, race.high]),
             verdict: race.map(|race| race.verdict),
+            noise_floor: population.noise_floor(),
             promoted: promoted.map(|member| self.promoted_as(case, member)),
             refused: refused.filter(|_| self.is_finished()),
             held_out: held.collect(),
@@ -153,6 +159,7 @@ impl Evolution {
             evidence: finals::evidence(self, case, member),
             id: member.id,
             candidate: member.candidate.clone(),
+            kept: self.kept(case, member, "", "").is_some(),
             no_row: row.as_ref().err().copied(),
             row: row.ok().map(|row| {
                 let mut row = json!(row);
@@ -194,16 +201,33 @@ impl Evolution {
         })
     }
 
-    /// The winners, as rows of the tuned table where possible.
+    /// A winner of a CPU search as a plan for the user's file of kept plans.
+    fn kept(&self, case: usize, winner: &Member, run: &str, when: &str) -> Option<KeptPlan> {
+        let Candidate::Cpu(plan) = winner.candidate else { return None };
+        Some(KeptPlan {
+            processor: processor().to_owned(),
+            threads: cpu::threads(),
+            problem: self.searches[case].population.problem,
+            plan,
+            speedup: rank::race(winner).map(|race| race.ratio),
+            source: run.to_owned(),
+            when: when.to_owned(),
+        })
+    }
+
+    /// The winners, as rows of the tuned table or as plans to keep where possible.
     pub fn promoted(&self, environment: &Environment, run: &str, when: &str) -> Vec<Promoted> {
         let winner = |case: usize| match finals::promotion(self, case) {
             Promotion::Granted(id) => self.searches[case].population.members.get(&id),
             Promotion::Refused(..) | Promotion::Nobody => None,
         };
         let winners = (0..self.searches.len()).filter_map(|case| Some((case, winner(case)?)));
-        let rows = winners.map(|(case, winner)| match self.row(case, winner, environment, run, when) {
-            Ok(row) => Promoted::Row(Box::new(row)),
-            Err(why) => Promoted::NoRow { candidate: winner.id, why },
+        let rows = winners.map(|(case, winner)| match self.kept(case, winner, run, when) {
+            Some(kept) => Promoted::Kept(winner.id, Box::new(kept)),
+            None => match self.row(case, winner, environment, run, when) {
+                Ok(row) => Promoted::Row(Box::new(row)),
+                Err(why) => Promoted::NoRow { candidate: winner.id, why },
+            },
         });
         rows.collect()
     }
@@ -222,15 +246,15 @@ impl Evolution {
     }
 }
 
-/// A winner for the tuned table.
+/// A winner, as what can be made of it.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Promoted {
+    /// A row of the tuned table of GPU kernels.
     Row(Box<TunedRow>),
+    /// A plan for the user's file of kept plans.
+    Kept(CandidateId, Box<KeptPlan>),
     /// The winner cannot be a row.
-    NoRow {
-        candidate: CandidateId,
-        why: &'static str,
-    },
+    NoRow { candidate: CandidateId, why: &'static str },
 }
 
 /// The plan for a winner's row, or the reason why there is none.
@@ -249,7 +273,8 @@ fn tabled(winner: &Candidate) -> Result<&Plan, &'static str> {
 pub(super) fn random_arm(population: &Population) -> RandomArm {
     let equal = population.equal_budget();
     let [ours, random] = [Arm::Evolution, Arm::Random].map(|arm| population.best_of(arm, equal));
-    let gained = race_of(population, ours).zip(race_of(population, random)).map(|(o, r)| gain(&o, &r));
+    let floor = population.noise_floor().unwrap_or(1.0);
+    let gained = race_of(population, ours).zip(race_of(population, random)).map(|(o, r)| gain(&o, &r, floor));
     let is_given = ours.is_some_and(is_seed);
     let says = match (ours, random, gained) {
         (None, None, _) => "neither found a kernel that works",

@@ -64,9 +64,10 @@ pub fn gpu(problem: &Shape, device: &str, arch: &Arch, wishes: &Wishes) -> Resul
     Ok(Case { problem: *problem, baseline: shipped, seeds, draws: wishes.draws, held_out, shipped: None })
 }
 
-/// A case for this machine's processor.
+/// A case for this machine's processor. The baseline is the plan that calls use: the kept one, or the
+/// default.
 pub fn cpu(problem: &Shape, wishes: &Wishes) -> Case {
-    let ships = |shape: &Shape| Candidate::Cpu(cpu::CpuPlan::for_problem(&shape.problem()));
+    let ships = |shape: &Shape| Candidate::Cpu(cpu::kept::chosen(&shape.problem(), cpu::threads()).plan);
     let shipped = ships(problem);
     let held = wishes.held_out.clone().unwrap_or_else(|| neighbours(problem));
     let held_out = held.into_iter().map(|shape| (shape, ships(&shape))).collect();

@@ -1,6 +1,8 @@
 //! Begins and resumes runs: turns a user's wishes and the ledger's content into a configuration. The command
 //! and the Python package share this module.
 
+use std::time::Duration;
+
 use kernels::select::Shape;
 use kernels::{Arch, Family, KernelError};
 use predict::{Gpu, machine};
@@ -12,7 +14,7 @@ use super::seeding::{self, Wishes};
 use super::space;
 use super::task::Target;
 use super::workers::memory;
-use bench::CpuPeaks;
+use bench::{CpuPeaks, LoadMeter};
 use ledger::Candidate;
 use ledger::{Environment, Ledger, LedgerError, RunEvent, RunId};
 
@@ -22,6 +24,8 @@ const WINS: usize = 50;
 /// budget.
 const DRAWS: usize = 8;
 const CANDIDATES_A_DRAW: usize = 16;
+/// How long the processor is observed before a run on it.
+const OBSERVED: Duration = Duration::from_millis(500);
 /// The default budget, s.
 const SECONDS: f64 = 120.0;
 
@@ -136,6 +140,9 @@ pub fn config(
         (wanted.proposer, wanted.early_stop, wanted.peer_us);
     if config.target == Target::Cpu {
         let problems: Vec<_> = problems.iter().map(Shape::problem).collect();
+        let meter = LoadMeter::start();
+        std::thread::sleep(OBSERVED);
+        config.load = meter.read();
         config.peaks = Some(CpuPeaks::measure(&problems));
     }
     let wins = from_others.map_or(Ok(Vec::new()), |ledger| ledger.wins(device, WINS))?;

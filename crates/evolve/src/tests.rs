@@ -618,13 +618,16 @@ fn gains_over_blind_draws_know_their_doubt() {
         noise: 1.01,
         verdict: SpeedVerdict::Faster,
     };
-    let clear = gain(&against(1.3, 1.02), &against(1.1, 1.02));
+    let clear = gain(&against(1.3, 1.02), &against(1.1, 1.02), 1.0);
     assert_eq!(clear.verdict, SpeedVerdict::Faster);
     assert!((clear.ratio - 1.3 / 1.1).abs() < 1e-12 && clear.low > 1.1 && clear.high < 1.25, "{clear:?}");
-    assert_eq!(gain(&against(1.3, 1.2), &against(1.25, 1.2)).verdict, SpeedVerdict::Undecided);
-    assert_eq!(gain(&against(1.0, 1.01), &against(1.2, 1.01)).verdict, SpeedVerdict::Slower);
+    assert_eq!(gain(&against(1.3, 1.2), &against(1.25, 1.2), 1.0).verdict, SpeedVerdict::Undecided);
+    assert_eq!(gain(&against(1.0, 1.01), &against(1.2, 1.01), 1.0).verdict, SpeedVerdict::Slower);
     // A verdict needs the whole interval beyond the noise.
-    assert_eq!(gain(&against(1.1, 1.045), &against(1.045, 1.01)).verdict, SpeedVerdict::Undecided);
+    assert_eq!(gain(&against(1.1, 1.045), &against(1.045, 1.01), 1.0).verdict, SpeedVerdict::Undecided);
     let same = against(1.2, 1.05);
-    assert_eq!(gain(&same, &same).verdict, SpeedVerdict::Undecided);
+    assert_eq!(gain(&same, &same, 1.0).verdict, SpeedVerdict::Undecided);
+    // A control that missed 1 by more than the difference makes it noise.
+    let doubtful = gain(&against(1.3, 1.02), &against(1.1, 1.02), 1.3);
+    assert_eq!((doubtful.verdict, doubtful.noise), (SpeedVerdict::Undecided, 1.3));
 }

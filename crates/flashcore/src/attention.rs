@@ -2,7 +2,7 @@
 
 use std::sync::OnceLock;
 
-use cpu::{CpuPlan, Element, Elements, Input};
+use cpu::{Element, Elements, Input, kept};
 use driver::DriverError;
 use problem::{
     Band, DType, DTypes, Expr, Layout, LengthValues, Operands, Pass, Problem, ScaleLayout, ScaleValues,
@@ -314,6 +314,9 @@ impl<'a, Q: Element, K: Element, V: Element> Attention<'a, Q, K, V> {
     /// The device that computes. The default is [`Device::best`], and the CPU when that device does not
     /// support the problem or is out of memory. A device that is set here computes the problem or returns an
     /// error; the call does not fall back to the CPU.
+    ///
+    /// On the CPU, the plan is the one that a search has kept for this problem on this machine (`flashcore
+    /// evolve`, `flashcore plans`), else the default.
     pub fn device(mut self, device: Device) -> Self {
         self.device = Some(device);
         self
@@ -416,7 +419,7 @@ impl<'a, Q: Element, K: Element, V: Element> Attention<'a, Q, K, V> {
         out: &mut [T],
         lse: Option<&mut [f32]>,
     ) -> Result<(), AttentionError> {
-        let plan = CpuPlan::for_problem(problem);
+        let plan = kept::chosen(problem, cpu::threads()).plan;
         Ok(cpu::attention_with(problem, self.inputs().map(Input::from), operands, out, lse, &plan)?)
     }
 

@@ -65,6 +65,11 @@ pub use tensor::{TensorView, TensorViewMut};
 #[doc = include_str!("../../../README.md")]
 struct Readme;
 
+/// The program of the tutorial.
+#[cfg(doctest)]
+#[doc = include_str!("../../../docs/src/tutorial/rust.md")]
+struct Tutorial;
+
 /// The examples of the book's guide.
 #[cfg(doctest)]
 #[doc = include_str!("../../../docs/src/guide/rust.md")]

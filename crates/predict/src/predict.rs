@@ -210,6 +210,7 @@ impl Scene<'_> {
             us_high: busy_us * (1.0 + uncertainty) + launch_us * 1.5,
             bound: bound(&utilisation, &split),
             split,
+            stalls: self.stalls(),
             utilisation,
             occupancy: self.occupancy,
             ctas: grid,
@@ -276,6 +277,12 @@ impl Scene<'_> {
         split.push((Cause::Launch, launch));
         split.sort_by(|a, b| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0)));
         split
+    }
+
+    /// The share of each instruction in the time of the warps.
+    fn stalls(&self) -> Vec<f64> {
+        let total = self.outcome.stalls.iter().sum::<u64>().max(1) as f64;
+        self.outcome.stalls.iter().map(|ticks| *ticks as f64 / total).collect()
     }
 
     /// Spills are inserted by the compiler and are not in the trace. Each spilled word adds an instruction to

@@ -156,6 +156,10 @@ pub struct Prediction {
     pub bound: Bound,
     /// Fractions of warp time by cause, largest first. They sum to 1. Causes without a share are left out.
     pub split: Vec<(Cause, f64)>,
+    /// The share of each instruction, in the module's order, in the time from the first instruction to the
+    /// last: its issue and the wait before it. Empty for several kernels.
+    #[serde(skip)]
+    pub stalls: Vec<f64>,
     /// Utilisation of the units.
     pub utilisation: Utilisation,
     /// CTAs per SM, and what limits their number.
@@ -211,6 +215,7 @@ impl Prediction {
             us_low: sum(&|p| p.us_low),
             us_high: sum(&|p| p.us_high),
             split,
+            stalls: Vec::new(),
             utilisation: Utilisation {
                 issue: busy(|u| u.issue),
                 fma: busy(|u| u.fma),

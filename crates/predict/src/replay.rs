@@ -26,6 +26,8 @@ pub(super) struct Outcome {
     pub end: u64,
     /// Warp ticks by [`Cause`].
     pub waits: Vec<u64>,
+    /// Warp ticks by instruction: from the previous issue of the warp to the end of the instruction's own.
+    pub stalls: Vec<u64>,
     /// Issue slots used.
     pub slots: u64,
     /// PTX instructions replayed.
@@ -340,11 +342,17 @@ impl<'a> Sm<'a> {
         let event = &planned.warps[warp.index][(run.event + step.event) as usize];
         let next = warp.next;
         let units = self.schedulers[scheduler].earliest(&next);
+        let since = warp.since;
         self.charge(id, at, [next.alone, units]);
         self.take_units(scheduler, step, at);
         self.count(step, event);
         let issued = at + u64::from(step.cost.slots) * TICK;
         self.outcome.waits[Cause::Issue as usize] += issued - at;
+        let pc = event.pc as usize;
+        if self.outcome.stalls.len() <= pc {
+            self.outcome.stalls.resize(pc + 1, 0);
+        }
+        self.outcome.stalls[pc] += issued.saturating_sub(since);
         self.outcome.end = self.outcome.end.max(issued);
         self.turns += 1;
         let warp = &mut self.warps[id];

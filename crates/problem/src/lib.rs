@@ -6,6 +6,7 @@
 #![warn(missing_docs)]
 
 mod band;
+mod dense;
 mod dtype;
 mod element;
 mod error;
@@ -19,6 +20,7 @@ mod score;
 mod shape;
 
 pub use band::{Band, Corner, KeyRange};
+pub use dense::Shape;
 pub use dtype::{DType, DTypes};
 pub use element::{Element, Elements, ElementsMut};
 pub use error::ProblemError;

@@ -95,7 +95,7 @@ pub struct TensorMapSpec {
 
 /// Why a tensor map is invalid.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("tensor map{}: {field} = {value}; accepted: {accepted}", of_buffer(.buffer.as_deref()))]
+#[error("tensor map{}: invalid value '{value}' for {field}: expected {accepted}", of_buffer(.buffer.as_deref()))]
 pub struct TensorMapError {
     /// The name of the buffer, if known.
     pub buffer: Option<String>,
@@ -236,10 +236,10 @@ mod tests {
             (|s| s.extents[1] = 0, "extent = 0"),
             (|s| s.strides[0] = 24, "stride in bytes = 24"),
             (|s| s.box_extents[1] = 257, "box extent = 257"),
-            (|s| s.box_extents[0] = 4, "box row in bytes = 8; accepted: multiples of 16"),
-            (|s| s.swizzle = Swizzle::Bytes64, "box row in bytes = 128; accepted: up to 64"),
-            (|s| s.extents[1] = 513, "buffer's bytes = 65536; accepted: at least 65664"),
-            (|s| s.buffer = 1, "buffer = 1; accepted: 0 to 0"),
+            (|s| s.box_extents[0] = 4, "invalid value '8' for box row in bytes: expected multiples of 16"),
+            (|s| s.swizzle = Swizzle::Bytes64, "invalid value '128' for box row in bytes: expected up to 64"),
+            (|s| s.extents[1] = 513, "invalid value '65536' for buffer's bytes: expected at least 65664"),
+            (|s| s.buffer = 1, "invalid value '1' for buffer: expected 0 to 0"),
         ];
         for (change, expected) in cases {
             let mut spec = spec();

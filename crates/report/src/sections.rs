@@ -88,12 +88,33 @@ pub(super) fn progress(climb: &Climb) -> Markup {
                 }
             } }
         } }
+        (small_and_wrong(climb))
         details {
             summary { "What the columns mean" }
             dl {
                 @for (name, meaning) in COLUMNS {
                     @if name != "measured µs" || climb.card.is_some() { dt { (name) } dd { (meaning) } }
                 }
+            }
+        }
+    }
+}
+
+/// Why a version fails whose `max_diff` is no larger than that of any version that passes: it stands out in
+/// the table of versions.
+fn small_and_wrong(climb: &Climb) -> Markup {
+    let difference = |rung: &Climbed| rung.study.check.error.map(|error| error.max_diff);
+    let (passed, others): (Vec<_>, Vec<_>) =
+        climb.rungs.iter().partition(|rung| rung.study.check.verdict == Verdict::Passed);
+    let least = passed.iter().filter_map(|rung| difference(rung)).min_by(f64::total_cmp);
+    let small = |rung: &&Climbed| difference(rung).zip(least).is_some_and(|(ours, least)| ours <= least);
+    html! {
+        @for rung in others.into_iter().filter(small) {
+            p {
+                b { (rung.rung.name) } " fails although its max_diff is as small as any: max_diff is of one run, in which "
+                "the outputs happened to be right. "
+                @if let Some(reason) = rung.study.check.reasons.first() { "The check found: " (reason) ". " }
+                "Another order of threads, or other inputs, give a wrong output: a kernel is right only if every run is."
             }
         }
     }

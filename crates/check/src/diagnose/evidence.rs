@@ -16,6 +16,8 @@ use crate::sources::{SourceRange, Sources};
 #[derive(Clone, Copy, Debug)]
 pub struct Executed<'a> {
     pub inst: &'a Instruction,
+    /// Its index in the module.
+    pub pc: usize,
     pub counter: &'a Counter,
     /// Warps of a CTA that issue the instruction in the recorded CTAs; all warps when nothing was recorded.
     pub warps: u32,
@@ -55,6 +57,9 @@ pub struct LineCost {
     pub issues: u64,
     /// Share of all issue slots.
     pub share: f64,
+    /// Share of the warps' time: the issues of the line and the waits before them. `None` without a
+    /// prediction.
+    pub stall: Option<f64>,
     /// Mean active lanes.
     pub lanes: f64,
     /// Shared-memory wavefronts relative to the number without conflicts.
@@ -69,6 +74,7 @@ impl LineCost {
             line,
             issues: counter.issues,
             share: counter.issues as f64 / all_issues,
+            stall: None,
             lanes: counter.lanes as f64 / counter.issues.max(1) as f64,
             conflicts: counter.conflict_degree(),
             sectors: counter.global_sectors as f64 / counter.global_accesses.max(1) as f64,
@@ -117,7 +123,7 @@ impl<'a> Evidence<'a> {
                 let busiest = by_warp.get(pc).and_then(|issues| issues.iter().copied().max()).unwrap_or(0);
                 let warps = if busiest == 0 { counters.warps } else { team.len() as u32 };
                 let feeds = producers.contains(team) || repeats_wait(&instructions, pc);
-                Executed { inst, counter, warps, busiest, feeds }
+                Executed { inst, pc, counter, warps, busiest, feeds }
             })
             .collect();
         let working_warps = match producers.is_empty() {
@@ -208,7 +214,15 @@ impl<'a> Evidence<'a> {
     /// The cost of every executed PTX line.
     pub fn line_costs(&self) -> Vec<LineCost> {
         let total = self.issues();
-        self.executed.iter().map(|e| LineCost::new(e.inst.line, e.counter, total)).collect()
+        let cost =
+            |e: &Executed| LineCost { stall: self.stall(e), ..LineCost::new(e.inst.line, e.counter, total) };
+        self.executed.iter().map(cost).collect()
+    }
+
+    /// The share of an instruction in the warps' time.
+    pub fn stall(&self, executed: &Executed) -> Option<f64> {
+        let stalls = &self.prediction?.stalls;
+        (!stalls.is_empty()).then(|| stalls.get(executed.pc).copied().unwrap_or(0.0))
     }
 
     /// The cost of every source line that was executed, in the order of files and lines. Empty without line
@@ -226,7 +240,8 @@ impl<'a> Evidence<'a> {
             });
             line.ptx_lines.push(e.inst.line);
             line.counter.add(e.counter);
-            line.cost = LineCost::new(source.line, &line.counter, total);
+            let stall = self.stall(e).map(|stall| stall + line.cost.stall.unwrap_or(0.0));
+            line.cost = LineCost { stall, ..LineCost::new(source.line, &line.counter, total) };
         }
         lines.into_values().collect()
     }

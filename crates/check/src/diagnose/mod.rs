@@ -2,7 +2,9 @@
 //! bound on the gain from its cure.
 
 mod evidence;
+mod loops;
 mod memory;
+mod waits;
 mod work;
 
 use serde::Serialize;
@@ -10,6 +12,7 @@ use serde::Serialize;
 pub use work::SMALL_GRID;
 
 pub use evidence::{Evidence, Executed, LineCost, SourceCost};
+pub use loops::{LoopCost, loops};
 
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Finding {
@@ -44,7 +47,7 @@ const LEAST_SHARE: f64 = 0.03;
 
 /// All root causes, the largest expected gain first.
 pub fn diagnose(evidence: &Evidence) -> Vec<Finding> {
-    let causes: [fn(&Evidence) -> Option<Finding>; 13] = [
+    let causes: [fn(&Evidence) -> Option<Finding>; 16] = [
         work::serial_section,
         work::idle_warps,
         work::idle_lanes,
@@ -58,11 +61,17 @@ pub fn diagnose(evidence: &Evidence) -> Vec<Finding> {
         memory::local_memory,
         memory::redundant_loads,
         memory::no_overlap,
+        waits::launch,
+        waits::mbarriers,
+        waits::exponentials,
     ];
     // Local memory is reported whatever its share, because its insignificance is worth knowing.
     let worth_saying = |f: &Finding| f.share >= LEAST_SHARE || f.name == memory::LOCAL_MEMORY;
     let mut findings: Vec<Finding> =
         causes.iter().filter_map(|cause| cause(evidence)).filter(worth_saying).collect();
+    if findings.is_empty() {
+        findings.extend(waits::longest(evidence));
+    }
     findings.sort_by(|a, b| b.expected_gain.total_cmp(&a.expected_gain));
     findings
 }

@@ -7,14 +7,16 @@ mod setup;
 use std::path::Path;
 
 use bench::provenance::iso8601_now;
+use cpu::kept::KeptPlan;
 use evolve::{Evolution, Promoted, Report};
 use host::store::{self, append_line};
+use ledger::CandidateId;
 use serde_json::{Value, json};
 
 use crate::args::Evolve;
 use crate::error::CliError;
 use crate::terminal::tell;
-use crate::{Status, source, unless_closed};
+use crate::{Status, plans, source, unless_closed};
 use drive::Ended;
 
 pub fn evolve(args: &Evolve) -> Result<Status, CliError> {
@@ -83,18 +85,37 @@ fn append(file: &Path, row: &Value) -> Result<(), CliError> {
     Ok(append_line(file, &line)?)
 }
 
+/// Keeps a plan for the calls of this user, and says what that brings.
+fn keep_plan(candidate: CandidateId, plan: KeptPlan) -> Result<(), CliError> {
+    let (problem, threads) = (plan.problem.to_string(), plan.threads);
+    let speedup = plan.speedup.map_or_else(String::new, |ratio| format!(", {ratio:.3}× as fast as before"));
+    let file = plans::keep(plan)?;
+    tell(format_args!(
+        "candidate {} is kept in {}: `flashcore run`, the Rust API and the Python package use it for {problem} \
+         on {threads} threads of this processor{speedup} (`flashcore plans list`, `check`, `clear`)",
+        candidate.0,
+        file.display(),
+    ));
+    Ok(())
+}
+
+/// Carries the winners to where calls find them.
 fn promote(evolution: &Evolution, args: &Evolve) -> Result<(), CliError> {
-    let Some(file) = &args.promote else { return Ok(()) };
     let environment = evolution.ledger().run(evolution.run())?.environment;
     let run = format!("ledger-{}", evolution.run().0);
     for winner in evolution.promoted(&environment, &run, &iso8601_now()) {
         match winner {
-            Promoted::Row(row) => append(file, &json!(row))?,
-            Promoted::NoRow { candidate, why } => tell(format_args!(
-                "candidate {} won and is no row of {}: {why}; it stays in the ledger",
-                candidate.0,
-                file.display()
-            )),
+            Promoted::Row(row) => args.promote.as_deref().map_or(Ok(()), |file| append(file, &json!(row)))?,
+            Promoted::Kept(..) if args.no_keep => {}
+            Promoted::Kept(candidate, plan) => keep_plan(candidate, *plan)?,
+            Promoted::NoRow { candidate, why } => {
+                let Some(file) = &args.promote else { continue };
+                let file = file.display();
+                let candidate = candidate.0;
+                tell(format_args!(
+                    "candidate {candidate} won and is no row of {file}: {why}; it stays in the ledger"
+                ));
+            }
         }
     }
     Ok(())

@@ -12,6 +12,9 @@ use crate::terminal::one_line;
 
 /// Prints the result of a run.
 pub fn print(out: &mut impl Write, report: &Report) -> Result<(), CliError> {
+    if let Some(words) = report.load.and_then(|load| load.words()) {
+        writeln!(out, "This machine was busy when the run began: {words}. Its times mean little.\n")?;
+    }
     for case in report.cases.all() {
         print_case(out, case)?;
         writeln!(out)?;
@@ -45,7 +48,11 @@ fn print_case(out: &mut impl Write, case: &CaseReport) -> Result<(), CliError> {
     table::print(out, &["", "time µs", "candidate", "by", "plan"], &rows)?;
     match (case.speedup, case.interval, case.verdict) {
         (Some(speedup), Some([low, high]), Some(verdict)) => {
-            writeln!(out, "best against baseline: {speedup:.3}× ({low:.3} to {high:.3}), {}", verdict.name())?
+            let floor = case.noise_floor.map_or(String::new(), |floor| {
+                format!("; differences below {floor:.3}× are noise in this run")
+            });
+            let verdict = verdict.name();
+            writeln!(out, "best against baseline: {speedup:.3}× ({low:.3} to {high:.3}), {verdict}{floor}")?
         }
         _ => writeln!(out, "best against baseline: not raced")?,
     }
@@ -120,7 +127,11 @@ fn held_out(held: &HeldOutEnd) -> String {
 /// The promoted candidate, or why the best candidate that beat the baseline is not promoted.
 fn promotion(out: &mut impl Write, case: &CaseReport) -> Result<(), CliError> {
     if let Some(promoted) = &case.promoted {
-        let no_row = promoted.no_row.map(|why| format!(" (no row of the table of tuned plans: {why})"));
+        // A CPU plan needs no row of the table of GPU kernels: it is kept for this user.
+        let no_row = promoted
+            .no_row
+            .filter(|_| !promoted.kept)
+            .map(|why| format!(" (no row of the table of tuned plans: {why})"));
         writeln!(
             out,
             "promoted: candidate {}, {}× the baseline's speed{}",

@@ -17,6 +17,7 @@ use problem::Problem;
 
 use crate::args::Evolve;
 use crate::error::CliError;
+use crate::terminal::tell;
 use crate::{choice, plan};
 
 /// A device, and what the run needs to use it.
@@ -48,6 +49,9 @@ pub fn begin(args: &Evolve) -> Result<(Evolution, WorkerPool), CliError> {
     let mut config = setup::config(past.as_ref(), device.target, name, device.arch, wanted)?;
     config.program = program();
     config.sandbox = sandbox;
+    if let Some(words) = config.load.and_then(|load| load.words()) {
+        tell(format_args!("this machine is busy: {words}; times will mean little"));
+    }
     for case in config.cases.iter().filter(|_| has_seed) {
         fits(case, device.arch.as_ref())?;
     }
@@ -128,7 +132,7 @@ fn promotable(args: &Evolve, target: &Target) -> Result<(), CliError> {
             argument: "--promote",
             value: file.display().to_string(),
             accepted: "no --promote with --device cpu: the table of tuned plans holds GPU kernels only, and the winners of \
-                       a CPU search stay in the ledger"
+                       a CPU search are kept for this user (`flashcore plans`)"
                 .to_owned(),
         }),
         _ => Ok(()),

@@ -72,6 +72,10 @@ const EXAMPLES: &[(&str, &[&str])] = &[
             "flashcore topk --problem 1,8,512,64,f32 --device cpu -k 3 --json",
         ],
     ),
+    ("plans list", &["flashcore plans list", "flashcore plans list --json"]),
+    ("plans add", &["flashcore plans add --problem 1,8,512,64,f32 --plan plan.json"]),
+    ("plans check", &["flashcore plans check --seconds 5"]),
+    ("plans clear", &["flashcore plans clear", "flashcore plans clear --problem 1,8,512,64,f32"]),
     (
         "forecast add",
         &[

@@ -156,6 +156,8 @@ fn router(site: Arc<Site>) -> Router {
         .route("/run/{run}", get(pages::run))
         .route("/run/{run}/part/{part}", get(pages::part))
         .route("/run/{run}/candidates", get(pages::candidates))
+        .route("/run/{run}/candidates.csv", get(pages::csv))
+        .route("/compare", get(pages::compare))
         .route("/api/run/{run}", get(pages::news))
         .route("/candidate/{candidate}", get(pages::candidate))
         .route("/candidate/{candidate}/kernel", get(pages::kernel))

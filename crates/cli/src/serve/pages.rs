@@ -100,6 +100,25 @@ pub async fn candidates(State(site): Shared, Path(run): Path<String>, query: Ask
     site.ask(move |_, ledger| Ok(Html(pages::candidates(ledger, run, before)?))).await
 }
 
+pub async fn csv(State(site): Shared, Path(run): Path<String>) -> Result<impl IntoResponse, Trouble> {
+    let run = RunId(number("run", &run)?);
+    let text = site.ask(move |_, ledger| Ok(pages::csv(ledger, run)?)).await?;
+    Ok(([(header::CONTENT_TYPE, "text/csv; charset=utf-8")], text))
+}
+
+pub async fn compare(State(site): Shared, query: Asked) -> Page {
+    let one = |argument| {
+        let missing = || Trouble::Argument {
+            argument,
+            value: String::new(),
+            accepted: "Expected /compare?a=N&b=M, numbers of runs.",
+        };
+        asked(&query, argument)?.map(RunId).ok_or_else(missing)
+    };
+    let (a, b) = (one("a")?, one("b")?);
+    site.ask(move |_, ledger| Ok(Html(pages::compare(ledger, a, b)?))).await
+}
+
 pub async fn candidate(State(site): Shared, Path(candidate): Path<String>) -> Page {
     let id = CandidateId(number("candidate", &candidate)?);
     site.ask(move |_, ledger| Ok(Html(pages::candidate(ledger, id)?))).await

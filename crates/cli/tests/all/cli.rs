@@ -107,7 +107,7 @@ fn check_proves_tensor_maps_and_products_of_warpgroups() {
         (
             "box = [64, 64, 1, 1]",
             "box = [128, 64, 1, 1]",
-            "[[arg]] 0: tensor map: box row in bytes = 256; accepted: up to 128",
+            "[[arg]] 0: tensor map: invalid value '256' for box row in bytes: expected up to 128",
         ),
         ("of = \"v\"", "of = \"w\"", "invalid value 'w' for [[arg]] 2 of: expected q, k, v, out"),
         ("role = \"out\"", "role = \"out\"\nbox = [1]", "[[arg]] 3 has role = \"out\", which takes no `box`"),

@@ -158,6 +158,13 @@ fn every_output_fits_its_schema() {
     npy(&folder);
     let run = ["run", "--q", "x.npy", "--k", "x.npy", "--v", "x.npy", "--out", "out.npy"];
     held.run(&folder, "run", &run);
+    let tiny = "1,1,4,8,f32";
+    folder.write("plan.json", "{\"isa\": \"portable\", \"threads\": 1, \"block_q\": 2, \"block_kv\": 4}");
+    held.run(&folder, "plans-change", &["plans", "add", "--problem", tiny, "--plan", "plan.json"]);
+    held.run(&folder, "run", &run);
+    held.run(&folder, "plans", &["plans", "list"]);
+    held.run(&folder, "plans-check", &["plans", "check", "--seconds", "0.01"]);
+    held.run(&folder, "plans-change", &["plans", "clear"]);
     serve(&folder, &mut held);
     let listed = std::fs::read_dir(schemas()).unwrap().flatten().map(|entry| entry.path());
     let listed: BTreeSet<String> =

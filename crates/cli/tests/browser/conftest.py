@@ -34,7 +34,7 @@ class Tab:
     """A page, and everything that went wrong on it."""
 
     def __init__(self, browser, **options):
-        self.context = browser.new_context(viewport=LAPTOP, **options)
+        self.context = browser.new_context(**{"viewport": LAPTOP, **options})
         self.page = self.context.new_page()
         self.complaints = []
         self.allowed = "file:///"

@@ -53,7 +53,9 @@ def test_charts_show_what_the_ledger_says(tab, report, facts):
     page = tab.open(report.as_uri())
     count = lambda selector: page.locator(selector).count()
     improvements = "SELECT count(*) FROM progress WHERE trial = 'microbench' AND arm IN ('evolution', 'random')"
-    assert count("svg.progress circle.mark") == facts.one(improvements)
+    # The chart is drawn for a page and for a narrow screen. Short timings are grey.
+    for layout in ("roomy", "narrow"):
+        assert count(f"svg.progress.{layout} circle.mark.short") == facts.one(improvements)
     assert count("svg.niches g.niche") == facts.one("SELECT count(*) FROM niche")
     assert count("svg.scatter circle.dot") == facts.one("SELECT count(*) FROM pair WHERE author = 'model'")
     reasons = facts.one("SELECT count(*) FROM (SELECT DISTINCT stage, reason FROM death)")
@@ -77,6 +79,18 @@ def test_on_a_laptop(tab, report):
     assert page.evaluate(OUTSIDE) == []
     assert page.evaluate(COLLISIONS) == []
     tab.picture("report-laptop")
+
+
+def test_on_a_telephone(browser, report):
+    tab = Tab(browser, viewport={"width": 420, "height": 800})
+    page = tab.open(report.as_uri())
+    assert page.evaluate("document.documentElement.scrollWidth") <= 420
+    assert page.evaluate(OUTSIDE) == []
+    shown = lambda selector: [e.is_visible() for e in page.locator(selector).all()]
+    assert not any(shown(".roomy")) and all(shown("ol.narrow")) and len(shown("ol.narrow")) >= 2
+    tab.picture("report-420", full_page=True)
+    tab.context.close()
+    assert tab.complaints == []
 
 
 def test_in_the_dark(browser, report):

@@ -5,14 +5,15 @@
 //! other.
 
 use std::path::Path;
-use std::sync::{Arc, OnceLock, PoisonError, RwLock};
+use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use std::time::Instant;
 
 use cpu::CpuPlan;
 use kernels::select::Shape;
-use problem::{DType, Problem};
+use problem::Problem;
 use serde_json::json;
 
+use super::cpu_model::CpuModel;
 use super::cpu_proof::Cases;
 use super::{Evaluator, Look, word_of};
 use crate::space::Domain;
@@ -27,11 +28,11 @@ use ledger::{
 
 /// Held for writing during a timing, and for reading during a check.
 static MACHINE: RwLock<()> = RwLock::new(());
-/// Cycles of [`CpuPlan::cost`] per µs on this machine.
-static RATE: OnceLock<f64> = OnceLock::new();
-/// Most predictions are within this factor of the measurement, over the plans of the exhaustive searches in
-/// the CPU notes.
-const DOUBT: f64 = 1.5;
+/// The time models of this process's problems, which all of its workers share, the newest last.
+static MODELS: Mutex<Vec<(Shape, SharedModel)>> = Mutex::new(Vec::new());
+
+type SharedModel = Arc<Mutex<CpuModel>>;
+
 /// Number of problems whose inputs and references are cached: a run's own and the held-out ones.
 const REMEMBERED: usize = 4;
 /// Minimum number of rounds of a short timing.
@@ -104,7 +105,7 @@ impl CpuEvaluator {
         let timer = known.timer.get_or_insert_with(|| CpuTimer::new(&task.problem.problem()));
         let failed = |error| reject(Stage::Microbench, Reason::Crashed, error);
         let theirs_failed = |error| reject(Stage::Microbench, Reason::Incumbent, error);
-        let _alone = MACHINE.write().unwrap_or_else(PoisonError::into_inner);
+        let alone = MACHINE.write().unwrap_or_else(PoisonError::into_inner);
         let began = Instant::now();
         let (mut ours, mut logs) = (Vec::new(), Vec::new());
         while ours.len() < LEAST_ROUNDS || began.elapsed().as_secs_f64() < task.seconds {
@@ -128,7 +129,15 @@ impl CpuEvaluator {
             let (ratio, low, high) = (found.middle.exp(), found.low.exp(), found.high.exp());
             Against { incumbent: id, ratio, low, high, noise: (found.high - found.low).exp(), verdict }
         });
-        Ok(timed(Trial::Microbench, task, ours, against, began.elapsed().as_secs_f64()))
+        let seconds = began.elapsed().as_secs_f64();
+        drop(alone);
+        let model = model_of(&task.problem);
+        let mut model = model.lock().unwrap_or_else(PoisonError::into_inner);
+        match (incumbent, against) {
+            (Some((_, theirs)), Some(against)) => model.learn_against(plan, &theirs, 1.0 / against.ratio),
+            _ => model.set_reference(plan, median(&ours)),
+        }
+        Ok(timed(Trial::Microbench, task, ours, against, seconds))
     }
 
     /// Races the plan against the incumbent under the rules of `bench`.
@@ -195,7 +204,8 @@ fn timed(trial: Trial, task: &Task, samples: Vec<f64>, against: Option<Against>,
 fn screen(plan: &CpuPlan, problem: &Problem) -> Finding {
     let canonical = plan.canonical(problem);
     let cost = canonical.cost(problem);
-    let us = cost.cycles / cycles_per_us();
+    let model = model_of(&Shape::of(problem));
+    let predicted_us = model.lock().unwrap_or_else(PoisonError::into_inner).predict(&canonical);
     let screening = Screening {
         ptx_hash: Candidate::Cpu(canonical).hash(),
         sass_hash: None,
@@ -205,21 +215,28 @@ fn screen(plan: &CpuPlan, problem: &Problem) -> Finding {
         bound: Some(cost.bound.name().to_owned()),
         tile: Some(format!("{}x{}", canonical.panel_rows(), canonical.block_kv)),
     };
-    Finding::Screened { screening, predicted_us: Some([us / DOUBT, us, us * DOUBT]), findings: json!([]) }
+    Finding::Screened { screening, predicted_us: Some(predicted_us), findings: json!([]) }
 }
 
-/// Cycles per µs, from the best of a few runs of a small problem on one thread.
-fn cycles_per_us() -> f64 {
-    *RATE.get_or_init(|| {
-        let _alone = MACHINE.write().unwrap_or_else(PoisonError::into_inner);
-        let problem = Problem::new(1, 1, 256, 64, DType::F32);
-        let plan = CpuPlan { threads: 1, ..CpuPlan::for_problem(&problem) };
-        let mut timer = CpuTimer::new(&problem);
-        let times = (0..12).filter_map(|_| timer.time(&plan).ok());
-        let us = times.fold(f64::INFINITY, f64::min);
-        // Without a time, a machine of 3 GHz is assumed.
-        if us.is_finite() { plan.cost(&problem).cycles / us } else { 3000.0 }
-    })
+/// The time model of a problem. The first call calibrates it.
+fn model_of(shape: &Shape) -> SharedModel {
+    let known = |models: &[(Shape, SharedModel)]| {
+        models.iter().find(|(known, _)| known == shape).map(|(_, model)| model.clone())
+    };
+    if let Some(model) = known(&MODELS.lock().unwrap_or_else(PoisonError::into_inner)) {
+        return model;
+    }
+    let _alone = MACHINE.write().unwrap_or_else(PoisonError::into_inner);
+    let mut models = MODELS.lock().unwrap_or_else(PoisonError::into_inner);
+    if let Some(model) = known(&models) {
+        return model;
+    }
+    let model = Arc::new(Mutex::new(CpuModel::calibrate(&shape.problem())));
+    models.push((*shape, model.clone()));
+    if models.len() > REMEMBERED {
+        models.remove(0);
+    }
+    model
 }
 
 impl Evaluator for CpuEvaluator {

@@ -2,11 +2,13 @@
 //! know the search, and the search does not know threads, devices and processes.
 
 pub mod cpu;
+mod cpu_model;
 mod cpu_proof;
 pub mod cuda;
 mod kept;
 pub mod kernel;
 pub mod model;
+mod ridge;
 mod subject;
 
 use std::time::Instant;

@@ -47,6 +47,10 @@ impl Tale {
     }
 
     fn screen(&mut self, id: i64, kernel: usize) -> Vec<(CandidateId, Rejection)> {
+        self.predict(id, kernel, [1.0, 10.0 + id as f64, 100.0])
+    }
+
+    fn predict(&mut self, id: i64, kernel: usize, us: [f64; 3]) -> Vec<(CandidateId, Rejection)> {
         let screening = Screening {
             ptx_hash: format!("kernel {kernel}"),
             sass_hash: None,
@@ -56,7 +60,7 @@ impl Tale {
             bound: Some("tensor".into()),
             tile: Some(format!("tile {kernel}")),
         };
-        let predicted_us = Some([1.0, 10.0 + id as f64, 100.0]);
+        let predicted_us = Some(us);
         self.tell(id, Stage::Screen, Finding::Screened { screening, predicted_us, findings: json!([]) })
     }
 
@@ -202,6 +206,23 @@ fn a_draw_is_whole_when_its_last_is_dead() {
         let place = |id| tale.population.members[&CandidateId(id)].place;
         assert_eq!((place(2), place(3)), (Place::Ready(Stage::Check), Place::Ready(Stage::Check)));
     }
+}
+
+/// A hopeless prediction rejects a candidate, except that one in six is timed, unless it is far too slow.
+#[test]
+fn some_hopeless_candidates_are_timed() {
+    let mut tale = Tale::new(0);
+    let standard = tale.population.members[&CandidateId(1)].predicted.unwrap()[1];
+    let mut ends = |times: f64| {
+        let us = times * standard;
+        let rejected = (2..20).filter(|&id| {
+            let id = id + (100.0 * times) as i64 * 6;
+            tale.admit(id, Arm::Evolution, "mutate", id as usize);
+            !tale.predict(id, id as usize, [us * 0.9, us, us * 1.1]).is_empty()
+        });
+        rejected.count()
+    };
+    assert_eq!((ends(1.05), ends(2.0), ends(9.0)), (0, 15, 18));
 }
 
 /// A time in turns with the baseline is the baseline's own time over the ratio, whatever slowed the machine.

@@ -51,7 +51,7 @@ pub enum AnswerError {
         /// The members found.
         found: String,
     },
-    #[error("predicted_us = {0:e}; accepted: {low:e} to {high:e}", low = TIMES.start(), high = TIMES.end())]
+    #[error("invalid value '{0:e}' for predicted_us: expected {low:e} to {high:e}", low = TIMES.start(), high = TIMES.end())]
     Time(f64),
     /// Source text over the size limit.
     #[error(transparent)]

@@ -97,7 +97,7 @@ fn what_is_no_answer_is_refused_with_its_reason() {
         (
             "echo '{\"ptx\": \"x\", \"launch\": \"\", \"predicted_us\": 1e-310}'",
             "proposer",
-            "predicted_us = 1e-310; accepted: 1e-6 to 1e15",
+            "invalid value '1e-310' for predicted_us: expected 1e-6 to 1e15",
         ),
         (
             "python3 -c \"import json; print(json.dumps({'ptx': 'x', 'launch': 'x' * 65537}))\"",

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
-use bench::SpeedVerdict;
+use bench::{Load, SpeedVerdict};
 use kernels::select::Shape;
 use ledger::{Against, Arm, Candidate, CandidateId, Reason, Rejection, RunId, TimeKind};
 use serde::Serialize;
@@ -24,6 +24,8 @@ pub struct Report {
     #[serde(flatten)]
     pub cases: Cases,
     pub run: RunId,
+    /// What else the processor did before the run.
+    pub load: Option<Load>,
     pub ledger: PathBuf,
     pub configuration: Configuration,
     pub seed: u64,
@@ -78,6 +80,8 @@ pub struct CaseReport {
     pub speedup: Option<f64>,
     pub interval: Option<[f64; 2]>,
     pub verdict: Option<SpeedVerdict>,
+    /// Differences below this ratio are noise in this run.
+    pub noise_floor: Option<f64>,
     pub promoted: Option<Winner>,
     pub refused: Option<Refused>,
     pub held_out: Vec<HeldOutEnd>,
@@ -133,6 +137,8 @@ pub struct Winner {
     pub evidence: Evidence,
     pub id: CandidateId,
     pub candidate: Candidate,
+    /// Whether it is a plan that is kept for this user.
+    pub kept: bool,
     /// Its row of the tuned table, without the origin.
     pub row: Option<Value>,
     /// Why it has no row.

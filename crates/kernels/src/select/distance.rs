@@ -1,9 +1,9 @@
 //! Distance between a tuned row and a problem.
 
-use problem::{Band, Tensor};
+use problem::{Band, Shape, Tensor};
 
 use super::Device;
-use super::table::{Shape, TunedRow};
+use super::table::TunedRow;
 use crate::forward::packing::filled;
 
 /// Rows farther than this are ignored. A problem with twice the rows and twice the keys is at about 2 + ½ +

@@ -5,7 +5,8 @@
 mod distance;
 mod table;
 
-pub use table::{Fault, Kind, Shape, TableError, TunedRow, TunedTable};
+pub use problem::Shape;
+pub use table::{Fault, Kind, TableError, TunedRow, TunedTable};
 
 use std::cmp::Ordering;
 

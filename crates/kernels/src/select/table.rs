@@ -1,84 +1,11 @@
 //! The table of tuned plans: one JSON object per line, each with its origin.
 
-use std::fmt;
 use std::sync::OnceLock;
 
-use problem::{Band, DTypes, Layout, Problem};
+use problem::Shape;
 use serde::{Deserialize, Serialize};
 
 use crate::{Arch, Family, KernelError, Plan};
-
-/// The properties of a problem that decide which plan is fast: everything except strides and scale.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct Shape {
-    pub batch: usize,
-    pub heads_q: usize,
-    pub heads_kv: usize,
-    pub seq_q: usize,
-    pub seq_kv: usize,
-    pub head_dim: usize,
-    pub head_dim_v: usize,
-    /// Called `dtype` in the file.
-    #[serde(rename = "dtype")]
-    pub dtypes: DTypes,
-    pub mask: Band,
-}
-
-impl Shape {
-    /// The shape of a problem.
-    pub const fn of(problem: &Problem) -> Shape {
-        Shape {
-            batch: problem.batch,
-            heads_q: problem.heads_q,
-            heads_kv: problem.heads_kv,
-            seq_q: problem.seq_q,
-            seq_kv: problem.seq_kv,
-            head_dim: problem.head_dim,
-            head_dim_v: problem.head_dim_v,
-            dtypes: problem.dtypes,
-            mask: problem.band,
-        }
-    }
-
-    /// The dense problem of this shape.
-    pub fn problem(&self) -> Problem {
-        let problem = Problem {
-            heads_kv: self.heads_kv,
-            seq_kv: self.seq_kv,
-            head_dim_v: self.head_dim_v,
-            band: self.mask,
-            ..Problem::new(self.batch, self.heads_q, self.seq_q, self.head_dim, self.dtypes)
-        };
-        problem.with_layout(Layout::Bhsd)
-    }
-
-    /// The shape as a title: `bf16 B4 H32/8 S1×8192 D128 causal`.
-    pub fn title(&self) -> String {
-        let heads = pair(self.heads_q, self.heads_kv, '/');
-        let seq = pair(self.seq_q, self.seq_kv, '×');
-        let dim = pair(self.head_dim, self.head_dim_v, '/');
-        let mask = if self.mask == Band::FULL { String::new() } else { format!(" {}", self.mask) };
-        format!("{} B{} H{heads} S{seq} D{dim}{mask}", self.dtypes, self.batch)
-    }
-}
-
-/// Two extents, written once if they are equal.
-fn pair(a: usize, b: usize, between: char) -> String {
-    if a == b { a.to_string() } else { format!("{a}{between}{b}") }
-}
-
-/// The shape in words, as commands read it: `4,32/8,1x8192,128,bf16,causal`. Equal extents of queries and
-/// keys, and of keys and values, are written once.
-impl fmt::Display for Shape {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let heads = pair(self.heads_q, self.heads_kv, '/');
-        let seq = pair(self.seq_q, self.seq_kv, 'x');
-        let dim = pair(self.head_dim, self.head_dim_v, '/');
-        write!(f, "{},{heads},{seq},{dim},{}", self.batch, self.dtypes)?;
-        if self.mask == Band::FULL { Ok(()) } else { write!(f, ",{}", self.mask) }
-    }
-}
 
 /// How a row's time was obtained.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -218,6 +145,8 @@ fn lines(text: &str) -> impl Iterator<Item = (usize, Result<TunedRow, Fault>)> {
 
 #[cfg(test)]
 mod tests {
+    use problem::{DType, Problem};
+
     use super::*;
     use crate::select::tests::row;
 

@@ -187,7 +187,7 @@ fn available(wgmma: &Wgmma) -> Result<(), String> {
     ensure(columns, || {
         let accepted =
             if integer { "8, 16, 24, or 32 to 256 in steps of 16" } else { "8 to 256 in steps of 8" };
-        format!("wgmma of .{a}: n = {n}; accepted: {accepted}")
+        format!("wgmma of .{a}: invalid value '{n}' for n: expected {accepted}")
     })?;
     ensure(!wgmma.satfinite || integer && a != Type::B1, || ".satfinite is for integer wgmma".into())
 }

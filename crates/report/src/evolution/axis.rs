@@ -106,6 +106,11 @@ fn plain(value: f64) -> String {
     text.trim_end_matches('0').trim_end_matches('.').to_owned()
 }
 
+/// A pixel coordinate, rounded to a tenth.
+pub(super) fn px(value: f64) -> String {
+    format!("{value:.1}")
+}
+
 /// A time with four digits: `6.042`, `151.3`, `2 345`.
 pub(super) fn time(us: f64) -> String {
     match us {

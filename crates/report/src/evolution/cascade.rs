@@ -2,8 +2,7 @@
 
 use maud::{Markup, html};
 
-use super::axis::{grouped, percent, ratio};
-use super::progress::px;
+use super::axis::{grouped, percent, px, ratio};
 use super::ranking::clip;
 use super::view::{Rejected, RunView};
 use super::{Links, stage_name};
@@ -109,12 +108,25 @@ fn operator(o: &Earnings, tried: i64, most: f64) -> Markup {
     let width = (o.gain.ln().max(0.0) / most * 90.0).min(90.0);
     html! {
         tr {
-            td { (o.operator) } td.n { (grouped(o.candidates)) } td.n { (percent(o.candidates as f64 / tried as f64)) }
+            td title=(o.operator) { (operator_name(&o.operator)) } td.n { (grouped(o.candidates)) } td.n { (percent(o.candidates as f64 / tried as f64)) }
             td.n { (grouped(o.timed)) } td.n { (grouped(o.faster)) } td.n { (ratio(o.gain)) }
             td.bar { svg viewBox="0 0 90 10" width="90" height="10" aria-hidden="true" {
                 rect.passed x="0" y="1" height="8" width=(px(width)) {}
             } }
         }
+    }
+}
+
+/// Most genes that an operator's name lists.
+const GENES: usize = 2;
+
+/// An operator's name, with the number of genes in place of many names: `mutate, 10 genes`.
+pub(super) fn operator_name(operator: &str) -> String {
+    match operator.split_once(':') {
+        Some((name, genes)) if genes.split('+').count() > GENES => {
+            format!("{name}, {} genes", genes.split('+').count())
+        }
+        _ => operator.replace('+', ", ").replacen(':', ": ", 1),
     }
 }
 
@@ -165,6 +177,8 @@ mod tests {
 
     #[test]
     fn durations() {
+        let names = ["mutate:a+b+c", "insight:stages", "cross:a+b", "restart"].map(operator_name);
+        assert_eq!(names, ["mutate, 3 genes", "insight: stages", "cross: a, b", "restart"]);
         assert_eq!([0.31, 42.4, 200.0, 7500.0].map(duration), ["0.3 s", "42 s", "3 min 20 s", "2 h 5 min"]);
     }
 }

@@ -5,8 +5,8 @@ use std::collections::HashMap;
 use maud::{Markup, html};
 use serde_json::Value;
 
-use super::axis::{ratio, time};
-use super::progress::px;
+use super::axis::{px, ratio, time};
+use super::cascade::operator_name;
 use super::ranking::clip;
 use super::view::{ANCESTORS, ProblemView};
 use super::{AXIS_TEXT, Links};
@@ -44,7 +44,7 @@ pub(super) fn tree(view: &ProblemView, links: Links) -> Markup {
     let mut sorted: Vec<&Node> = nodes.values().collect();
     sorted.sort_by_key(|n| n.row);
     html! {
-        svg.chart.lineage viewBox=(format!("0 0 {WIDTH} {height}")) role="img" aria-label="Ancestors of the best candidate" {
+        svg.chart.lineage.roomy viewBox=(format!("0 0 {WIDTH} {height}")) role="img" aria-label="Ancestors of the best candidate" {
             text.head x=(text) y="16" { "candidate" }
             text.head x=(operator + 14.0) y="16" { "operator" }
             text.head x=(changed) y="16" { "what changed" }
@@ -66,22 +66,48 @@ pub(super) fn tree(view: &ProblemView, links: Links) -> Markup {
                     circle class=(if best { "mark evolution" } else if a.parents.is_empty() { "mark seed" } else { "mark step" })
                         cx=(px(x(node.lane))) cy=(middle) r=(if best { "6" } else { "4.6" }) {}
                     (links.candidate(a.candidate, html! { text.name x=(text) y=(middle + AXIS_TEXT) { "#" (a.candidate.0) } }))
-                    text.what x=(operator + 14.0) y=(middle + AXIS_TEXT) { (clip(&a.operator, 22)) }
+                    text.what x=(operator + 14.0) y=(middle + AXIS_TEXT) { (clip(&operator_name(&a.operator), 22)) }
                     text.what.mono x=(changed) y=(middle + AXIS_TEXT) { (clip(&changes(&a.changes), room)) }
-                    text.value x=(WIDTH - 96.0) y=(middle + AXIS_TEXT) text-anchor="end" { (a.us.map_or("–".into(), time)) }
-                    text.value x=(WIDTH - 12.0) y=(middle + AXIS_TEXT) text-anchor="end" { (gain(a, &nodes).map_or("–".into(), ratio)) }
+                    @let class = if view.raced_us(a.candidate).is_some() { "value" } else { "value short" };
+                    text class=(class) x=(WIDTH - 96.0) y=(middle + AXIS_TEXT) text-anchor="end" { (us_of(a, view).map_or("–".into(), time)) }
+                    text class=(class) x=(WIDTH - 12.0) y=(middle + AXIS_TEXT) text-anchor="end" { (gain(a, &nodes, view).map_or("–".into(), ratio)) }
                     title { "#" (a.candidate.0) " " (a.operator) ": " (changes(&a.changes)) }
                 }
             }
         }
+        (listed(&sorted, &nodes, view, links))
+        p.soft { "Grey times are single short timings, the others are from races." }
         @if view.lineage.len() > rows { p.soft { "Further ancestors are not drawn." } }
     }
 }
 
+/// The same rows as text, for narrow screens.
+fn listed(sorted: &[&Node], nodes: &HashMap<CandidateId, Node>, view: &ProblemView, links: Links) -> Markup {
+    html! {
+        ol.narrow {
+            @for node in sorted {
+                @let a = node.ancestor;
+                li {
+                    b { (links.number(a.candidate)) } " " (operator_name(&a.operator))
+                    @if let Some(us) = us_of(a, view) { ", " (time(us)) " µs" }
+                    @if let Some(gain) = gain(a, nodes, view) { ", gain " (ratio(gain)) }
+                    @let changed = changes(&a.changes);
+                    @if !changed.is_empty() { div.soft { (changed) } }
+                }
+            }
+        }
+    }
+}
+
 /// Time of the first parent over the candidate's own.
-fn gain(ancestor: &Ancestor, nodes: &HashMap<CandidateId, Node>) -> Option<f64> {
+fn gain(ancestor: &Ancestor, nodes: &HashMap<CandidateId, Node>, view: &ProblemView) -> Option<f64> {
     let parent = nodes.get(ancestor.parents.first()?)?;
-    Some(parent.ancestor.us? / ancestor.us?)
+    Some(us_of(parent.ancestor, view)? / us_of(ancestor, view)?)
+}
+
+/// The time of a candidate: that of its race, else that of its short timing.
+fn us_of(ancestor: &Ancestor, view: &ProblemView) -> Option<f64> {
+    view.raced_us(ancestor.candidate).or(ancestor.us)
 }
 
 /// The changes in words: `block_n 64 → 128, stages 2 → 3`.
@@ -157,8 +183,9 @@ mod tests {
         let at = |id: i64| (nodes[&CandidateId(id)].lane, nodes[&CandidateId(id)].row);
         assert_eq!((at(9), at(5), at(1)), ((0, 4), (0, 2), (0, 0)));
         assert_eq!((at(7), at(2)), ((1, 3), (1, 1)));
-        assert!((gain(&line[0], &nodes).unwrap() - 9.0 / 5.0).abs() < 1e-12);
-        assert_eq!(gain(&line[3], &nodes), None);
+        let view = crate::evolution::tests::empty();
+        assert!((gain(&line[0], &nodes, &view).unwrap() - 9.0 / 5.0).abs() < 1e-12);
+        assert_eq!(gain(&line[3], &nodes, &view), None);
     }
 
     #[test]

@@ -16,6 +16,45 @@
     );
   }
 
+  // Tables: a click on a head sorts by its column, and a field above filters the rows.
+  const value = (row, column) => {
+    const words = row.cells[column].textContent.trim();
+    const number = parseFloat(words.replace(/[\s\u202f#~]/g, ""));
+    return Number.isNaN(number) ? [1, words] : [0, number];
+  };
+  const compare = ([kindA, a], [kindB, b]) => kindA - kindB || (a < b ? -1 : a > b ? 1 : 0);
+  for (const table of document.querySelectorAll("table.sortable")) {
+    const body = table.tBodies[0];
+    [...table.tHead.rows[0].cells].forEach((head, column) => {
+      head.tabIndex = 0;
+      head.title = "sort";
+      const sort = () => {
+        const up = head.getAttribute("aria-sort") !== "ascending";
+        for (const other of table.tHead.rows[0].cells) other.removeAttribute("aria-sort");
+        head.setAttribute("aria-sort", up ? "ascending" : "descending");
+        const rows = [...body.rows].sort((a, b) => compare(value(a, column), value(b, column)));
+        body.append(...(up ? rows : rows.reverse()));
+      };
+      head.addEventListener("click", sort);
+      head.addEventListener("keydown", (event) => { if (event.key === "Enter") sort(); });
+    });
+    const filter = document.createElement("input");
+    Object.assign(filter, { type: "search", className: "filter", placeholder: "filter rows" });
+    filter.setAttribute("aria-label", "Filter rows");
+    filter.addEventListener("input", () => {
+      const words = filter.value.toLowerCase().split(/\s+/);
+      for (const row of body.rows) row.hidden = !words.every((word) => row.textContent.toLowerCase().includes(word));
+    });
+    table.parentElement.before(filter);
+  }
+  for (const button of document.querySelectorAll("button[data-copy]")) {
+    button.hidden = false;
+    button.addEventListener("click", async () => {
+      await navigator.clipboard.writeText(button.dataset.copy);
+      button.textContent = "copied";
+    });
+  }
+
   const live = document.getElementById("live");
   if (!live) return;
   const run = live.dataset.run;

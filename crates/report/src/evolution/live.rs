@@ -5,9 +5,10 @@ use maud::{Markup, html};
 use serde_json::Value;
 
 use super::axis::{grouped, percent, ratio, time};
+use super::cascade::{duration, operator_name};
 use super::decisions::figures;
 use super::lineage::changes;
-use super::view::{RunRow, RunView, in_words, moment, speedup};
+use super::view::{ProblemView, RunRow, RunView, in_words, moment, speedup};
 use super::{Links, Section, arm_name, frame, scatter, stage_name, title, trial_name, with_contents};
 use bench::suites::words;
 use ledger::Candidate;
@@ -48,7 +49,10 @@ pub fn runs(ledger: &str, rows: &[RunRow], before: Option<i64>) -> String {
         p.lead { "Ledger " code { (ledger) } "." }
         @if rows.is_empty() { p.soft { "No run was begun yet: " code { "flashcore evolve --ledger " (ledger) } " begins one." } }
         @else {
-            div.scroll { table.runs {
+            @if let [first, second, ..] = rows {
+                p { a href=(format!("/compare?a={}&b={}", second.line.id.0, first.line.id.0)) { "compare the two latest" } }
+            }
+            div.scroll { table.runs.sortable {
                 thead { tr {
                     th { "run" } th { "device" } th { "problem" } th { "begun" } th { "state" }
                     th.n { "candidates" } th.n { "baseline µs" } th.n { "best µs" } th.n { "speed-up" }
@@ -58,7 +62,7 @@ pub fn runs(ledger: &str, rows: &[RunRow], before: Option<i64>) -> String {
         }
         @if let Some(before) = before { p { a href=(format!("/?before={before}")) { "older runs" } } }
     };
-    frame("Runs", "", body)
+    frame("Runs", SCRIPT, body)
 }
 
 fn run_row(row: &RunRow) -> Markup {
@@ -110,15 +114,18 @@ pub fn candidates(run: RunId, lines: &[Line], before: Option<i64>) -> String {
     let body = html! {
         (navigation("/run"))
         h1 { "Candidates of run " (run.0) }
-        p { a href=(format!("/run/{}", run.0)) { "the run" } }
-        div.scroll { table.candidates {
+        nav.actions {
+            a href=(format!("/run/{}", run.0)) { "the run" }
+            a href=(format!("/run/{}/candidates.csv", run.0)) download=(format!("run-{}.csv", run.0)) { "all candidates as CSV" }
+        }
+        div.scroll { table.candidates.sortable {
             thead { tr {
                 th { "candidate" } th { "group" } th { "operator" } th { "last stage" } th { "rejected" } th.n { "predicted µs" } th.n { "µs" }
             } }
             tbody { @for line in lines {
                 tr {
                     td { (number(line.id)) @if line.promoted { " ★" } }
-                    td { (arm_name(line.arm)) } td { (line.operator) } td { (line.stage.map_or("–", stage_name)) }
+                    td { (arm_name(line.arm)) } td title=(line.operator) { (operator_name(&line.operator)) } td { (line.stage.map_or("–", stage_name)) }
                     td { (line.rejected.map_or("–", Reason::name).replace('_', " ")) }
                     td.n { (us(line.predicted_us)) } td.n { (us(line.us)) }
                 }
@@ -126,7 +133,88 @@ pub fn candidates(run: RunId, lines: &[Line], before: Option<i64>) -> String {
         } }
         @if let Some(before) = before { p { a href=(format!("/run/{}/candidates?before={before}", run.0)) { "older candidates" } } }
     };
-    frame(&format!("Candidates of run {}", run.0), "", body)
+    frame(&format!("Candidates of run {}", run.0), SCRIPT, body)
+}
+
+/// All candidates of a run as comma-separated values.
+pub fn csv(lines: &[Line]) -> String {
+    let quoted = |text: &str| format!("\"{}\"", text.replace('"', "\"\""));
+    let number = |value: Option<f64>| value.map_or_else(String::new, |value| value.to_string());
+    let mut text = "candidate,group,operator,last_stage,rejected,predicted_us,us,promoted\n".to_owned();
+    for line in lines {
+        let cells = [
+            line.id.0.to_string(),
+            quoted(arm_name(line.arm)),
+            quoted(&line.operator),
+            quoted(line.stage.map_or("", stage_name)),
+            quoted(line.rejected.map_or("", Reason::name)),
+            number(line.predicted_us),
+            number(line.us),
+            line.promoted.to_string(),
+        ];
+        text += &cells.join(",");
+        text.push('\n');
+    }
+    text
+}
+
+/// Two runs side by side.
+pub fn compare(a: &RunView, b: &RunView) -> String {
+    let both = [a, b];
+    let body = html! {
+        (navigation("/compare"))
+        h1 { "Run " (a.id.0) " and run " (b.id.0) }
+        div.scroll { table.compare {
+            thead { tr { th {} @for run in both { th { a href=(format!("/run/{}", run.id.0)) { "run " (run.id.0) } } } } }
+            tbody {
+                (side_by_side("device", both, |run| run.run.device.clone()))
+                (side_by_side("commit", both, |run| run.run.environment.commit.clone().unwrap_or("–".into())))
+                (side_by_side("begun", both, |run| run.begun.clone()))
+                (side_by_side("state", both, |run| run.state.name().to_owned()))
+                (side_by_side("candidates, with a time", both, |run| format!("{}, {}", grouped(run.candidates), grouped(run.timed))))
+                (side_by_side("device time", both, |run| duration(run.cost.device_seconds)))
+                @for problem in problems_of(both) {
+                    tr { th colspan="3" { (problem.title()) } }
+                    (of_problem("baseline µs", both, &problem, |p| p.baseline.as_ref().map(|r| time(r.us))))
+                    (of_problem("best µs", both, &problem, |p| p.best.as_ref().map(|r| time(r.us))))
+                    (of_problem("speed-up", both, &problem, |p| p.speedup().map(|(gain, range)| match range {
+                        Some((low, high)) => format!("{} ({} to {})", ratio(gain), ratio(low), ratio(high)),
+                        None => format!("~{}, by short timings", ratio(gain)),
+                    })))
+                    (of_problem("noise floor", both, &problem, |p| p.noise_floor().map(ratio)))
+                    (of_problem("best plan", both, &problem, |p| p.best.as_ref().map(|r| in_words(&r.subject))))
+                    (of_problem("best random sample µs", both, &problem, |p| p.drawn.as_ref().map(|r| time(r.us))))
+                }
+            }
+        } }
+    };
+    frame(&format!("Runs {} and {}", a.id.0, b.id.0), "", body)
+}
+
+fn side_by_side(name: &str, runs: [&RunView; 2], of: impl Fn(&RunView) -> String) -> Markup {
+    html! { tr { td { (name) } @for run in runs { td { (of(run)) } } } }
+}
+
+/// A row of a problem; a dash where a run does not have the problem or the figure.
+fn of_problem(
+    name: &str,
+    runs: [&RunView; 2],
+    problem: &Shape,
+    of: impl Fn(&ProblemView) -> Option<String>,
+) -> Markup {
+    let find = |run: &RunView| run.problems.iter().find(|p| p.problem == *problem).and_then(&of);
+    side_by_side(name, runs, |run| find(run).unwrap_or("–".into()))
+}
+
+/// The problems of two runs, each once.
+fn problems_of(runs: [&RunView; 2]) -> Vec<Shape> {
+    let mut all: Vec<Shape> = Vec::new();
+    for problem in runs.iter().flat_map(|run| &run.problems) {
+        if !all.contains(&problem.problem) {
+            all.push(problem.problem);
+        }
+    }
+    all
 }
 
 /// A candidate with its origin and its results. [`super::heat`] shows the kernel after its analysis.
@@ -158,7 +246,14 @@ pub fn candidate(view: &Dossier, device: &str) -> String {
                 b { "Rejected at " (stage_name(rejection.stage)) ": " (rejection.reason.name().replace('_', " ")) } br; (rejection.detail)
             }
         }
-        section #plan { h2 { "Plan" } (plan(&new.candidate)) }
+        section #plan {
+            h2 { "Plan" }
+            @if !matches!(new.candidate, Candidate::Kernel(_)) {
+                // The script shows the button.
+                button.copy type="button" hidden data-copy=(serde_json::json!(new.candidate)) { "copy as JSON" }
+            }
+            (plan(&new.candidate))
+        }
         @if let Some((screening, findings)) = &view.screening {
             section #screening { h2 { "Screening" } (screened(screening)) (noted(findings)) }
         }
@@ -294,14 +389,14 @@ pub fn top(problems: &[(Shape, String)], chosen: Option<(&Shape, &str)>, best: &
         } }
         @if let Some((problem, device)) = chosen {
             h2 { (problem.title()) " on " (device) }
-            div.scroll { table.best {
+            div.scroll { table.best.sortable {
                 thead { tr {
                     th { "candidate" } th { "plan" } th { "operator" } th.n { "µs" } th.n { "interval" } th { "by" } th { "over its incumbent" }
                 } }
                 tbody { @for timed in best {
                     tr {
                         td { (number(timed.candidate)) @if timed.promoted { " ★" } }
-                        td { (in_words(&timed.subject)) } td { (timed.operator) }
+                        td { (in_words(&timed.subject)) } td title=(timed.operator) { (operator_name(&timed.operator)) }
                         td.n { b { (time(timed.us)) } } td.n { (time(timed.low_us)) " – " (time(timed.high_us)) }
                         td { (trial_name(timed.trial)) @if timed.kind == TimeKind::Predicted { span.soft { ", predicted" } } }
                         td { @match timed.against {
@@ -317,7 +412,7 @@ pub fn top(problems: &[(Shape, String)], chosen: Option<(&Shape, &str)>, best: &
             p.soft { "Runs differ in their incumbents: a plan may be the faster one and have the smaller ratio." }
         }
     };
-    frame("Fastest plans", "", body)
+    frame("Fastest plans", SCRIPT, body)
 }
 
 /// The address of the fastest plans for a problem on a device. The address stays valid while the ledger

@@ -9,6 +9,7 @@ mod live;
 mod niches;
 pub mod pages;
 mod progress;
+mod races;
 mod ranking;
 mod roofline;
 mod scatter;
@@ -17,6 +18,7 @@ mod view;
 use maud::{DOCTYPE, Markup, PreEscaped, html};
 
 use axis::{grouped, percent, ratio, time};
+use bench::Load;
 use ledger::Stage;
 use ledger::{Against, Arm, CandidateId, Pair, Ranked, Score, TimeKind, Trial};
 
@@ -146,12 +148,13 @@ pub fn sections(view: &RunView, links: Links) -> Vec<Section> {
             1 => title.to_owned(),
             _ => format!("{title}: {}", problem.problem.title()),
         };
-        let floor = roofline::floor_us(&view.run.device, problem);
+        let floor = roofline::floor_us(&view.run, problem);
         let mut add = |id: &str, title: &str, body| {
             sections.push(Section::new(format!("{id}-{i}"), &named(title), body))
         };
-        add("progress", "Best so far", html! { (progress::chart(problem, floor)) (gains(problem)) });
+        add("progress", "Best so far", html! { (gains(problem)) (progress::chart(problem, floor)) });
         add("top", "The fastest", html! { (ranking::chart(problem, links)) (ranking_legend(problem)) });
+        add("races", "Every sample of the races", races::strips(problem, links));
         add("lineage", "Lineage of the best", lineage::tree(problem, links));
         add(
             "space",
@@ -159,7 +162,7 @@ pub fn sections(view: &RunView, links: Links) -> Vec<Section> {
             html! {
                 div.halves {
                     div { h3 { "Cells" } (niches::map(problem, links)) }
-                    div { h3 { "Under the roofline" } (roofline::chart(&view.run.device, problem)) }
+                    div { h3 { "Under the roofline" } (roofline::chart(&view.run, problem)) }
                 }
             },
         );
@@ -201,9 +204,27 @@ fn summary(view: &RunView, links: Links) -> Markup {
             " Begun " (view.begun) ", latest entry " (view.latest) ", "
             span class=(format!("state {}", view.state.name())) { (view.state.name()) } "."
         }
+        (disturbances(view))
         @for (i, problem) in view.problems.iter().enumerate() {
             @if view.problems.len() > 1 { h3 { (problem.problem.title()) } }
             (tiles(problem, i == 0, view, links))
+        }
+    }
+}
+
+/// What disturbed the times of the run: other work on the processor, and races whose samples have two modes.
+fn disturbances(view: &RunView) -> Markup {
+    let load = serde_json::from_value::<Option<Load>>(view.run.config["load"].clone()).unwrap_or_default();
+    let busy = load.and_then(|load| load.words());
+    let races = || view.problems.iter().flat_map(|problem| &problem.races);
+    let two = races().filter(|race| race.modes.is_some()).count();
+    html! {
+        @if busy.is_some() || two > 0 {
+            p.warning {
+                b { "This machine was busy: figures mean little. " }
+                @if let Some(words) = busy { "Before the run " (words) ". " }
+                @if two > 0 { "The samples of " (two) " of " (races().count()) " races have two modes." }
+            }
         }
     }
 }
@@ -222,7 +243,10 @@ fn tiles(problem: &ProblemView, whole: bool, view: &RunView, links: Links) -> Ma
             }
             @if let Some((gain, range)) = speedup {
                 (tile("speed-up", html! { (ratio(gain)) }, match range {
-                    Some((low, high)) => html! { "raced: " (ratio(low)) " to " (ratio(high)) },
+                    Some((low, high)) => html! {
+                        "raced: " (ratio(low)) " to " (ratio(high))
+                        @if let Some(floor) = problem.noise_floor() { "; noise below " (ratio(floor)) }
+                    },
                     None => html! { "ratio of separate timings" },
                 }))
             }
@@ -257,44 +281,45 @@ fn kind_badge(kind: Option<TimeKind>) -> Markup {
     }
 }
 
-/// What the evolution arm gained over the random arm and the control.
+/// What the evolution arm gained over the random arm and the control: first what the races say, then the
+/// short timings, which are the luckiest of many.
 fn gains(view: &ProblemView) -> Markup {
     let best = |arm| view.curve(arm).and_then(|c| Some((c.best_us()?, c.tried)));
+    let race = |ranked: &Option<Ranked>| {
+        let (ranked, baseline) = (ranked.as_ref()?, view.baseline.as_ref()?);
+        ranked.against.filter(|race| race.incumbent == baseline.candidate)
+    };
     html! {
         p {
+            @match race(&view.best) {
+                Some(best) => {
+                    "Raced against the baseline, the best came out at " b { (ratio(best.ratio)) } " ("
+                    (ratio(best.low)) " to " (ratio(best.high)) "), " (best.verdict.name()) ". "
+                }
+                None => "No candidate has raced yet: there are only short timings, each the luckiest of many. ",
+            }
+            @if let Some(drawn) = race(&view.drawn) { "The best random sample: " (raced_ratio(&drawn)) ". " }
+            @if let Some(control) = race(&view.control) {
+                "The control, which is the baseline again as if it were new: " (raced_ratio(&control)) ". "
+            }
+            @if let Some(floor) = view.noise_floor() {
+                "Differences below " (ratio(floor)) " are noise in this run. "
+            }
+        }
+        p.soft {
             @match (best(Arm::Evolution), best(Arm::Random)) {
                 (Some((evolution, tried)), Some((random, drawn))) => {
-                    @if evolution < random {
-                        "The evolution's best is " b { (ratio(random / evolution)) } " as fast as the best random sample"
-                    } @else if evolution > random {
-                        b { "Random sampling found a faster one" } ": the evolution's best takes " (ratio(evolution / random)) " its time"
-                    }
-                    @else { "The evolution and random sampling found the same time" }
+                    "By short timings alone, "
+                    @if evolution < random { "the evolution's best is " (ratio(random / evolution)) " as fast as the best random sample" }
+                    @else if evolution > random { "the best random sample is " (ratio(evolution / random)) " as fast as the evolution's best" }
+                    @else { "the evolution and random sampling found the same time" }
                     ", after " (grouped(tried)) " and " (grouped(drawn)) " candidates"
                     @if let Some(at_equal) = equal(view, drawn.min(tried)) {
                         "; at " (grouped(drawn.min(tried))) " each, " (ratio(at_equal))
                     }
-                    ". "
+                    "."
                 }
-                _ => "No random sample has a time yet. "
-            }
-            @if let (Some(baseline), Some(best), Some(drawn)) = (&view.baseline, &view.best, &view.drawn) {
-                @let raced = [best, drawn].map(|r| r.against.filter(|race| race.incumbent == baseline.candidate));
-                @if let ([Some(best), Some(drawn)], Arm::Evolution) = (raced, best.arm) {
-                    "These are short timings, the luckiest of many. Raced against the baseline, the best came out at " (raced_ratio(&best))
-                    ", and the best random sample at " (raced_ratio(&drawn)) ". "
-                }
-            }
-            @if let Some(control) = &view.control {
-                "The control, which is the baseline again as if it were new, came out at "
-                @match (control.against, &view.baseline) {
-                    (Some(race), _) => {
-                        (ratio(race.ratio)) " (" (ratio(race.low)) " to " (ratio(race.high)) "; noise floor " (ratio(race.noise)) ")"
-                    }
-                    (None, Some(baseline)) => (ratio(baseline.us / control.us)),
-                    (None, None) => { (time(control.us)) " µs" }
-                }
-                ": smaller differences are noise."
+                _ => "No random sample has a time yet.",
             }
         }
     }
@@ -430,6 +455,23 @@ mod tests {
         (folder, ledger)
     }
 
+    /// A problem of which nothing is known.
+    pub(super) fn empty() -> ProblemView {
+        ProblemView {
+            problem: Shape::of(&Problem::mission()),
+            baseline: None,
+            reference: None,
+            best: None,
+            drawn: None,
+            curves: Vec::new(),
+            lineage: Vec::new(),
+            niches: Vec::new(),
+            top: Vec::new(),
+            control: None,
+            races: Vec::new(),
+        }
+    }
+
     #[test]
     fn a_run_that_has_nothing_yet_has_a_page() {
         let (_folder, ledger) = ledger();
@@ -448,6 +490,26 @@ mod tests {
             assert!(page.contains(words), "{words}");
         }
         assert!(RunView::of(&ledger, RunId(9)).is_err());
+    }
+
+    #[test]
+    fn a_run_as_csv_and_two_runs_side_by_side() {
+        let (_folder, ledger) = ledger();
+        let runs = [begin(&ledger, "H200"), begin(&ledger, "L4")];
+        add(&ledger, runs[0], 128, "mutate:a+\"b\"");
+        let csv = pages::csv(&ledger, runs[0]).unwrap();
+        let lines: Vec<&str> = csv.lines().collect();
+        assert_eq!(lines.len(), 2);
+        assert!(lines[0].starts_with("candidate,group,operator"), "{csv}");
+        assert!(lines[1].starts_with("1,\"evolution\",\"mutate:a+\"\"b\"\"\""), "{csv}");
+        let page = pages::compare(&ledger, runs[0], runs[1]).unwrap();
+        for words in ["Run 1 and run 2", "H200", "L4", "f16 B1 H2 S128 D64", "noise floor"] {
+            assert!(page.contains(words), "{words}");
+        }
+        assert!(!page.contains(HOSTILE));
+        assert!(
+            pages::compare(&ledger, runs[0], RunId(9)).is_err() && pages::csv(&ledger, RunId(9)).is_err()
+        );
     }
 
     /// Baseline and control pass the stages but are not candidates: the funnel and the operators' table do

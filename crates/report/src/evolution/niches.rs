@@ -15,23 +15,40 @@ const LEFT: f64 = 96.0;
 const TOP: f64 = 36.0;
 /// Times at least this factor above the best have the palest shade.
 const PALE: f64 = 3.0;
+/// Cells side by side where all have one bound.
+const COLUMNS: usize = 5;
 /// Ratios in the legend.
 const STEPS: [f64; 4] = [1.0, 1.25, 1.7, 3.0];
 
+/// The map. A cell has the time of a race where its candidate raced, else that of its short timing.
 pub(super) fn map(view: &ProblemView, links: Links) -> Markup {
-    let Some(best) = view.niches.iter().map(|n| n.us).min_by(f64::total_cmp) else {
+    let mut niches = view.niches.clone();
+    for niche in &mut niches {
+        niche.us = view.raced_us(niche.candidate).unwrap_or(niche.us);
+    }
+    html! {
+        (cells(&niches, links))
+        p.soft { "Times are single short timings, except those of candidates that raced." }
+    }
+}
+
+fn cells(niches: &[Niche], links: Links) -> Markup {
+    let Some(best) = niches.iter().map(|n| n.us).min_by(f64::total_cmp) else {
         return html! { p.soft { "No cell is filled yet." } };
     };
-    let mut bounds: Vec<&str> = view.niches.iter().map(|n| n.bound.as_str()).collect();
+    let mut bounds: Vec<&str> = niches.iter().map(|n| n.bound.as_str()).collect();
     bounds.sort_unstable();
     bounds.dedup();
-    let mut tiles: Vec<&str> = view.niches.iter().map(|n| n.tile.as_str()).collect();
+    let mut tiles: Vec<&str> = niches.iter().map(|n| n.tile.as_str()).collect();
     tiles.sort_by_key(|tile| extent(tile));
     tiles.dedup();
+    if let ([bound], true) = (&bounds[..], tiles.len() > COLUMNS) {
+        return of_one_bound(niches, bound, &tiles, best, links);
+    }
     let cell = ((WIDTH - LEFT - 8.0) / bounds.len() as f64).clamp(CELL.0, 1.6 * CELL.0);
     let width = (LEFT + cell * bounds.len() as f64 + 8.0).max(WIDTH);
     let height = TOP + CELL.1 * tiles.len() as f64 + 46.0;
-    let find = |bound: &str, tile: &str| view.niches.iter().find(|n| n.bound == bound && n.tile == tile);
+    let find = |bound: &str, tile: &str| niches.iter().find(|n| n.bound == bound && n.tile == tile);
     html! {
         svg.chart.niches viewBox=(format!("0 0 {width} {height}")) role="img" aria-label="The fastest candidate of each cell" {
             text.head x=(LEFT - 10.0) y="16" text-anchor="end" { "tile" }
@@ -55,6 +72,24 @@ pub(super) fn map(view: &ProblemView, links: Links) -> Markup {
                 @let x = LEFT + 64.0 * i as f64;
                 rect class=(format!("cell {}", shade(*step))) x=(x + 1.5) y=(y) width="14" height="14" rx="2" {}
                 text.tick x=(x + 22.0) y=(y + 11.0) { (format!("{step:.2}")) @if i + 1 == STEPS.len() { " or more" } }
+            }
+        }
+    }
+}
+
+/// The cells of a single bound, several side by side, each under its tile.
+fn of_one_bound(niches: &[Niche], bound: &str, tiles: &[&str], best: f64, links: Links) -> Markup {
+    let (wide, high) = (WIDTH / COLUMNS as f64, CELL.1 + 18.0);
+    let height = high * tiles.len().div_ceil(COLUMNS) as f64 + 8.0;
+    html! {
+        p.soft { "All are bound by " (bound.replace('_', " ")) ". A cell is a tile." }
+        svg.chart.niches viewBox=(format!("0 0 {WIDTH} {height}")) role="img" aria-label="The fastest candidate of each tile" {
+            @for (i, tile) in tiles.iter().enumerate() {
+                @let (x, y) = (wide * (i % COLUMNS) as f64, high * (i / COLUMNS) as f64);
+                text.tick x=(x + wide / 2.0) y=(y + 13.0) text-anchor="middle" { (tile) }
+                @for niche in niches.iter().filter(|niche| niche.tile == **tile) {
+                    (elite(niche, best, (x, y + 16.0, wide), links))
+                }
             }
         }
     }

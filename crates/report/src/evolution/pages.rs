@@ -85,6 +85,26 @@ pub fn candidates(ledger: &Ledger, run: RunId, before: Option<CandidateId>) -> R
     Ok(live::candidates(run, &lines, older))
 }
 
+/// Most candidates in a CSV file.
+const ALL: usize = 1_000_000;
+
+/// All candidates of a run as comma-separated values, newest first.
+///
+/// # Errors
+/// When there is no such run, or the ledger cannot be read.
+pub fn csv(ledger: &Ledger, run: RunId) -> Result<String, LedgerError> {
+    ledger.run(run)?;
+    Ok(live::csv(&ledger.lines(run, None, ALL)?))
+}
+
+/// The page of two runs.
+///
+/// # Errors
+/// When one of the runs does not exist, or the ledger cannot be read.
+pub fn compare(ledger: &Ledger, a: RunId, b: RunId) -> Result<String, LedgerError> {
+    Ok(live::compare(&RunView::of(ledger, a)?, &RunView::of(ledger, b)?))
+}
+
 /// The page of a candidate. Its kernel is a part that is loaded later.
 ///
 /// # Errors

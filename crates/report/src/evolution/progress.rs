@@ -1,18 +1,22 @@
-//! The best time so far over the number of candidates, for each arm.
+//! The best short timing so far over the number of candidates, for each arm, in grey, and the candidates that
+//! raced, in colour.
 
 use maud::{Markup, html};
 
-use super::axis::{Axis, grouped, ratio, time};
-use super::view::{Curve, ProblemView};
+use super::axis::{Axis, grouped, px, ratio, time};
+use super::ranking;
+use super::view::{Curve, ProblemView, RaceView};
 use super::{AXIS_TEXT, arm_class, arm_name};
 use ledger::Arm;
 
-const WIDTH: f64 = 900.0;
 const HEIGHT: f64 = 300.0;
 const LEFT: f64 = 62.0;
-/// Right edge of the curves, with room for their names.
-const RIGHT: f64 = WIDTH - 190.0;
 const TOP: f64 = 24.0;
+/// Space right of the curves for their names.
+const NAMES: f64 = 190.0;
+/// The widths of the chart: for a page, and for a narrow screen, where a legend below has the names.
+const ROOMY: (&str, f64, f64) = ("chart progress roomy", 900.0, 900.0 - NAMES);
+const NARROW: (&str, f64, f64) = ("chart progress narrow", 400.0, 388.0);
 const BOTTOM: f64 = HEIGHT - 40.0;
 /// Minimum distance of curve names.
 const APART: f64 = 15.0;
@@ -35,73 +39,129 @@ pub(super) fn chart(view: &ProblemView, floor_us: Option<f64>) -> Markup {
         return html! { p.soft { "No candidate has a time yet." } };
     }
     let baseline = view.baseline.as_ref().map(|ranked| ranked.us);
-    let times = curves.iter().flat_map(|c| &c.steps).map(|s| s.us).chain(baseline);
+    let raced = view.races.iter().flat_map(|race| [race.ranked.low_us, race.ranked.high_us]);
+    let times = curves.iter().flat_map(|c| &c.steps).map(|s| s.us).chain(baseline).chain(raced);
     let y = Axis::over(times, BOTTOM, TOP);
     let most = curves.iter().map(|c| c.tried).max().unwrap_or(1).max(1);
-    let x = Axis::linear(0.0, most as f64, LEFT, RIGHT);
-    let floor = floor_us.filter(|us| y.holds(*us));
-    let mut names: Vec<Name> = curves
-        .iter()
-        .filter_map(|c| {
-            let us = c.best_us()?;
-            Some(Name {
-                y: y.at(us),
-                class: arm_class(c.arm),
-                text: format!("{} {}", arm_name(c.arm), time(us)),
-            })
-        })
-        .collect();
-    names.extend(baseline.map(|us| Name {
-        y: y.at(us),
-        class: "baseline",
-        text: format!("baseline {}", time(us)),
-    }));
-    names.extend(floor.map(|us| Name { y: y.at(us), class: "floor", text: format!("floor {}", time(us)) }));
-    spread(&mut names, TOP, BOTTOM);
+    let drawn = Drawn { view, curves, baseline, floor: floor_us.filter(|us| y.holds(*us)), y, most };
     html! {
-        svg.chart.progress viewBox=(format!("0 0 {WIDTH} {HEIGHT}")) role="img"
-            aria-label="Best time so far over candidates tried, for the evolution and the random samples" {
-            @for tick in y.ticks(TICKS) {
-                line.grid x1=(LEFT) x2=(RIGHT) y1=(y.at(tick)) y2=(y.at(tick)) {}
-                text.tick x=(LEFT - 8.0) y=(y.at(tick) + AXIS_TEXT) text-anchor="end" { (y.label(tick, TICKS)) }
-            }
-            text.tick x=(LEFT - 8.0) y=(TOP - 10.0) text-anchor="end" { "µs" }
-            @for tick in x.ticks(8).into_iter().filter(|t| t.fract() == 0.0) {
-                text.tick x=(x.at(tick)) y=(BOTTOM + 16.0) text-anchor="middle" { (grouped(tick as i64)) }
-            }
-            text.tick x=((LEFT + RIGHT) / 2.0) y=(HEIGHT - 6.0) text-anchor="middle" { "candidates tried in the group" }
-            @if let Some(us) = baseline {
-                line.baseline x1=(LEFT) x2=(RIGHT) y1=(y.at(us)) y2=(y.at(us)) {}
-            }
-            @if let Some(us) = floor {
-                line.floor x1=(LEFT) x2=(RIGHT) y1=(y.at(us)) y2=(y.at(us)) {}
-            }
-            @for curve in &curves {
-                @if let Some(us) = curve.best_us() {
-                    line class=(format!("on {}", arm_class(curve.arm))) x1=(px(x.at(curve.tried as f64))) x2=(RIGHT)
-                        y1=(px(y.at(us))) y2=(px(y.at(us))) {}
-                }
-                path class=(format!("step {}", arm_class(curve.arm))) d=(steps(curve, &x, &y)) {}
-                @for step in &curve.steps {
-                    circle class=(format!("mark {}", arm_class(curve.arm))) r="3.2"
-                        cx=(px(x.at(step.candidates as f64))) cy=(px(y.at(step.us))) {
-                        title {
-                            "#" (step.candidate.0) ", " (arm_name(curve.arm)) " candidate " (grouped(step.candidates)) ": " (time(step.us)) " µs"
-                            @if let Some(baseline) = baseline { ", " (ratio(baseline / step.us)) " the baseline's speed" }
-                        }
-                    }
-                }
-            }
-            @for name in &names {
-                text class=(format!("name {}", name.class)) x=(RIGHT + 10.0) y=(px(name.y + AXIS_TEXT)) { (name.text) " µs" }
-            }
+        (drawn.svg(ROOMY))
+        (drawn.svg(NARROW))
+        div.legend {
+            span { i.key.evolution {} "evolution, raced" } span { i.key.random {} "random sample, raced" }
+            span { i.key.short {} "best short timing so far (solid: evolution, dashed: random)" }
+            span { i.key.level {} "baseline" @if let Some(us) = drawn.baseline { " " (time(us)) " µs" } }
+            @if let Some(us) = drawn.floor { span { i.key.roof {} "floor " (time(us)) " µs" } }
         }
     }
 }
 
-/// A pixel coordinate, rounded to a tenth.
-pub(super) fn px(value: f64) -> String {
-    format!("{value:.1}")
+/// What the chart shows, in whichever width.
+struct Drawn<'a> {
+    view: &'a ProblemView,
+    curves: Vec<&'a Curve>,
+    baseline: Option<f64>,
+    floor: Option<f64>,
+    y: Axis,
+    /// Candidates of the larger arm.
+    most: i64,
+}
+
+/// A raced candidate in the chart.
+struct Raced<'a> {
+    race: &'a RaceView,
+    /// The number of candidates of its arm until it was made, where it is known.
+    candidates: i64,
+}
+
+impl Drawn<'_> {
+    /// The races of candidates, at their places along the search. A candidate that was no corner of its arm's
+    /// curve stands at the end.
+    fn raced(&self) -> Vec<Raced<'_>> {
+        let is_candidate = |race: &&RaceView| matches!(race.ranked.arm, Arm::Evolution | Arm::Random);
+        let place = |race: &RaceView| {
+            let curve = self.view.curve(race.ranked.arm)?;
+            let corner = curve.steps.iter().find(|step| step.candidate == race.ranked.candidate);
+            Some(corner.map_or(curve.tried, |corner| corner.candidates))
+        };
+        let races = self.view.races.iter().filter(is_candidate);
+        races.filter_map(|race| Some(Raced { race, candidates: place(race)? })).collect()
+    }
+
+    fn svg(&self, (class, width, right): (&str, f64, f64)) -> Markup {
+        let Drawn { curves, baseline, floor, y, .. } = self;
+        let x = Axis::linear(0.0, self.most as f64, LEFT, right);
+        let names = if width > right + NAMES / 2.0 { self.names() } else { Vec::new() };
+        html! {
+            svg class=(class) viewBox=(format!("0 0 {width} {HEIGHT}")) role="img"
+                aria-label="Best short timing so far over candidates tried, and the candidates that raced" {
+                @for tick in y.ticks(TICKS) {
+                    line.grid x1=(LEFT) x2=(right) y1=(y.at(tick)) y2=(y.at(tick)) {}
+                    text.tick x=(LEFT - 8.0) y=(y.at(tick) + AXIS_TEXT) text-anchor="end" { (y.label(tick, TICKS)) }
+                }
+                text.tick x=(LEFT - 8.0) y=(TOP - 10.0) text-anchor="end" { "µs" }
+                @for tick in x.ticks((width / 110.0) as usize).into_iter().filter(|t| t.fract() == 0.0) {
+                    text.tick x=(x.at(tick)) y=(BOTTOM + 16.0) text-anchor="middle" { (grouped(tick as i64)) }
+                }
+                text.tick x=((LEFT + right) / 2.0) y=(HEIGHT - 6.0) text-anchor="middle" { "candidates tried in the group" }
+                @if let Some(us) = *baseline { line.baseline x1=(LEFT) x2=(right) y1=(y.at(us)) y2=(y.at(us)) {} }
+                @if let Some(us) = *floor { line.floor x1=(LEFT) x2=(right) y1=(y.at(us)) y2=(y.at(us)) {} }
+                @for curve in curves {
+                    path class=(format!("step short {}", arm_class(curve.arm))) d=(steps(curve, &x, y)) {}
+                    @for step in &curve.steps {
+                        circle.mark.short r="2.6" cx=(px(x.at(step.candidates as f64))) cy=(px(y.at(step.us))) {
+                            title {
+                                "#" (step.candidate.0) ", " (arm_name(curve.arm)) " candidate " (grouped(step.candidates))
+                                ": a short timing of " (time(step.us)) " µs"
+                            }
+                        }
+                    }
+                }
+                @for raced in self.raced() { (mark(&raced, x.at(raced.candidates as f64), y)) }
+                @for name in &names {
+                    text class=(format!("name {}", name.class)) x=(right + 10.0) y=(px(name.y + AXIS_TEXT)) { (name.text) " µs" }
+                }
+            }
+        }
+    }
+
+    /// The names right of the chart: the best raced candidate of each arm, and the levels.
+    fn names(&self) -> Vec<Name> {
+        let level = |class, text: &str, us: f64| Name {
+            y: self.y.at(us),
+            class,
+            text: format!("{text} {}", time(us)),
+        };
+        let best = |arm: Arm| {
+            let races = self.view.races.iter().filter(|race| race.ranked.arm == arm);
+            races.map(|race| race.ranked.us).min_by(f64::total_cmp)
+        };
+        let arms = [Arm::Evolution, Arm::Random].into_iter();
+        let mut names: Vec<Name> =
+            arms.filter_map(|arm| Some(level(arm_class(arm), arm_name(arm), best(arm)?))).collect();
+        names.extend(self.baseline.map(|us| level("baseline", "baseline", us)));
+        names.extend(self.floor.map(|us| level("floor", "floor", us)));
+        spread(&mut names, TOP, BOTTOM);
+        names
+    }
+}
+
+/// A raced candidate with the interval of its time.
+fn mark(raced: &Raced, x: f64, y: &Axis) -> Markup {
+    let ranked = &raced.race.ranked;
+    let class = arm_class(ranked.arm);
+    html! {
+        line class=(format!("span {class}")) x1=(px(x)) x2=(px(x)) y1=(px(y.at(ranked.low_us))) y2=(px(y.at(ranked.high_us))) {}
+        g {
+            (ranking::mark(class, x, y.at(ranked.us)))
+            title {
+                "#" (ranked.candidate.0) ", " (arm_name(ranked.arm)) ": " (time(ranked.us)) " µs in a race"
+                @if let Some(race) = ranked.against {
+                    ", " (ratio(race.ratio)) " (" (ratio(race.low)) " to " (ratio(race.high)) ") the baseline's speed"
+                }
+            }
+        }
+    }
 }
 
 /// A step line that falls at each improvement and ends at the arm's last candidate.

@@ -2,9 +2,8 @@
 
 use maud::{Markup, html};
 
-use super::axis::{Axis, ratio, time};
-use super::progress::px;
-use super::view::{ProblemView, in_words, speedup};
+use super::axis::{Axis, px, ratio, time};
+use super::view::{ProblemView, differing, in_words, speedup};
 use super::{AXIS_TEXT, Links, arm_class, arm_name, trial_name};
 use ledger::Ranked;
 
@@ -24,11 +23,8 @@ struct Row<'a> {
 
 /// The fastest candidates, and below them the baseline and the control.
 pub(super) fn chart(view: &ProblemView, links: Links) -> Markup {
-    let top = view.top.iter().map(|timed| Row {
-        timed,
-        class: arm_class(timed.arm),
-        name: in_words(&timed.subject),
-    });
+    let top =
+        view.top.iter().map(|timed| Row { timed, class: arm_class(timed.arm), name: named(view, timed) });
     let mut rows: Vec<Row> = top.collect();
     // Baseline and control stand below, unless they are among the fastest.
     let shown = |timed: &Ranked| view.top.iter().any(|t| t.candidate == timed.candidate);
@@ -51,7 +47,8 @@ pub(super) fn chart(view: &ProblemView, links: Links) -> Markup {
     let bottom = height - 26.0;
     let baseline = view.baseline.as_ref().map(|b| b.us);
     html! {
-        svg.chart.ranking viewBox=(format!("0 0 {WIDTH} {height}")) role="img"
+        (listed(&rows, view, links))
+        svg.chart.ranking.roomy viewBox=(format!("0 0 {WIDTH} {height}")) role="img"
             aria-label="The fastest candidates with the intervals of their times" {
             text.head x="12" y="16" { "candidate" }
             text.head x=(RIGHT + 14.0) y="16" { "µs" }
@@ -65,21 +62,22 @@ pub(super) fn chart(view: &ProblemView, links: Links) -> Markup {
                 @let y = TOP + ROW * (i as f64 + 0.5);
                 g.row {
                     (links.candidate(row.timed.candidate, html! { text.name x="12" y=(y + AXIS_TEXT) { "#" (row.timed.candidate.0) } }))
-                    text.what x="64" y=(y + AXIS_TEXT) { (clip(&row.name, 34)) @if row.timed.promoted { tspan.promoted { " ★" } } }
+                    text.what x="64" y=(y + AXIS_TEXT) { (clip(&row.name, 38)) @if row.timed.promoted { tspan.promoted { " ★" } } }
                     line class=(format!("span {}", row.class)) y1=(y) y2=(y)
                         x1=(px(x.at(row.timed.low_us))) x2=(px(x.at(row.timed.high_us))) {}
                     (mark(row.class, x.at(row.timed.us), y))
                     text.value x=(RIGHT + 14.0) y=(y + AXIS_TEXT) { (time(row.timed.us)) }
-                    text.value x=(WIDTH - 12.0) y=(y + AXIS_TEXT) text-anchor="end" {
+                    @let class = if row.timed.against.is_some() { "value" } else { "value short" };
+                    text class=(class) x=(WIDTH - 12.0) y=(y + AXIS_TEXT) text-anchor="end" {
                         @match speedup(view.baseline.as_ref(), Some(row.timed)) {
                             Some((raced, Some(_))) => (ratio(raced)),
-                            // The quotient of two separate times, not a race.
+                            // The ratio of two separate times, not a race.
                             Some((quotient, None)) => { "~" (ratio(quotient)) }
                             None => "–",
                         }
                     }
                     title {
-                        "#" (row.timed.candidate.0) " " (row.name) ", " (arm_name(row.timed.arm)) ", " (row.timed.operator) ": "
+                        "#" (row.timed.candidate.0) " " (in_words(&row.timed.subject)) " (" (row.name) "), " (arm_name(row.timed.arm)) ", " (row.timed.operator) ": "
                         (time(row.timed.us)) " µs (" (time(row.timed.low_us)) " to " (time(row.timed.high_us)) "), "
                         (trial_name(row.timed.trial))
                     }
@@ -89,8 +87,34 @@ pub(super) fn chart(view: &ProblemView, links: Links) -> Markup {
     }
 }
 
+/// A candidate in the chart: the genes in which it differs from the baseline, else its family and tile.
+fn named(view: &ProblemView, timed: &Ranked) -> String {
+    let baseline = view.baseline.as_ref().filter(|baseline| baseline.candidate != timed.candidate);
+    let genes = baseline.and_then(|baseline| differing(&baseline.subject, &timed.subject));
+    genes.unwrap_or_else(|| in_words(&timed.subject))
+}
+
+/// The same rows as text, for narrow screens.
+fn listed(rows: &[Row], view: &ProblemView, links: Links) -> Markup {
+    html! {
+        ol.narrow {
+            @for row in rows {
+                li {
+                    b { (links.number(row.timed.candidate)) } " " (time(row.timed.us)) " µs"
+                    @match speedup(view.baseline.as_ref(), Some(row.timed)) {
+                        Some((raced, Some((low, high)))) => { ", raced " (ratio(raced)) " (" (ratio(low)) " to " (ratio(high)) ")" }
+                        Some((quotient, None)) => span.soft { ", ~" (ratio(quotient)) " by short timings" }
+                        None => {}
+                    }
+                    div.soft { (arm_name(row.timed.arm)) ": " (row.name) @if row.timed.promoted { " ★" } }
+                }
+            }
+        }
+    }
+}
+
 /// Arms have different shapes, for readers who do not see the colours.
-fn mark(class: &str, x: f64, y: f64) -> Markup {
+pub(super) fn mark(class: &str, x: f64, y: f64) -> Markup {
     let (x0, x1) = (px(x - 4.5), px(x + 4.5));
     html! {
         @match class {

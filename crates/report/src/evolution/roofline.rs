@@ -2,12 +2,11 @@
 
 use maud::{Markup, html};
 
-use super::axis::{Axis, percent, time};
-use super::progress::px;
+use super::axis::{Axis, percent, px, time};
 use super::view::ProblemView;
 use super::{arm_class, arm_name};
-use bench::{Mode, Peaks};
-use ledger::Ranked;
+use bench::{CpuPeaks, Floor, Mode, Peaks, Products};
+use ledger::{Ranked, Run};
 
 const SIZE: (f64, f64) = (520.0, 330.0);
 const LEFT: f64 = 60.0;
@@ -17,8 +16,17 @@ const BOTTOM: f64 = SIZE.1 - 44.0;
 const TICKS: usize = 4;
 
 /// The least time of one call of the problem with as much of the inputs in L2 as fits, µs.
-pub(super) fn floor_us(device: &str, view: &ProblemView) -> Option<f64> {
-    Some(Peaks::of(device)?.floor(&view.problem.problem(), Mode::Warm).us())
+pub(super) fn floor_us(run: &Run, view: &ProblemView) -> Option<f64> {
+    match Peaks::of(&run.device) {
+        Some(peaks) => Some(peaks.floor(&view.problem.problem(), Mode::Warm).us()),
+        None => measured_floor(run, view).map(|(floor, _)| floor.us()),
+    }
+}
+
+/// The floor by the peaks of the processor, which were measured before the run.
+fn measured_floor(run: &Run, view: &ProblemView) -> Option<(Floor, Products)> {
+    let peaks: Option<CpuPeaks> = serde_json::from_value(run.config["peaks"].clone()).ok()?;
+    peaks?.floor(&view.problem.problem())
 }
 
 /// The points shown: the baseline, the best of the random arm if it is another one, and the best.
@@ -32,10 +40,37 @@ fn shown(view: &ProblemView) -> Vec<(&'static str, f64)> {
     all
 }
 
-pub(super) fn chart(device: &str, view: &ProblemView) -> Markup {
-    let Some(peaks) = Peaks::of(device) else {
+/// The figures of a floor that was measured: there is no data sheet to draw a roofline from.
+fn figures(floor: &Floor, products: &Products, view: &ProblemView) -> Markup {
+    html! {
+        p.soft {
+            "Before the run this processor reached " (format!("{:.0}", products.flops * 1e-9)) " GFLOP/s with "
+            (products.isa.name()) ". No kernel takes less than " (time(floor.us())) " µs."
+        }
+        dl.figures {
+            div { dt { "floor: arithmetic at its peak" } dd { (time(floor.flops_us)) " µs" } }
+            div { dt { "floor: reading the inputs" } dd { (time(floor.bytes_us)) " µs" } }
+            (attained(&shown(view), floor.us()))
+        }
+    }
+}
+
+/// The share of the floor in the time of each point.
+fn attained(rows: &[(&'static str, f64)], floor_us: f64) -> Markup {
+    html! {
+        @for (class, us) in rows {
+            div { dt { i class=(format!("key {class}")) {} "floor / time, " (name(class)) } dd { (percent(floor_us / us)) } }
+        }
+    }
+}
+
+pub(super) fn chart(run: &Run, view: &ProblemView) -> Markup {
+    let Some(peaks) = Peaks::of(&run.device) else {
+        if let Some((floor, products)) = measured_floor(run, view) {
+            return figures(&floor, &products, view);
+        }
         let why = "are in no table of FlashCore's, so there is no floor to hold its times against.";
-        return html! { p.soft { "The peaks of " (device) " " (why) } };
+        return html! { p.soft { "The peaks of " (run.device) " " (why) } };
     };
     let problem = view.problem.problem();
     let floor = peaks.floor(&problem, Mode::Warm);
@@ -74,9 +109,7 @@ pub(super) fn chart(device: &str, view: &ProblemView) -> Markup {
         dl.figures {
             div { dt { "floor: arithmetic at its peak" } dd { (time(floor.flops_us)) " µs" } }
             div { dt { "floor: traffic beyond L2" } dd { (time(floor.bytes_us)) " µs" } }
-            @for (class, us) in &rows {
-                div { dt { i class=(format!("key {class}")) {} "floor / time, " (name(class)) } dd { (percent(floor.us() / us)) } }
-            }
+            (attained(&rows, floor.us()))
         }
     }
 }

@@ -3,8 +3,7 @@
 use maud::{Markup, html};
 
 use super::Links;
-use super::axis::{Axis, grouped, percent, ratio, time};
-use super::progress::px;
+use super::axis::{Axis, grouped, percent, px, ratio, time};
 use super::view::{POINTS, within};
 use ledger::{Pair, Score};
 

@@ -3,12 +3,13 @@
 use std::collections::{HashSet, VecDeque};
 
 use kernels::select::Shape;
-use serde_json::json;
+use serde_json::{Value, json};
 
 use bench::provenance::iso8601;
+use bench::two_modes;
 use ledger::{
-    Ancestor, Arm, CandidateId, Corner, Cost, Decided, Earnings, Entered, Ledger, LedgerError, Niche, Pair,
-    Ranked, Reason, Run, RunEvent, RunId, RunLine, Tally, TimeKind, Trial,
+    Ancestor, Arm, CandidateId, Corner, Cost, Decided, Earnings, Entered, Ledger, LedgerError,
+    MeasurementFact, Niche, Pair, Ranked, Reason, Run, RunEvent, RunId, RunLine, Tally, TimeKind, Trial,
 };
 use ledger::{Candidate, Stage};
 
@@ -127,6 +128,18 @@ pub struct ProblemView {
     pub top: Vec<Ranked>,
     /// The baseline treated as a new candidate.
     pub control: Option<Ranked>,
+    /// The races against the baseline, in the order of the ranking; the control's is the last.
+    pub races: Vec<RaceView>,
+}
+
+/// A race against the baseline.
+#[derive(Clone, Debug)]
+pub struct RaceView {
+    pub ranked: Ranked,
+    /// Every sample of the candidate, µs per call.
+    pub samples: Vec<f64>,
+    /// The two modes of the samples and the share of the slower one, if they have two.
+    pub modes: Option<[f64; 3]>,
 }
 
 /// The best times so far of one arm.
@@ -185,6 +198,25 @@ pub fn in_words(candidate: &Candidate) -> String {
     let (kind, rest) = parts.split_at(2);
     let kind = kind.iter().flatten().map(String::as_str).collect::<Vec<_>>().join(" ");
     std::iter::once(&kind).chain(rest.iter().flatten()).map(String::as_str).collect::<Vec<_>>().join(", ")
+}
+
+/// The genes in which a plan differs from another one of its family, with their values; `None` for other
+/// families and for kernels.
+pub(super) fn differing(from: &Candidate, to: &Candidate) -> Option<String> {
+    let genes = |candidate: &Candidate| match candidate {
+        Candidate::Gpu(plan) => json!(plan).as_object().cloned(),
+        Candidate::Cpu(plan) => json!(plan).as_object().cloned(),
+        Candidate::Kernel(_) => None,
+    };
+    let (from, to) = (genes(from)?, genes(to)?);
+    let kind = |genes: &serde_json::Map<String, Value>| genes.get("family").or(genes.get("rung")).cloned();
+    if kind(&from) != kind(&to) {
+        return None;
+    }
+    let plain = |value: &Value| value.as_str().map_or_else(|| value.to_string(), str::to_owned);
+    let differing = to.iter().filter(|(gene, value)| from.get(*gene) != Some(value));
+    let words: Vec<String> = differing.map(|(gene, value)| format!("{gene} {}", plain(value))).collect();
+    Some(if words.is_empty() { "as the baseline".to_owned() } else { words.join(", ") })
 }
 
 /// Formats milliseconds since 1970 as UTC.
@@ -294,7 +326,10 @@ impl ProblemView {
         let reference = leader(Arm::Baseline)?.filter(|r| !of_baseline(r));
         let top = ledger.best_of_run(run, shape, TOP)?;
         let best = top.first().cloned();
+        let raced = top.iter().chain(&reference).chain(&control).filter(|r| r.against.is_some());
+        let races = raced.map(|ranked| race(ledger, ranked)).collect::<Result<Vec<_>, _>>()?;
         Ok(ProblemView {
+            races: races.into_iter().flatten().collect(),
             problem: *shape,
             curves: tried.iter().map(curve).collect(),
             lineage: best.as_ref().map_or(Ok(Vec::new()), |best| lineage(ledger, best.candidate))?,
@@ -312,6 +347,23 @@ impl ProblemView {
         self.curves.iter().find(|curve| curve.arm == arm)
     }
 
+    /// The time of a candidate from its race, if it is one of the ranking that raced, µs.
+    pub fn raced_us(&self, candidate: CandidateId) -> Option<f64> {
+        let race = self.races.iter().find(|race| race.ranked.candidate == candidate);
+        race.map(|race| race.ranked.us)
+    }
+
+    /// The noise floor of the races, as a ratio: the largest of their own floors, the distance of the A/A
+    /// control from 1, and what two modes of samples may feign.
+    pub fn noise_floor(&self) -> Option<f64> {
+        let floors = self.races.iter().filter_map(|race| Some(race.ranked.against?.noise));
+        let control = self.control.as_ref().and_then(|control| control.against);
+        let control = control.map(|race| race.ratio.max(1.0 / race.ratio));
+        let modes = self.races.iter().filter_map(|race| race.modes);
+        let modes = modes.map(|[fast, slow, share]| (slow / fast).powf(share.min(1.0 - share)));
+        floors.chain(control).chain(modes).max_by(f64::total_cmp)
+    }
+
     /// The baseline's time in the race against the best, to which the best's own time refers. When the
     /// baseline was timed alone, the machine's state may have differed.
     pub fn beside_best(&self) -> Option<f64> {
@@ -320,11 +372,22 @@ impl ProblemView {
         best.incumbent_us
     }
 
-    /// time(baseline) / time(best): from a race of the two with its interval, else the quotient of their
+    /// time(baseline) / time(best): from a race of the two with its interval, else the ratio of their
     /// times.
     pub fn speedup(&self) -> Option<(f64, Option<(f64, f64)>)> {
         speedup(self.baseline.as_ref(), self.best.as_ref())
     }
+}
+
+/// The last race of a candidate, with its samples.
+fn race(ledger: &Ledger, ranked: &Ranked) -> Result<Option<RaceView>, LedgerError> {
+    let measurements = ledger.candidate(ranked.candidate)?.measurements;
+    let is_race = |m: &MeasurementFact| m.trial != Trial::Microbench && m.problem == ranked.problem;
+    let race = measurements.into_iter().rfind(|m| is_race(m) && !m.samples.is_empty());
+    Ok(race.map(|race| {
+        let modes = two_modes(&race.samples);
+        RaceView { ranked: ranked.clone(), samples: race.samples, modes }
+    }))
 }
 
 /// time(baseline) / time(best), with its interval if the two raced.
@@ -433,6 +496,11 @@ mod tests {
         assert!(words.starts_with("mma ") && words.contains("×") && words.contains(" warps, "), "{words}");
         let native = in_words(&Candidate::Cpu(cpu::CpuPlan::for_problem(&problem)));
         assert!(native.contains("thread") && native.contains("×"), "{native}");
+        let base = cpu::CpuPlan::for_problem(&problem);
+        let wider = Candidate::Cpu(cpu::CpuPlan { block_kv: 7, splits: 3, ..base });
+        let base = Candidate::Cpu(base);
+        assert_eq!(differing(&base, &wider).as_deref(), Some("block_kv 7, splits 3"));
+        assert_eq!(differing(&base, &base).as_deref(), Some("as the baseline"));
         let source = Source { language: Language::Cuda, text: "x".into(), launch: String::new() };
         assert!(in_words(&Candidate::Kernel(source)).starts_with("CUDA C++ kernel "));
     }

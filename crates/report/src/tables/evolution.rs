@@ -71,7 +71,7 @@ pub(super) fn table(path: &Path) -> Result<Option<String>, TableError> {
         "faster by [95 %]",
         "verdict",
         "candidates",
-        "of as many, blind and not, short timings, µs",
+        "at equal numbers: random samples, evolution; short timings, µs",
     ];
     let mut lines = vec![line(&header), line(&[":--", "--:", "--:", "--:", ":--", "--:", ":--"])];
     lines.extend(rows.iter().map(|row| line(&cells(row))));

@@ -27,9 +27,11 @@ impl Folder {
         std::fs::read_dir(&self.0).unwrap().flatten().map(|entry| entry.file_name()).collect()
     }
 
-    /// Runs the built command in the folder.
+    /// Runs the built command in the folder, with the plans that are kept in the folder.
     pub fn run(&self, args: &[&str]) -> Output {
-        Command::new(env!("CARGO_BIN_EXE_flashcore")).args(args).current_dir(&self.0).output().unwrap()
+        let mut command = Command::new(env!("CARGO_BIN_EXE_flashcore"));
+        command.args(args).current_dir(&self.0).env("FLASHCORE_CONFIG_DIR", self.0.join("config"));
+        command.output().unwrap()
     }
 }
 

@@ -1,0 +1,111 @@
+//! Root causes in what warps wait for: launches, mbarriers, special functions. They name what kernels with
+//! asynchronous copies and products wait for, where no unit is busy.
+
+use predict::Cause;
+use ptx::Op;
+
+use super::evidence::{Evidence, Executed};
+use super::{Finding, amdahl};
+
+/// Share of an empty kernel from which the launch is a cause of its own.
+const LAUNCH: f64 = 0.25;
+/// Share of waits for mbarriers, and of the special functions, from which they are a cause.
+const MBARRIERS: f64 = 0.15;
+const EXPONENTIALS: f64 = 0.15;
+
+/// The kernel takes hardly longer than an empty one.
+pub(super) fn launch(evidence: &Evidence) -> Option<Finding> {
+    let prediction = evidence.prediction?;
+    let share = prediction.share(Cause::Launch);
+    (share >= LAUNCH).then(|| Finding {
+        name: "launch overhead",
+        lines: Vec::new(),
+        evidence: format!(
+            "an empty kernel takes {:.1} of the {:.1} µs",
+            share * prediction.us,
+            prediction.us
+        ),
+        share,
+        expected_gain: amdahl(share, 0.0),
+        cure: "more work in a launch (batches, heads), or launches that overlap: programmatic dependent launch, a CUDA graph",
+    })
+}
+
+/// Waits for phases of mbarriers: for bulk copies, or for the warps on the other side.
+pub(super) fn mbarriers(evidence: &Evidence) -> Option<Finding> {
+    let prediction = evidence.prediction?;
+    let share = prediction.share(Cause::Mbarrier) + prediction.share(Cause::AsyncCopy);
+    let is_wait = |e: &Executed| matches!(e.inst.op, Op::Mbarrier(_) | Op::CpAsyncWaitGroup);
+    let at = |pc: usize| evidence.executed.iter().find(|e| e.pc == pc);
+    let repeats = |e: &&Executed| matches!(e.inst.op, Op::Bra { .. });
+    // The time of a wait is at the test of the mbarrier and at the branch that repeats it.
+    let stall = |e: &Executed| {
+        let own = evidence.stall(e).unwrap_or(0.0);
+        own + at(e.pc + 1).filter(repeats).and_then(|branch| evidence.stall(branch)).unwrap_or(0.0)
+    };
+    let waits = || evidence.executed.iter().filter(|e| is_wait(e));
+    let longest = waits().max_by(|a, b| stall(a).total_cmp(&stall(b)))?;
+    // The instruction after the wait is executed once for each time that a warp passes it, however often the
+    // test is repeated. A wait that is passed once or twice stands before a pipeline that never fills.
+    let after = longest.pc + 1 + usize::from(at(longest.pc + 1).is_some_and(|e| repeats(&e)));
+    let times = at(after).map_or(longest.busiest, |e| e.busiest).max(1);
+    let is_short = times <= 2;
+    let where_ = evidence.show_line(longest.inst.line);
+    let lines = evidence.lines(|e| is_wait(e) && stall(e) > 0.01);
+    (share >= MBARRIERS).then(|| Finding {
+        name: if is_short { "pipeline too short" } else { "waits for copies" },
+        lines,
+        evidence: format!(
+            "warps wait {:.0} % of the time for copies or for the warps that consume them, longest at {where_}, which a \
+             warp passes {times} time{}",
+            100.0 * share,
+            if times == 1 { "" } else { "s" },
+        ),
+        share,
+        expected_gain: amdahl(share, 0.0),
+        cure: match is_short {
+            true => "a tile has too few blocks of keys to hide the first copies: smaller blocks and more stages in flight, \
+                     fewer CTAs with more tiles each, or several CTAs on a multiprocessor",
+            false => "more stages in flight, or larger blocks, so that a copy has ended when its turn comes",
+        },
+    })
+}
+
+/// Exponentials on the special-function pipe.
+pub(super) fn exponentials(evidence: &Evidence) -> Option<Finding> {
+    let prediction = evidence.prediction?;
+    let share = prediction.share(Cause::Mufu);
+    let special = |op: &Op| matches!(op, Op::Unary(ptx::UnaryOp::Ex2, ..));
+    (share >= EXPONENTIALS && evidence.has(special)).then(|| Finding {
+        name: "exponentials",
+        lines: evidence.lines(|e| special(&e.inst.op)),
+        evidence: format!(
+            "warps wait {:.0} % of the time for the special-function pipe, which is busy {:.0} % of it",
+            100.0 * share,
+            100.0 * prediction.utilisation.mufu
+        ),
+        share,
+        expected_gain: amdahl(share, 0.5),
+        cure: "overlap the exponentials of one tile with the products of another, or compute some of them as polynomials on \
+               the f32 pipe",
+    })
+}
+
+/// Where nothing else stands out: what warps wait for most.
+pub(super) fn longest(evidence: &Evidence) -> Option<Finding> {
+    let prediction = evidence.prediction?;
+    let waits = prediction.split.iter().filter(|(cause, _)| *cause != Cause::Issue);
+    let (cause, share) = waits.max_by(|a, b| a.1.total_cmp(&b.1))?;
+    Some(Finding {
+        name: "longest wait",
+        lines: Vec::new(),
+        evidence: format!(
+            "warps spend {:.0} % of the time on {}, the largest part",
+            100.0 * share,
+            cause.name()
+        ),
+        share: *share,
+        expected_gain: amdahl(*share, 0.5),
+        cure: "independent work between an instruction and the use of its result, or more warps on a multiprocessor",
+    })
+}

@@ -1,0 +1,58 @@
+//! The arguments of `flashcore plans`.
+
+use std::path::PathBuf;
+
+use clap::{Args, Subcommand};
+
+use super::{count, number, problem_help};
+
+#[derive(Debug, Subcommand)]
+pub enum PlansCommand {
+    /// List the kept plans, and say which of them calls on this machine use
+    List(PlansList),
+    /// Keep a plan for a problem on this machine
+    Add(PlansAdd),
+    /// Race the kept plans of this machine against the built-in choice
+    ///
+    /// Exit code: 0 no plan is slower than the built-in choice, 1 one is, 3 bad usage.
+    Check(PlansCheck),
+    /// Remove kept plans
+    Clear(PlansClear),
+}
+
+#[derive(Debug, Args)]
+pub struct PlansList {
+    #[arg(from_global)]
+    pub json: bool,
+}
+
+#[derive(Debug, Args)]
+pub struct PlansAdd {
+    #[arg(long, help = problem_help("The problem"))]
+    pub problem: String,
+    /// Plan, JSON, as `topk` prints it; - for standard input
+    #[arg(long, value_name = "FILE.json")]
+    pub plan: PathBuf,
+    /// Threads of the calls that use the plan; default: those that calls have on this machine
+    #[arg(long, value_name = "N", value_parser = count::<usize>)]
+    pub threads: Option<usize>,
+    #[arg(from_global)]
+    pub json: bool,
+}
+
+#[derive(Debug, Args)]
+pub struct PlansCheck {
+    /// Seconds for each race
+    #[arg(long, value_parser = number::<f64>, default_value_t = 2.0)]
+    pub seconds: f64,
+    #[arg(from_global)]
+    pub json: bool,
+}
+
+#[derive(Debug, Args)]
+pub struct PlansClear {
+    #[arg(long, help = problem_help("Only the plans of this problem on this machine"))]
+    pub problem: Option<String>,
+    #[arg(from_global)]
+    pub json: bool,
+}

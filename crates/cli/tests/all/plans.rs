@@ -1,0 +1,136 @@
+//! `flashcore plans`, and the plans that calls use.
+
+use std::collections::BTreeMap;
+
+use crate::folder::{Folder, text};
+use check::files::{Tensor, save};
+use check::values::Values;
+use problem::DType;
+use serde_json::{Value, json};
+
+/// A problem of two heads, 32 rows and 16 dimensions, as text and as a file `in.safetensors`.
+const PROBLEM: &str = "1,2,32,16,f32";
+
+fn input(folder: &Folder) {
+    let tensor = || Tensor { values: Values::zeros(DType::F32, 2 * 32 * 16), shape: vec![1, 2, 32, 16] };
+    let tensors = BTreeMap::from(["q", "k", "v"].map(|name| (name.to_owned(), tensor())));
+    save(&folder.0.join("in.safetensors"), &tensors).unwrap();
+}
+
+/// The plan with which `run` computes, its source, and what it says on standard error.
+fn run(folder: &Folder, extra: &[&str]) -> (Value, String, String) {
+    let args = [&["run", "--q", "in.safetensors", "--out", "out.safetensors", "--json"], extra].concat();
+    let output = folder.run(&args);
+    assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
+    let told: Value = serde_json::from_slice(&output.stdout).unwrap();
+    (told["plan"].clone(), told["plan_source"].as_str().unwrap().to_owned(), text(&output.stderr))
+}
+
+fn plan(block_q: usize) -> Value {
+    json!({
+        "isa": "portable", "threads": 1, "block_q": block_q, "block_kv": 8, "lanes": "queries", "vectors": 1,
+        "tile_rows": 2, "rows": "head", "order": "longest", "splits": 1,
+    })
+}
+
+#[test]
+fn a_kept_plan_is_used_until_it_is_cleared() {
+    let folder = Folder::new("kept");
+    input(&folder);
+    let (default, source, _) = run(&folder, &[]);
+    assert_eq!(source, "default");
+    folder.write("four.json", &plan(4).to_string());
+    folder.write("six.json", &json!({ "cpu": plan(6) }).to_string());
+    let add = |file: &str| {
+        let output = folder.run(&["plans", "add", "--problem", PROBLEM, "--plan", file]);
+        assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
+    };
+    add("four.json");
+    assert_eq!(run(&folder, &[]), (plan(4), "kept".to_owned(), String::new()));
+    // The later plan of a problem takes the place of the earlier one.
+    add("six.json");
+    assert_eq!(run(&folder, &[]).0, plan(6));
+    let list = text(&folder.run(&["plans", "list"]).stdout);
+    assert!(list.contains(PROBLEM) && list.contains("yes") && list.lines().count() == 2, "{list}");
+    // A plan on the command line comes first, and other problems keep the default.
+    assert_eq!(run(&folder, &["--plan", "four.json"]).1, "given");
+    assert_eq!(run(&folder, &["--softcap", "20"]).1, "default");
+    let cleared = folder.run(&["plans", "clear", "--problem", PROBLEM, "--json"]);
+    assert_eq!(serde_json::from_slice::<Value>(&cleared.stdout).unwrap()["removed"], 1);
+    assert_eq!(run(&folder, &[]), (default, "default".to_owned(), String::new()));
+}
+
+#[test]
+fn a_damaged_file_costs_a_warning_and_no_result() {
+    let folder = Folder::new("damaged-plans");
+    input(&folder);
+    folder.write("four.json", &plan(4).to_string());
+    folder.run(&["plans", "add", "--problem", PROBLEM, "--plan", "four.json"]);
+    let file = folder.0.join("config/plans.jsonl");
+    let good = std::fs::read_to_string(&file).unwrap();
+    std::fs::write(&file, format!("no plan\n{good}")).unwrap();
+    let (used, _, warning) = run(&folder, &[]);
+    assert_eq!(used, plan(4));
+    assert!(warning.contains("line 1 of ") && warning.contains("plans.jsonl is ignored"), "{warning}");
+    std::fs::write(&file, good.replace("\"block_q\":4", "\"block_q\":0")).unwrap();
+    let (_, source, warning) = run(&folder, &[]);
+    assert!(source == "default" && warning.contains("invalid value '0' for plan.block_q"), "{warning}");
+    // A folder in place of the file.
+    std::fs::remove_file(&file).unwrap();
+    std::fs::create_dir(&file).unwrap();
+    let (_, source, warning) = run(&folder, &[]);
+    assert!(source == "default" && warning.contains("not a regular file"), "{warning}");
+    let output = folder.run(&["plans", "list"]);
+    assert_eq!(output.status.code(), Some(3));
+    assert!(text(&output.stderr).contains("not a regular file"), "{}", text(&output.stderr));
+}
+
+#[test]
+fn what_cannot_be_kept_is_refused() {
+    let folder = Folder::new("refused-plans");
+    folder.write("bad.json", &plan(0).to_string());
+    folder.write("gpu.json", "{\"gpu\": {}}");
+    folder.write("good.json", &plan(4).to_string());
+    for (args, why) in [
+        (&["--problem", PROBLEM, "--plan", "bad.json"][..], "invalid value '0' for plan.block_q"),
+        (&["--problem", PROBLEM, "--plan", "gpu.json"], "this is a gpu plan; expected a cpu plan"),
+        (&["--problem", "1,2", "--plan", "good.json"], "for --problem"),
+        (&["--problem", PROBLEM, "--plan", "good.json", "--threads", "0"], "invalid value '0' for threads"),
+        (&["--problem", PROBLEM, "--plan", "none.json"], "cannot read none.json"),
+    ] {
+        let output = folder.run(&[&["plans", "add"], args].concat());
+        let message = text(&output.stderr);
+        assert!(output.status.code() == Some(3) && message.contains(why), "{args:?}: {message}");
+    }
+    assert!(!folder.0.join("config").exists());
+}
+
+#[test]
+fn a_search_keeps_what_it_promotes() {
+    let folder = Folder::new("promoted-plans");
+    // A baseline that is several times slower than the default plan.
+    let slow = json!({ "isa": "portable", "threads": 1, "block_q": 1, "block_kv": 16 });
+    folder.write("slow.json", &slow.to_string());
+    let search = |extra: &[&str]| {
+        let fixed =
+            ["evolve", "--problem", "1,2,128,32,f32", "--candidates", "12", "--seed-plan", "slow.json"];
+        let output = folder.run(&[&fixed[..], extra].concat());
+        assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
+        (text(&output.stdout), text(&output.stderr))
+    };
+    search(&["--no-keep"]);
+    assert!(!folder.0.join("config").exists());
+    let (result, told) = search(&[]);
+    let list: Value = serde_json::from_slice(&folder.run(&["plans", "list", "--json"]).stdout).unwrap();
+    let rows = list["rows"].as_array().unwrap();
+    // A busy machine may leave every race undecided: then nothing is promoted, and nothing is kept.
+    let promoted = result.contains("promoted: candidate") && !result.contains("not promoted");
+    assert_eq!(
+        (rows.len(), told.contains("is kept in")),
+        (usize::from(promoted), promoted),
+        "{result}{told}"
+    );
+    for row in rows {
+        assert!(row["used"] == "yes" && row["speedup"].as_f64().unwrap() > 1.0, "{row}");
+    }
+}

@@ -1,0 +1,348 @@
+//! Plans that a search found for this machine, in a file of the user's configuration folder. The command, the
+//! façade and the wheel read it ([`chosen`]), so that a search on a CPU has a use.
+//!
+//! The file is `plans.jsonl`, one JSON object per line ([`KeptPlan`]). A line that cannot be used costs a
+//! warning and never a result: the default plan takes its place.
+
+use std::collections::HashMap;
+use std::io::Read;
+use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
+
+use problem::{Problem, Shape};
+use serde::{Deserialize, Serialize};
+
+use crate::CpuPlan;
+use crate::plan::MAX_THREADS;
+
+/// A plan that is kept for one problem on one processor.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct KeptPlan {
+    /// The processor's name ([`processor`]).
+    pub processor: String,
+    /// Threads that the calls have for which the plan was found.
+    pub threads: usize,
+    /// What the plan computes.
+    pub problem: Shape,
+    /// The plan.
+    pub plan: CpuPlan,
+    /// The speed of the default plan's call relative to this plan's, as a race measured it: above 1, the plan
+    /// is faster. `None` for a plan that was added by hand.
+    pub speedup: Option<f64>,
+    /// Where the plan comes from.
+    pub source: String,
+    /// When it was kept, UTC, ISO 8601.
+    pub when: String,
+}
+
+impl KeptPlan {
+    /// What is wrong with the plan, on whichever machine.
+    fn check(&self) -> Result<(), String> {
+        let problem = self.problem.problem();
+        if self.threads == 0 || self.threads > MAX_THREADS {
+            return Err(format!("invalid value '{}' for threads: expected 1 to {MAX_THREADS}", self.threads));
+        }
+        if self.speedup.is_some_and(|ratio| !(ratio.is_finite() && ratio > 0.0)) {
+            return Err("invalid value for speedup: expected a number above 0, or null".to_owned());
+        }
+        self.plan.check_fields(&problem).map_err(|error| error.to_string())
+    }
+
+    /// Whether calls on this processor with `threads` threads use the plan.
+    pub fn is_for(&self, processor: &str, threads: usize) -> bool {
+        self.processor == processor && self.threads == threads
+    }
+
+    fn is_of(&self, other: &KeptPlan) -> bool {
+        (&self.processor, self.threads, self.problem) == (&other.processor, other.threads, other.problem)
+    }
+}
+
+/// A line of the file: its text, and the plan or what is wrong with it.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Line {
+    text: String,
+    /// The plan, or what is wrong with the line.
+    pub plan: Result<KeptPlan, String>,
+}
+
+/// The lines of a file of kept plans.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct KeptPlans {
+    lines: Vec<Line>,
+}
+
+/// The largest file that is read, in bytes: far above any user's.
+const LONGEST: u64 = 8 << 20;
+
+impl KeptPlans {
+    /// The file of this user: `plans.jsonl` in `FLASHCORE_CONFIG_DIR`, else in `flashcore` under
+    /// `XDG_CONFIG_HOME`, else in `flashcore` under `.config` of the home folder (`APPDATA` on Windows).
+    /// `None` if the environment names no folder.
+    pub fn file() -> Option<PathBuf> {
+        let variable =
+            |name: &str| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
+        Some(folder_of(variable)?.join("plans.jsonl"))
+    }
+
+    /// Reads a file. A file that does not exist has no lines.
+    ///
+    /// # Errors
+    /// When the file cannot be read, is no regular file, or is longer than 8 MiB.
+    pub fn read(path: &Path) -> std::io::Result<KeptPlans> {
+        match std::fs::metadata(path) {
+            Ok(found) if !found.is_file() => return Err(std::io::Error::other("it is not a regular file")),
+            Ok(_) => {}
+            Err(error) => return if is_absent(&error) { Ok(KeptPlans::default()) } else { Err(error) },
+        }
+        let mut bytes = Vec::new();
+        std::fs::File::open(path)?.take(LONGEST + 1).read_to_end(&mut bytes)?;
+        if bytes.len() as u64 > LONGEST {
+            return Err(std::io::Error::other(format!("it is longer than {LONGEST} bytes")));
+        }
+        Ok(KeptPlans::parse(&String::from_utf8_lossy(&bytes)))
+    }
+
+    /// Reads the contents of a file. Empty lines are left out.
+    pub fn parse(text: &str) -> KeptPlans {
+        let line = |text: &str| {
+            let plan = serde_json::from_str(text).map_err(|error| error.to_string());
+            let plan = plan.and_then(|plan: KeptPlan| plan.check().map(|()| plan));
+            Line { text: text.to_owned(), plan }
+        };
+        KeptPlans { lines: text.lines().filter(|text| !text.trim().is_empty()).map(line).collect() }
+    }
+
+    /// The contents of the file. Lines that cannot be used are kept as they are: a newer version may have
+    /// written them.
+    pub fn text(&self) -> String {
+        self.lines.iter().map(|line| format!("{}\n", line.text)).collect()
+    }
+
+    /// All lines, in the file's order.
+    pub fn lines(&self) -> &[Line] {
+        &self.lines
+    }
+
+    /// Adds a plan in place of the one for the same problem, processor and number of threads.
+    ///
+    /// # Errors
+    /// What is wrong with the plan.
+    pub fn put(&mut self, plan: KeptPlan) -> Result<(), String> {
+        plan.check()?;
+        let text = serde_json::to_string(&plan).map_err(|error| error.to_string())?;
+        self.lines.retain(|line| !line.plan.as_ref().is_ok_and(|kept| kept.is_of(&plan)));
+        self.lines.push(Line { text, plan: Ok(plan) });
+        Ok(())
+    }
+
+    /// Removes the lines that `wanted` accepts, and returns their number.
+    pub fn remove(&mut self, wanted: impl Fn(&Line) -> bool) -> usize {
+        let before = self.lines.len();
+        self.lines.retain(|line| !wanted(line));
+        before - self.lines.len()
+    }
+}
+
+fn is_absent(error: &std::io::Error) -> bool {
+    matches!(error.kind(), std::io::ErrorKind::NotFound | std::io::ErrorKind::NotADirectory)
+}
+
+/// The folder that the environment variables name.
+fn folder_of(variable: impl Fn(&str) -> Option<PathBuf>) -> Option<PathBuf> {
+    variable("FLASHCORE_CONFIG_DIR")
+        .or_else(|| Some(variable("XDG_CONFIG_HOME").filter(|path| path.is_absolute())?.join("flashcore")))
+        .or_else(|| Some(variable("HOME")?.join(".config").join("flashcore")))
+        .or_else(|| Some(variable("APPDATA")?.join("flashcore")))
+}
+
+/// The name of this machine's processor, as the system gives it.
+pub fn processor() -> &'static str {
+    static NAME: OnceLock<String> = OnceLock::new();
+    NAME.get_or_init(|| {
+        let info = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+        let name = info.lines().find_map(|line| line.strip_prefix("model name")?.split_once(':'));
+        name.map_or_else(|| std::env::consts::ARCH.to_owned(), |(_, name)| name.trim().to_owned())
+    })
+}
+
+/// The plan of a call.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Choice {
+    /// The plan.
+    pub plan: CpuPlan,
+    /// The kept plan, if the plan is one.
+    pub kept: Option<&'static KeptPlan>,
+}
+
+/// The plan that a call of `problem` on at most `threads` threads gets: the plan kept for the problem, the
+/// processor and this number of threads, else the default ([`CpuPlan::for_threads`]).
+///
+/// A plan is kept for a plain problem: sequences of one length, and a score without softcap, sink and
+/// programs. The file is read once, by the first call of the process.
+pub fn chosen(problem: &Problem, threads: usize) -> Choice {
+    let kept = user().get(problem, threads);
+    let plan = kept.map_or_else(|| CpuPlan::for_threads(problem, threads), |kept| kept.plan);
+    Choice { plan, kept }
+}
+
+/// The plans that can be used here, by problem and number of threads.
+#[derive(Debug, Default)]
+struct Usable(HashMap<(Shape, usize), KeptPlan>);
+
+impl Usable {
+    fn of(plans: &KeptPlans, processor: &str, mut warn: impl FnMut(usize, &str)) -> Usable {
+        let mut usable = HashMap::new();
+        for (index, line) in plans.lines.iter().enumerate() {
+            match &line.plan {
+                Err(why) => warn(index + 1, why),
+                Ok(kept) if kept.processor != processor => {}
+                Ok(kept) => match kept.plan.check(&kept.problem.problem()) {
+                    Err(why) => warn(index + 1, &why.to_string()),
+                    // The last line of a problem counts.
+                    Ok(()) => drop(usable.insert((key(&kept.problem.problem()), kept.threads), kept.clone())),
+                },
+            }
+        }
+        Usable(usable)
+    }
+
+    fn get(&self, problem: &Problem, threads: usize) -> Option<&KeptPlan> {
+        if self.0.is_empty() || !is_plain(problem) {
+            return None;
+        }
+        self.0.get(&(key(problem), threads))
+    }
+}
+
+/// The shape of a problem in its canonical form, so that equal work has one key.
+fn key(problem: &Problem) -> Shape {
+    Shape::of(&problem.canonical())
+}
+
+fn is_plain(problem: &Problem) -> bool {
+    let score = &problem.score;
+    problem.lengths.is_even() && problem.programs.is_empty() && score.softcap.is_none() && !score.sink
+}
+
+/// The user's plans for this processor, read once. What cannot be used is said on standard error.
+fn user() -> &'static Usable {
+    static USER: OnceLock<Usable> = OnceLock::new();
+    USER.get_or_init(|| {
+        let Some(file) = KeptPlans::file() else { return Usable::default() };
+        match KeptPlans::read(&file) {
+            Ok(plans) if plans.lines.is_empty() => Usable::default(),
+            Ok(plans) => Usable::of(&plans, processor(), |line, why| {
+                eprintln!("flashcore: line {line} of {} is ignored: {why}", file.display());
+            }),
+            Err(error) => {
+                eprintln!("flashcore: {} is ignored: {error}", file.display());
+                Usable::default()
+            }
+        }
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use problem::{Band, DType, Layout};
+
+    use super::*;
+    use crate::Isa;
+
+    fn kept(problem: &Problem, threads: usize, block_q: usize) -> KeptPlan {
+        let plan = CpuPlan { block_q, ..CpuPlan::for_threads(problem, threads) };
+        let (problem, speedup) = (Shape::of(problem), Some(1.25));
+        let [processor, source, when] = ["here", "run 1", "2026-01-02T03:04:05Z"].map(str::to_owned);
+        KeptPlan { processor, threads, problem, plan, speedup, source, when }
+    }
+
+    #[test]
+    fn the_last_plan_of_a_problem_on_this_processor_counts() {
+        let problem = Problem::new(1, 2, 64, 32, DType::F32);
+        let (first, last) = (kept(&problem, 2, 16), kept(&problem, 2, 32));
+        let elsewhere = KeptPlan { processor: "elsewhere".to_owned(), ..kept(&problem, 2, 48) };
+        let mut plans = KeptPlans::default();
+        for plan in [&first, &last, &elsewhere, &kept(&problem, 1, 8)] {
+            plans.put(plan.clone()).unwrap();
+        }
+        assert_eq!((plans.lines().len(), KeptPlans::parse(&plans.text())), (3, plans.clone()));
+        let usable = Usable::of(&plans, "here", |line, why| panic!("{line}: {why}"));
+        assert_eq!(usable.get(&problem, 2), Some(&last));
+        assert_eq!(usable.get(&problem, 1).map(|kept| kept.plan.block_q), Some(8));
+        assert_eq!(usable.get(&problem, 3), None);
+        // Two lines for one problem, as two programs may write them.
+        let twice = KeptPlans::parse(&format!("{}{}", plans.text(), serde_json::to_string(&first).unwrap()));
+        assert_eq!(Usable::of(&twice, "here", |_, _| ()).get(&problem, 2), Some(&first));
+        assert_eq!(plans.remove(|line| line.plan.as_ref().is_ok_and(|kept| kept.is_for("here", 2))), 1);
+    }
+
+    #[test]
+    fn equal_work_has_one_key_and_other_work_none() {
+        let problem = Problem::new(1, 2, 64, 32, DType::F32).with_band(Band::CAUSAL);
+        let mut plans = KeptPlans::default();
+        plans.put(kept(&problem, 2, 16)).unwrap();
+        let usable = Usable::of(&plans, "here", |_, _| ());
+        let top_left = problem.clone().with_band(Band::CAUSAL_TOP_LEFT);
+        for same in [&problem, &problem.clone().with_layout(Layout::Bshd), &top_left] {
+            assert!(usable.get(same, 2).is_some(), "{same:?}");
+        }
+        let mut capped = problem.clone();
+        capped.score.softcap = Some(20.0);
+        for other in [&problem.clone().with_band(Band::FULL), &capped] {
+            assert_eq!(usable.get(other, 2), None, "{other:?}");
+        }
+    }
+
+    #[test]
+    fn a_damaged_line_costs_a_warning_and_nothing_else() {
+        let problem = Problem::new(1, 2, 64, 32, DType::F32);
+        let good = serde_json::to_string(&kept(&problem, 2, 16)).unwrap();
+        let foreign = Isa::ALL.into_iter().find(|isa| !isa.is_available()).map(Isa::name);
+        let foreign = foreign.map(|name| {
+            let ours = serde_json::to_string(&CpuPlan::for_threads(&problem, 2).isa).unwrap();
+            good.replace(&ours, &format!("\"{name}\""))
+        });
+        let damaged = [
+            good[..good.len() / 2].to_owned(),
+            good.replace("\"threads\":2", "\"threads\":0"),
+            good.replace("\"block_q\":16", "\"block_q\":1000000"),
+            good.replace("\"speedup\":1.25", "\"speedup\":-1"),
+            good.replace("\"heads_kv\":2", "\"heads_kv\":7"),
+            good.replace("\"when\"", "\"whenever\""),
+            "\u{0}".to_owned(),
+        ];
+        for line in damaged.into_iter().chain(foreign) {
+            assert_ne!(line, good);
+            let plans = KeptPlans::parse(&format!("{line}\n\n{good}\n"));
+            let mut warnings = Vec::new();
+            let usable = Usable::of(&plans, "here", |line, why| warnings.push((line, why.to_owned())));
+            assert!(usable.get(&problem, 2).is_some() && warnings.len() == 1, "{line}: {warnings:?}");
+            // A damaged line is not lost when another one is added.
+            assert!(plans.text().starts_with(&line));
+        }
+        let mut plans = KeptPlans::default();
+        assert!(plans.put(KeptPlan { threads: 0, ..kept(&problem, 2, 16) }).unwrap_err().contains("threads"));
+    }
+
+    #[test]
+    fn the_file_is_in_the_folder_that_the_environment_names() {
+        let of = |set: &[(&str, &str)]| {
+            folder_of(|name| set.iter().find(|(set, _)| *set == name).map(|(_, value)| PathBuf::from(value)))
+        };
+        let home = ("HOME", "/home/u");
+        assert_eq!(of(&[("FLASHCORE_CONFIG_DIR", "/c"), home]), Some("/c".into()));
+        assert_eq!(of(&[("XDG_CONFIG_HOME", "/x"), home]), Some("/x/flashcore".into()));
+        assert_eq!(of(&[("XDG_CONFIG_HOME", "x"), home]), Some("/home/u/.config/flashcore".into()));
+        assert_eq!((of(&[("APPDATA", "/a")]), of(&[])), (Some("/a/flashcore".into()), None));
+    }
+
+    #[test]
+    fn what_is_no_file_has_no_plans() {
+        let none = KeptPlans::read(Path::new("/no/such/folder/plans.jsonl")).unwrap();
+        assert_eq!(none, KeptPlans::default());
+        assert_eq!(KeptPlans::read(Path::new("/dev/null/plans.jsonl")).unwrap(), KeptPlans::default());
+        assert!(KeptPlans::read(Path::new("/")).unwrap_err().to_string().contains("not a regular file"));
+    }
+}

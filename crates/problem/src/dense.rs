@@ -1,0 +1,86 @@
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+
+use crate::{Band, DTypes, Layout, Problem};
+
+/// The properties of a problem that decide which plan is fast: everything except strides and scale. Tables of
+/// tuned plans and the facts of a search are keyed by it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Shape {
+    /// Batch entries.
+    pub batch: usize,
+    /// Query heads.
+    pub heads_q: usize,
+    /// Heads of K and V.
+    pub heads_kv: usize,
+    /// Rows of Q.
+    pub seq_q: usize,
+    /// Rows of K and V.
+    pub seq_kv: usize,
+    /// Numbers of a row of Q and K.
+    pub head_dim: usize,
+    /// Numbers of a row of V.
+    pub head_dim_v: usize,
+    /// Element types. In files the field is called `dtype`.
+    #[serde(rename = "dtype")]
+    pub dtypes: DTypes,
+    /// Which keys a query sees.
+    pub mask: Band,
+}
+
+impl Shape {
+    /// The shape of a problem.
+    pub const fn of(problem: &Problem) -> Shape {
+        Shape {
+            batch: problem.batch,
+            heads_q: problem.heads_q,
+            heads_kv: problem.heads_kv,
+            seq_q: problem.seq_q,
+            seq_kv: problem.seq_kv,
+            head_dim: problem.head_dim,
+            head_dim_v: problem.head_dim_v,
+            dtypes: problem.dtypes,
+            mask: problem.band,
+        }
+    }
+
+    /// The dense problem of this shape.
+    pub fn problem(&self) -> Problem {
+        let problem = Problem {
+            heads_kv: self.heads_kv,
+            seq_kv: self.seq_kv,
+            head_dim_v: self.head_dim_v,
+            band: self.mask,
+            ..Problem::new(self.batch, self.heads_q, self.seq_q, self.head_dim, self.dtypes)
+        };
+        problem.with_layout(Layout::Bhsd)
+    }
+
+    /// The shape as a title: `bf16 B4 H32/8 S1×8192 D128 causal`.
+    pub fn title(&self) -> String {
+        let heads = pair(self.heads_q, self.heads_kv, '/');
+        let seq = pair(self.seq_q, self.seq_kv, '×');
+        let dim = pair(self.head_dim, self.head_dim_v, '/');
+        let mask = if self.mask == Band::FULL { String::new() } else { format!(" {}", self.mask) };
+        format!("{} B{} H{heads} S{seq} D{dim}{mask}", self.dtypes, self.batch)
+    }
+}
+
+/// Two extents, written once if they are equal.
+fn pair(a: usize, b: usize, between: char) -> String {
+    if a == b { a.to_string() } else { format!("{a}{between}{b}") }
+}
+
+/// The shape in words, as commands read it: `4,32/8,1x8192,128,bf16,causal`. Equal extents of queries and
+/// keys, and of keys and values, are written once.
+impl fmt::Display for Shape {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let heads = pair(self.heads_q, self.heads_kv, '/');
+        let seq = pair(self.seq_q, self.seq_kv, 'x');
+        let dim = pair(self.head_dim, self.head_dim_v, '/');
+        write!(f, "{},{heads},{seq},{dim},{}", self.batch, self.dtypes)?;
+        if self.mask == Band::FULL { Ok(()) } else { write!(f, ",{}", self.mask) }
+    }
+}
