@@ -8,24 +8,44 @@ use std::path::PathBuf;
 /// Marks of code or data that the device has.
 const DEVICE: [&str; 5] = ["__global__", "__device__", "__constant__", "__shared__", "__managed__"];
 
-/// What device code does not call: a function without a mark that has one of these is host code.
-const HOST: [&str; 16] = [
-    "<<<",
-    "std::vector",
-    "std::string",
-    "std::cout",
-    "std::cerr",
+/// What device code does not use: a function without a mark that has one of these is host code.
+const HOST: [&str; 5] = ["<<<", "std::vector", "std::string", "std::cout", "std::cerr"];
+
+/// Names that device code does not use.
+const HOST_NAMES: [&str; 12] = [
     "fprintf",
+    "fopen",
+    "exit",
+    "EXIT_FAILURE",
+    "EXIT_SUCCESS",
+    "rand",
+    "srand",
+    "RAND_MAX",
+    "getenv",
+    "argv",
+    "cudaError_t",
+    "cudaStream_t",
+];
+
+/// How names of libraries for the host begin.
+const HOST_PREFIXES: [&str; 17] = [
     "cudaMalloc",
     "cudaMemcpy",
     "cudaMemset",
     "cudaFree",
     "cudaEvent",
     "cudaStream",
-    "cudaDeviceSynchronize",
-    "cudaGetLastError",
-    "cudaSetDevice",
-    "cudaGetDevice",
+    "cudaDevice",
+    "cudaGet",
+    "cudaSet",
+    "cudaFunc",
+    "cublas",
+    "cudnn",
+    "curandCreate",
+    "nccl",
+    "cudaOccupancy",
+    "cudaLaunch",
+    "cuTensorMap",
 ];
 
 /// A source text and its declarations.
@@ -82,9 +102,7 @@ impl Text {
             let is_main = words(head).any(|word| word == "main") && head.contains('(');
             let is_function = code.contains('{') && head.contains('(');
             !self.has_device_code(range)
-                && (is_main
-                    || is_function
-                        && (head.contains("__host__") || HOST.iter().any(|name| code.contains(name))))
+                && (is_main || is_function && (head.contains("__host__") || is_for_the_host(code)))
         };
         let found: Vec<Range<usize>> =
             self.declarations.iter().filter(|range| host(range)).cloned().collect();
@@ -181,6 +199,14 @@ fn skip_bounds(head: &str) -> &str {
         Some((_, rest)) => rest.split_once(')').map_or(rest, |(_, rest)| rest),
         None => head,
     }
+}
+
+/// Whether code uses what device code does not have.
+fn is_for_the_host(code: &str) -> bool {
+    let host = |word: &str| {
+        HOST_NAMES.contains(&word) || HOST_PREFIXES.iter().any(|prefix| word.starts_with(prefix))
+    };
+    HOST.iter().any(|part| code.contains(part)) || words(code).any(host)
 }
 
 fn words(code: &str) -> impl Iterator<Item = &str> {

@@ -74,6 +74,7 @@ const FLOAT: &str = "#pragma once
 ";
 
 const MATH: &str = "#pragma once
+namespace std { typedef decltype(sizeof(0)) size_t; }
 #ifndef INFINITY
 #define INFINITY __int_as_float(0x7f800000)
 #endif
