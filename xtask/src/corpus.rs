@@ -15,7 +15,7 @@ const BEGIN: &str = "<!-- corpus: begin -->\n";
 const END: &str = "<!-- corpus: end -->\n";
 
 /// The rows from which the page is made.
-const ROWS: &str = "evidence/public-kernels.jsonl";
+const ROWS: &str = "xtask/corpus/rows.jsonl";
 
 /// Mutants of one kernel.
 const MUTANTS: usize = 4;
@@ -118,6 +118,9 @@ pub fn check(root: &Path, args: &Corpus) -> Result<(), XtaskError> {
     let lists = lists(root)?;
     let mut rows = read_rows(root);
     let mut unexpected = 0;
+    // A file is compiled once for all its kernels.
+    let ptx = std::env::temp_dir().join(format!("flashcore-corpus-{}.ptx", std::process::id()));
+    let mut compiled = None;
     for list in &lists {
         let name = list.repository.rsplit('/').next().unwrap_or_default();
         let checkout = args.folder.join(name);
@@ -138,7 +141,11 @@ pub fn check(root: &Path, args: &Corpus) -> Result<(), XtaskError> {
             {
                 continue;
             }
-            let row = one(root, args, &checkout, list, file, &entry)?;
+            let key = (list.repository.clone(), file.path.clone());
+            if compiled.replace(key.clone()) != Some(key) {
+                let _ = std::fs::remove_file(&ptx);
+            }
+            let row = one(root, args, &checkout, list, file, &entry, &ptx)?;
             println!("{:11} {:6.1} s  {name} {} {}", row.verdict, row.seconds, file.path, entry.kernel);
             if list.class(&row) == Class::Unexpected {
                 unexpected += 1;
@@ -219,7 +226,9 @@ fn write_rows(root: &Path, lists: &[Repository], rows: &mut Vec<Row>) -> Result<
 fn lists(root: &Path) -> Result<Vec<Repository>, XtaskError> {
     let folder = root.join("xtask/corpus");
     let entries = std::fs::read_dir(&folder).map_err(|source| XtaskError::Io { path: folder, source })?;
-    let mut paths: Vec<PathBuf> = entries.flatten().map(|entry| entry.path()).collect();
+    let paths = entries.flatten().map(|entry| entry.path());
+    let mut paths: Vec<PathBuf> =
+        paths.filter(|path| path.extension().is_some_and(|e| e == "toml")).collect();
     paths.sort();
     let read = |path: &PathBuf| {
         let text =
@@ -253,17 +262,21 @@ fn one(
     list: &Repository,
     file: &File,
     entry: &Entry,
+    ptx: &Path,
 ) -> Result<Row, XtaskError> {
     let binary = args.flashcore.clone().unwrap_or_else(|| root.join("target/debug/flashcore"));
     let mut command = Command::new(&binary);
     command.current_dir(checkout).arg("check");
     if file.path.ends_with(".py") {
         command.arg(format!("{}:{}", file.path, entry.kernel));
+    } else if ptx.is_file() {
+        command.arg(ptx).args(["--entry", &spaced(entry.kernel)]);
     } else {
-        command.arg(&file.path).args(["--entry", entry.kernel]);
-        if entry.kernel.contains('<') {
-            command.args(["--instantiate", entry.kernel]);
-        }
+        command.arg(&file.path).args(["--entry", entry.kernel]).arg("--keep-ptx").arg(ptx);
+        let entries = file.kernels.lines().map(|line| Entry::of(line).kernel);
+        entries.filter(|kernel| kernel.contains('<')).for_each(|kernel| {
+            command.args(["--instantiate", kernel]);
+        });
     }
     for (option, value) in ["--grid", "--block", "--dynamic-shared"].into_iter().zip(&entry.launch) {
         if *value != "-" {
@@ -378,6 +391,11 @@ fn generated(lists: &[Repository], rows: &[Row]) -> String {
     }
     text.push('\n');
     text
+}
+
+/// The name of a template instance as C++ names are demangled: `sum<float, 4>`.
+fn spaced(kernel: &str) -> String {
+    kernel.replace(", ", ",").replace(',', ", ").replace("half", "__half")
 }
 
 /// A list item in lines of at most 110 columns.

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use check::launchfile::{Bound, Brief, LaunchError, LaunchSpec, suggest};
+use check::names::demangle;
 use host::cuda::{Compiled, Source, compile_files, templates};
 use host::store::{self, read_text};
 use host::triton;
@@ -99,7 +100,11 @@ impl Origin<'_> {
                 step.entry = Some(name.clone());
             }
         }
-        let chosen = |name: &str| spec.launches.iter().any(|step| step.entry.as_deref() == Some(name));
+        // A launch may name an entry as the source does.
+        let chosen = |name: &str| {
+            let is = |entry: &str| entry == name || entry == demangle(name);
+            spec.launches.iter().any(|step| step.entry.as_deref().is_some_and(is))
+        };
         let is_only = module.entries().next().is_none();
         if let Some(left_out) = left_out.into_iter().find(|left_out| is_only || chosen(&left_out.function)) {
             return Err(CliError::Unknown { path: self.file.to_path_buf(), left_out: Box::new(left_out) });

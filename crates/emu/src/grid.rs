@@ -433,7 +433,10 @@ fn check_grid_after_next(context: &Context, options: &Options, total: &mut Total
         matches!(inst.op, Op::Griddepcontrol(GridDependency::Wait)) && counter.lanes > 0
     };
     let waited = context.program.code.iter().zip(&total.counters.instructions).any(waits);
-    if context.launch.overlapping && options.checks.races && options.only.is_none() && !waited {
+    if context.launch.overlapping && options.checks.races && options.only.is_none() && !waited
+        // Accesses of such a grid are findings of their own.
+        && !total.findings.has(HazardKind::BeforeGridWait)
+    {
         total.findings.report(HazardKind::BeforeGridWait, 0, None, || {
             let message = "no thread executes griddepcontrol.wait: this grid may end before the previous one, and a \
                            grid that waits for this one then does not wait for the previous one";

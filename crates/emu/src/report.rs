@@ -309,6 +309,11 @@ impl Findings {
         self.add(Hazard { kind, line, other_line, threads, place, message, count: 1 });
     }
 
+    /// Whether there is a finding of this kind.
+    pub fn has(&self, kind: HazardKind) -> bool {
+        self.list.iter().any(|hazard| hazard.kind == kind)
+    }
+
     fn add(&mut self, hazard: Hazard) {
         let key = (hazard.kind, hazard.line, hazard.other_line);
         match self.index.get(&key) {

@@ -334,8 +334,14 @@ fn is_namespace(head: &str) -> bool {
 /// Whether a declaration goes on behind its closing brace, up to a semicolon.
 fn goes_on(head: &str) -> bool {
     let is_type = words(head).any(|word| matches!(word, "struct" | "class" | "union" | "enum" | "typedef"));
+    // Default arguments are no initialiser.
+    let mut depth = 0;
+    let is_initialised = head.chars().any(|c| {
+        depth += i32::from(c == '(') - i32::from(c == ')');
+        c == '=' && depth == 0
+    });
     is_type && !head.contains('(')
-        || head.contains('=') && !head.contains("operator") && !head.contains("template")
+        || is_initialised && !head.contains("operator") && !head.contains("template")
 }
 
 /// The place of the bracket that closes the one at `open`, or the end of the text.
@@ -368,6 +374,7 @@ namespace a {
 template <typename T, int M> __global__ void __launch_bounds__(64) scale(T* x) { x[0] *= M; }
 static int host(int n) { return n; }
 }
+static void defaults(float* x, float y = 1.0f) { exit(1); }
 extern "C" __global__ void plain(float* x) { if (x[0] > '{') { x[0] = 1; } }
 void run(float* x) {
 #ifdef TWICE
@@ -392,7 +399,7 @@ int main(int argc, char** argv) {
         {
             assert!(blanked.contains(kept), "{kept}: {blanked}");
         }
-        assert_eq!(text.blanked_lines(), [(10, 15), (16, 18)]);
+        assert_eq!(text.blanked_lines(), [(9, 9), (11, 16), (17, 19)]);
         assert!(text.blank_line(7) && !text.blank_line(7) && !text.blank_line(6), "device code stays");
         assert!(!text.to_string().contains("static int host"));
         assert_eq!(text.includes().collect::<Vec<_>>(), ["mine.cuh"]);

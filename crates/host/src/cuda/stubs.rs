@@ -75,6 +75,7 @@ const FLOAT: &str = "#pragma once
 
 const MATH: &str = "#pragma once
 namespace std { typedef decltype(sizeof(0)) size_t; }
+typedef unsigned int uint; typedef unsigned short ushort; typedef unsigned long ulong;
 #ifndef INFINITY
 #define INFINITY __int_as_float(0x7f800000)
 #endif
@@ -216,6 +217,11 @@ pub(super) fn known(without_cuda: bool) -> BTreeMap<String, String> {
     add(&["string.h", "cstring"], STRING);
     add(&["stdio.h", "cstdio"], STDIO);
     add(&EMPTY, "");
+    if !without_cuda {
+        // These headers of libraries include the types of their arguments.
+        let types = "#include <cuda_fp16.h>\n#include <cuda_bf16.h>\n";
+        add(&["cublas_v2.h", "cublasLt.h", "cublas.h", "cudnn.h"], types);
+    }
     for name in LIBCUXX {
         let math = if name == "cmath" { MATH } else { "#pragma once\n" };
         let text = format!(
