@@ -12,7 +12,7 @@ const DEVICE: [&str; 5] = ["__global__", "__device__", "__constant__", "__shared
 const HOST: [&str; 5] = ["<<<", "std::vector", "std::string", "std::cout", "std::cerr"];
 
 /// Names that device code does not use.
-const HOST_NAMES: [&str; 12] = [
+const HOST_NAMES: [&str; 18] = [
     "fprintf",
     "fopen",
     "exit",
@@ -25,6 +25,12 @@ const HOST_NAMES: [&str; 12] = [
     "argv",
     "cudaError_t",
     "cudaStream_t",
+    "strlen",
+    "strcmp",
+    "strchr",
+    "strcpy",
+    "strncasecmp",
+    "sscanf",
 ];
 
 /// How names of libraries for the host begin.
