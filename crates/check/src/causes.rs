@@ -62,7 +62,8 @@ pub fn causes(hazards: &[Hazard], sources: &Sources) -> Vec<Cause> {
     for hazard in hazards {
         let lines = (sources.line(hazard.line), hazard.other_line.and_then(|line| sources.line(line)));
         let other = hazard.other_line.map(|line| spot(line, &lines.1));
-        let symmetric = matches!(hazard.kind, HazardKind::Race | HazardKind::WarpOrder);
+        let symmetric =
+            matches!(hazard.kind, HazardKind::Race | HazardKind::WarpOrder | HazardKind::UnusedRead);
         let key = match (spot(hazard.line, &lines.0), other) {
             // Two accesses race in either order.
             (a, Some(b)) if symmetric && a > b => (hazard.kind, general(b, hazard), Some(a)),
@@ -77,8 +78,8 @@ pub fn causes(hazards: &[Hazard], sources: &Sources) -> Vec<Cause> {
         known.insert(key, found.len());
         // Where lines of the source are named, a line that the message itself names must say of what it is.
         let message = match &lines.0 {
-            Some(_) => hazard.message.replace(" line ", " PTX line "),
-            None => hazard.message.clone(),
+            Some(_) if hazard.kind != HazardKind::AssertionFailed => hazard.message.replace(" line ", " PTX line "),
+            _ => hazard.message.clone(),
         };
         found.push(Cause {
             kind: hazard.kind,
@@ -128,10 +129,10 @@ const fn rank(kind: HazardKind) -> u32 {
         | HazardKind::AsyncNotWaited
         | HazardKind::BeforeGridWait => 2,
         HazardKind::BarrierDivergence => 3,
-        HazardKind::Race | HazardKind::NonCoherentRead | HazardKind::WarpOrder => 4,
+        HazardKind::Race | HazardKind::WeakOrder | HazardKind::NonCoherentRead | HazardKind::WarpOrder => 4,
         HazardKind::AssertionFailed | HazardKind::Trap | HazardKind::Deadlock => 5,
         HazardKind::UninitialisedRead | HazardKind::UnwrittenOutput => 6,
-        HazardKind::UnpromisedAlignment => 7,
+        HazardKind::UnpromisedAlignment | HazardKind::UnusedRead => 7,
     }
 }
 
@@ -166,6 +167,11 @@ fn cure(hazard: &Hazard) -> &'static str {
         HazardKind::UnwrittenOutput => "write every element of the output, also in the last tile",
         HazardKind::BeforeGridWait => "wait (griddepcontrol.wait) before the first access to global memory",
         HazardKind::RegisterPool => "let setmaxnreg of the roles add up to what the CTA was launched with",
+        HazardKind::WeakOrder => {
+            "release the data (__threadfence() before the flag is set) and acquire it (__threadfence() after the flag \
+             is read)"
+        }
+        HazardKind::UnusedRead => "load under the condition under which the value is used",
         HazardKind::UnpromisedAlignment => "declare the variable with __align__(16)",
         HazardKind::WarpOrder => "put __syncwarp() between the two accesses: a shuffle orders no memory",
         HazardKind::NonCoherentRead => {

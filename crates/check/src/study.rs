@@ -210,6 +210,7 @@ fn run_some(
             checks,
             fidelity,
             step_limit,
+            cooperative: bound.is_cooperative(0),
             ..Options::default()
         };
         let mut handles: Vec<&mut Buffer> = buffers.iter_mut().collect();

@@ -5,7 +5,9 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use check::diagnose::SMALL_GRID;
-use check::gate::{CheckReport, GateError, Settings, Verdict, Watch, check_watched};
+use check::gate::{
+    CheckReport, Fate, GateError, Mutant, Settings, Verdict, Watch, check_mutants, check_watched,
+};
 use check::launchfile::Bound;
 use check::sources::Sources;
 use check::study::{Study, analyse};
@@ -48,6 +50,7 @@ pub fn check(args: &Check) -> Result<Status, CliError> {
     }
     let mut settings = if args.quick { Settings::quick() } else { Settings::thorough() };
     settings.collectives_order = args.warp_order == "assume";
+    settings.repeat_races = true;
     if args.strict_alignment {
         settings.placement = Placement::Declared;
     }
@@ -60,6 +63,12 @@ pub fn check(args: &Check) -> Result<Status, CliError> {
     if let Some(percent) = args.require_coverage {
         check.require_coverage(percent);
     }
+    let mutants = match args.mutants {
+        Some(most) if check.verdict == Verdict::Passed => {
+            check_mutants(&bound, &settings, most, &Watch::start(args.timeout))?
+        }
+        _ => Vec::new(),
+    };
     let launch = bound.kernel.launch;
     let sources = Sources::new(text, args.file.parent());
     let mut study = analyse(bound, None, Some(sources), check, std::slice::from_ref(gpu), ptxas.as_ref());
@@ -73,9 +82,13 @@ pub fn check(args: &Check) -> Result<Status, CliError> {
     if !reports.on_standard_output() {
         let mut out = crate::terminal::out();
         unless_closed(if args.json {
-            out.json("check", &object(&study, &found, args)).map_err(CliError::from)
+            let mut object = object(&study, &found, args);
+            if args.mutants.is_some() {
+                object["mutants"] = json!(mutants);
+            }
+            out.json("check", &object).map_err(CliError::from)
         } else {
-            print(&mut out, &study, &found, args)
+            print(&mut out, &study, &found, args).and_then(|()| print_mutants(&mut out, &study, &mutants))
         })?;
     }
     Ok(match study.check.verdict {
@@ -230,6 +243,22 @@ fn print(out: &mut Out, study: &Study, found: &Found, args: &Check) -> Result<()
     }
     for finding in &study.findings {
         writeln!(out, "{}: {}", finding.name, finding.evidence)?;
+    }
+    Ok(())
+}
+
+/// Prints what became of each mutant.
+fn print_mutants(out: &mut Out, study: &Study, mutants: &[Mutant]) -> Result<(), CliError> {
+    for mutant in mutants {
+        let source = study.sources.line(mutant.line);
+        let place = findings::place(mutant.line, &source);
+        let fate = match &mutant.fate {
+            Fate::Failed(reason) => format!("found: {}", ptx::quote::words(reason)),
+            Fate::Incomplete(reason) => format!("no verdict: {}", ptx::quote::words(reason)),
+            Fate::Differs(what) => format!("no hazard, {what}: a [reference] would find it"),
+            Fate::Same => "not found: no hazard, and equal outputs".to_owned(),
+        };
+        writeln!(out, "mutant {} at {place}: {fate}", mutant.fault)?;
     }
     Ok(())
 }

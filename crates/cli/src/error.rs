@@ -41,6 +41,14 @@ pub enum CliError {
     /// PTX that does not parse.
     #[error("{path}: {error}")]
     Parse { path: PathBuf, error: ptx::ParseError },
+    /// The launched kernel uses what the emulator does not know.
+    #[error(
+        "incomplete: {} of {path} cannot be judged: {}", ptx::quote::cut(&left_out.function), left_out.error
+    )]
+    Unknown { path: PathBuf, left_out: Box<ptx::LeftOut> },
+    /// A Triton kernel that does not compile.
+    #[error(transparent)]
+    Triton(#[from] host::triton::TritonError),
     /// PTX that violates a rule of the verifier.
     #[error(
         "{path}: the PTX is invalid ({} error{}):\n{violations}", violations.0.len(), if violations.0.len() == 1 { "" } else { "s" }

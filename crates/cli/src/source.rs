@@ -4,9 +4,11 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use check::launchfile::{Bound, Brief, LaunchError, LaunchSpec, suggest};
+use check::names::demangle;
 use host::cuda::{Compiled, Source, compile_files, templates};
 use host::store::{self, read_text};
-use ptx::{Target, TargetSuffix, Verified};
+use host::triton;
+use ptx::{LeftOut, Target, TargetSuffix, Verified};
 
 use crate::args::{Compiling, Stated};
 use crate::error::CliError;
@@ -29,6 +31,10 @@ struct Kernels {
     text: String,
     /// The template instances that were asked for, and their names in the PTX.
     names: BTreeMap<String, String>,
+    /// Functions that use what the emulator does not know.
+    left_out: Vec<LeftOut>,
+    /// Dynamic shared memory of a Triton kernel in bytes.
+    shared: Option<u32>,
 }
 
 impl Origin<'_> {
@@ -62,6 +68,7 @@ impl Origin<'_> {
             block: stated.block.clone(),
             cluster: stated.cluster.clone(),
             dynamic_shared: stated.dynamic_shared,
+            cooperative: stated.cooperative,
             args: stated.arg.clone(),
         };
         let spec = brief.spec().map_err(not_stated)?;
@@ -70,7 +77,7 @@ impl Origin<'_> {
 
     /// A first launch file.
     pub fn suggest(&self, entry: Option<&str>) -> Result<String, CliError> {
-        let Kernels { module, names, .. } = self.module()?;
+        let Kernels { module, names, .. } = self.module(None)?;
         let entry = entry.map(|entry| names.get(entry).map_or(entry, String::as_str));
         suggest(&module, entry).map_err(not_stated)
     }
@@ -82,30 +89,44 @@ impl Origin<'_> {
             path: if error == LaunchError::NoEntry { self.file } else { path }.to_path_buf(),
             error: Box::new(error),
         };
-        let Kernels { module, text, names } = self.module()?;
+        let Kernels { module, text, names, left_out, shared } = self.module(Some(&spec))?;
+        if let Some(shared) = shared {
+            let parameters = module.entries().map(|entry| entry.params.len()).max().unwrap_or(0);
+            spec.complete_triton(shared, parameters);
+        }
         for step in &mut spec.launches {
             // A template instance, by the words of --instantiate.
             if let Some(name) = step.entry.as_ref().and_then(|entry| names.get(entry)) {
                 step.entry = Some(name.clone());
             }
         }
+        // A launch may name an entry as the source does.
+        let chosen = |name: &str| {
+            let is = |entry: &str| entry == name || entry == demangle(name);
+            spec.launches.iter().any(|step| step.entry.as_deref().is_some_and(is))
+        };
+        let is_only = module.entries().next().is_none();
+        if let Some(left_out) = left_out.into_iter().find(|left_out| is_only || chosen(&left_out.function)) {
+            return Err(CliError::Unknown { path: self.file.to_path_buf(), left_out: Box::new(left_out) });
+        }
         spec.read_files(folder).map_err(refuse)?;
         let mut references = Vec::new();
         let (include, define) = (self.compiling.include.clone(), self.compiling.define.clone());
         // Instances and further files are those of the checked kernel.
-        let compiling = Compiling { include, define, instantiate: Vec::new(), others: Vec::new() };
+        let compiling = Compiling { include, define, ..Compiling::default() };
         for file in spec.reference_kernels() {
             references.push(
-                Origin { file: &folder.join(file), compiling: &compiling, sm: self.sm }.module()?.module,
+                Origin { file: &folder.join(file), compiling: &compiling, sm: self.sm }.module(None)?.module,
             );
         }
         Ok((spec.bind_with(module, &references, folder).map_err(refuse)?, text))
     }
 
-    /// The module and its PTX.
-    fn module(&self) -> Result<Kernels, CliError> {
+    /// The module and its PTX. Triton compiles a kernel for the types of the arguments in `spec`.
+    fn module(&self, spec: Option<&LaunchSpec>) -> Result<Kernels, CliError> {
         let file = self.file;
         let mut names = BTreeMap::new();
+        let mut shared = None;
         let text = match file.extension().and_then(|e| e.to_str()) {
             _ if store::is_standard(file) => read_text(file)?,
             Some("ptx") => read_text(file)?,
@@ -114,10 +135,17 @@ impl Origin<'_> {
                 names = compiled.names;
                 compiled.ptx
             }
-            _ => return Err(CliError::Extension(file.to_path_buf())),
+            _ => match (triton_function(file), spec) {
+                (Some((file, function)), Some(spec)) => {
+                    let compiled = self.compile_triton(file, function, spec)?;
+                    shared = Some(compiled.shared);
+                    compiled.ptx
+                }
+                _ => return Err(CliError::Extension(file.to_path_buf())),
+            },
         };
-        let module =
-            ptx::parse(&text).map_err(|error| CliError::Parse { path: file.to_path_buf(), error })?;
+        let (module, left_out) =
+            ptx::parse_known(&text).map_err(|error| CliError::Parse { path: file.to_path_buf(), error })?;
         let target = module.target;
         let mut module = module
             .verify()
@@ -133,11 +161,29 @@ impl Origin<'_> {
                 CliError::Argument { argument: "--sm", value: device.sm.to_string(), accepted }
             })?;
         }
-        Ok(Kernels { module, text, names })
+        Ok(Kernels { module, text, names, left_out, shared })
+    }
+
+    fn compile_triton(
+        &self,
+        file: PathBuf,
+        function: String,
+        spec: &LaunchSpec,
+    ) -> Result<triton::Compiled, CliError> {
+        let Compiling { signature, constexpr, num_warps, num_stages, .. } = self.compiling;
+        let types = match &signature[..] {
+            [] => spec.triton_types().map_err(not_stated)?,
+            given => given.iter().map(|ty| ty.trim().to_owned()).collect(),
+        };
+        let sm = self.sm.map_or(80, |target| target.sm);
+        let constants = constexpr.clone();
+        let request =
+            triton::Request { file, function, types, constants, warps: *num_warps, stages: *num_stages, sm };
+        Ok(request.compile()?)
     }
 
     fn compile(&self) -> Result<Compiled, CliError> {
-        let Compiling { include, define, instantiate, others } = self.compiling;
+        let Compiling { include, define, instantiate, others, .. } = self.compiling;
         let mut sources = Vec::new();
         for file in std::iter::once(self.file).chain(others.iter().map(PathBuf::as_path)) {
             sources.push(Source { file: file.to_path_buf(), text: read_text(file)? });
@@ -166,6 +212,12 @@ impl Origin<'_> {
         }
         Ok(compiled)
     }
+}
+
+/// The file and the function of `FILE.py:FUNCTION`.
+fn triton_function(file: &Path) -> Option<(PathBuf, String)> {
+    let (file, function) = file.to_str()?.rsplit_once(':')?;
+    file.ends_with(".py").then(|| (PathBuf::from(file), function.to_owned()))
 }
 
 /// The error of a launch on the command line.

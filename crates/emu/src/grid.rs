@@ -4,18 +4,18 @@
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
-use ptx::{Access, Arg, Function, Kernel, Op, Statement, TensorMapSpec};
+use ptx::{Access, Arg, Function, GridDependency, Kernel, Op, TensorMapSpec};
 use rayon::prelude::*;
 
 use crate::EmuError;
 use crate::contract::{check_agents, check_contract, check_shadow, check_shared, shadow_bytes};
 use crate::counters::{Counter, Counters};
-use crate::decode::{Inst, Program, decode};
-use crate::exec::{Cluster, Context, GlobalOrder, Outcome, Progress, registers_at_entry};
+use crate::decode::{Inst, Program, WORKSPACE, decode};
+use crate::exec::{Cluster, Context, Doubts, Follow, GlobalOrder, Outcome, Progress, registers_at_entry};
 use crate::memory::{Bitmap, Buffer, GlobalMemory, Region, RegionAccess};
 use crate::numerics::tensor::TensorRules;
 use crate::order::Actors;
-use crate::report::{Fidelity, Findings, Hazard, HazardKind, Options, Place, Printed, Report, ThreadId};
+use crate::report::{Fidelity, Findings, HazardKind, Options, Place, Printed, Report, ThreadId};
 use crate::stopwatch::Stopwatch;
 use crate::trace::CtaTrace;
 
@@ -82,57 +82,17 @@ impl<'a> Budget<'a> {
     }
 }
 
-/// Runs a kernel with one buffer for each buffer of its contract, and returns the findings. Buffers of
-/// [`Access::Write`] count as uninitialised, whatever they hold.
-///
-/// # Errors
-/// The buffers or arguments do not match the contract, the kernel executes an instruction that is not
-/// implemented, or the kernel does not end within [`Options::step_limit`], [`Options::grid_limit`]
-/// and the limit of [`Options::stopwatch`].
-pub fn run(kernel: &Kernel, buffers: &mut [&mut Buffer], options: &Options) -> Result<Report, EmuError> {
-    let whole = options.only.is_none() && options.fidelity == Fidelity::Exact;
-    if !(whole && options.checks.races && !options.collectives_order && has_collectives(kernel)) {
-        return run_once(kernel, buffers, options);
-    }
-    let mut copies: Vec<Buffer> = buffers.iter().map(|buffer| buffer.copy()).collect();
-    let mut report = run_once(kernel, buffers, options)?;
-    let in_a_warp = |h: &Hazard| {
-        h.kind == HazardKind::Race
-            && matches!(h.threads[..], [a, b] if (a.cta, a.warp) == (b.cta, b.warp) && a.lane != b.lane)
-    };
-    if report.hazards.iter().any(in_a_warp) {
-        // The run is repeated as if collectives ordered memory. It takes the same course.
-        let ordered = Options { collectives_order: true, traced_ctas: Vec::new(), ..options.clone() };
-        let mut handles: Vec<&mut Buffer> = copies.iter_mut().collect();
-        let again = run_once(kernel, &mut handles, &ordered)?.hazards;
-        let key = |h: &Hazard| (h.kind, h.line, h.other_line);
-        for hazard in report.hazards.iter_mut().filter(|h| in_a_warp(h)) {
-            if !again.iter().any(|other| key(other) == key(hazard)) {
-                hazard.kind = HazardKind::WarpOrder;
-                hazard.message += " but a shuffle or another collective, which orders no memory; put bar.warp.sync \
-                     (__syncwarp) between";
-            }
-        }
-    }
-    Ok(report)
-}
-
-/// Whether the entry or a callee has a warp-wide instruction that orders no memory.
-fn has_collectives(kernel: &Kernel) -> bool {
-    let reached = kernel.module.reached_from(&kernel.entry);
-    let functions = kernel.module.functions().zip(reached).filter(|(_, reached)| *reached);
-    let mut statements = functions.flat_map(|(f, _)| f.body.iter().flat_map(|b| &b.statements));
-    statements.any(|statement| {
-        matches!(statement, Statement::Inst(inst) if matches!(
-            inst.op,
-            Op::Shfl(_) | Op::Vote(_) | Op::Match(..) | Op::Redux { .. } | Op::Elect
-        ))
-    })
-}
-
-fn run_once(kernel: &Kernel, buffers: &mut [&mut Buffer], options: &Options) -> Result<Report, EmuError> {
+/// Runs a kernel once. Returns the findings and, where they are collected, the reads that race.
+pub(crate) fn run_once(
+    kernel: &Kernel,
+    buffers: &mut [&mut Buffer],
+    options: &Options,
+    follow: Follow,
+) -> Result<(Report, Doubts), EmuError> {
     let entry = check_contract(kernel, buffers)?;
-    let mut program = decode(kernel, kernel.buffers.len(), options.placement)?;
+    let mut program = decode(kernel, kernel.buffers.len(), options, matches!(follow, Follow::Values(_)))?;
+    // Only the order of the whole grid names the lanes of other CTAs.
+    program.communicates |= !follow.is_nothing();
     (program.params, program.maps) = parameters(kernel, entry);
     let sm = options.sm.unwrap_or(kernel.module.target.sm);
     check_shared(program.layout.shared_bytes, sm)?;
@@ -146,6 +106,7 @@ fn run_once(kernel: &Kernel, buffers: &mut [&mut Buffer], options: &Options) -> 
         launch: &kernel.launch,
         global: &global,
         options,
+        follow,
         rules,
         registers: registers_at_entry(&entry.bounds, &program),
         apart: !program.communicates,
@@ -171,9 +132,13 @@ fn run_once(kernel: &Kernel, buffers: &mut [&mut Buffer], options: &Options) -> 
         run_apart(&context, &clusters, &mut total)?;
     }
     after_checks(&context, kernel, options, &mut total.findings);
+    check_grid_after_next(&context, options, &mut total);
     drop(global);
     keep_written(kernel, buffers, fresh);
-    Ok(Report { changed: changed(&program, &variables), ..total.report(&program, kernel) })
+    let mut doubts = std::mem::take(&mut total.doubts);
+    // A value that a call passes in a register is not followed.
+    doubts.overflow |= program.passes_registers();
+    Ok((Report { changed: changed(&program, &variables), ..total.report(&program, kernel) }, doubts))
 }
 
 /// The clusters to run.
@@ -222,6 +187,7 @@ struct Total {
     counters: Counters,
     traces: Vec<CtaTrace>,
     printed: Vec<Printed>,
+    doubts: Doubts,
     steps: u64,
 }
 
@@ -231,6 +197,7 @@ impl Total {
         self.counters.add(&outcome.counters);
         self.traces.extend(outcome.traces);
         self.printed.extend(outcome.printed);
+        self.doubts.merge(outcome.doubts);
         self.steps += outcome.steps;
     }
 
@@ -239,6 +206,7 @@ impl Total {
         self.counters.add(&other.counters);
         self.traces.extend(other.traces);
         self.printed.extend(other.printed);
+        self.doubts.merge(other.doubts);
         self.steps += other.steps;
         self
     }
@@ -281,6 +249,7 @@ fn changed(program: &Program, variables: &[Vec<AtomicU32>]) -> Vec<String> {
     };
     let pairs = program.layout.variables.iter().zip(variables);
     pairs
+        .filter(|(region, _)| region.name != WORKSPACE)
         .filter(|(region, after)| !same(&region.contents, after))
         .map(|(region, _)| region.name.clone())
         .collect()
@@ -455,6 +424,25 @@ fn resident_clusters(context: &Context) -> usize {
     let room = ((1 << 30) / bytes.max(1)).clamp(1, RESIDENT);
     let held = context.options.resident.map_or(RESIDENT as u64, |ctas| ctas / context.ranks());
     room.min(usize::try_from(held).unwrap_or(RESIDENT)).max(1)
+}
+
+/// Checks that a grid which overlaps with the previous one waits for its end somewhere. If it does not, it may
+/// end first, and the next grid's wait for this one says nothing about the previous one.
+fn check_grid_after_next(context: &Context, options: &Options, total: &mut Total) {
+    let waits = |(inst, counter): (&Inst, &Counter)| {
+        matches!(inst.op, Op::Griddepcontrol(GridDependency::Wait)) && counter.lanes > 0
+    };
+    let waited = context.program.code.iter().zip(&total.counters.instructions).any(waits);
+    if context.launch.overlapping && options.checks.races && options.only.is_none() && !waited
+        // Accesses of such a grid are findings of their own.
+        && !total.findings.has(HazardKind::BeforeGridWait)
+    {
+        total.findings.report(HazardKind::BeforeGridWait, 0, None, || {
+            let message = "no thread executes griddepcontrol.wait: this grid may end before the previous one, and a \
+                           grid that waits for this one then does not wait for the previous one";
+            (Vec::new(), None, message.into())
+        });
+    }
 }
 
 /// Checks that need the end of all CTAs: races between CTAs that ran one after the other, and outputs that

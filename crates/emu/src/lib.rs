@@ -10,6 +10,7 @@
 //!
 //! [`run`] runs a kernel and returns a report with all findings. [`Emulator`] does so as a [`ptx::Machine`].
 
+mod again;
 mod contract;
 mod counters;
 mod decode;
@@ -24,9 +25,10 @@ mod report;
 mod stopwatch;
 pub mod trace;
 
+pub use again::run;
 pub use counters::{Counter, Counters};
 pub use error::EmuError;
-pub use grid::{argument_bytes, run};
+pub use grid::argument_bytes;
 pub use machine::Emulator;
 pub use memory::Buffer;
 pub use report::{

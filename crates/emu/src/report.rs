@@ -91,6 +91,11 @@ pub struct Options {
     /// The most CTAs that are resident at a time when CTAs communicate; `None`: as many as the host's memory
     /// holds. A kernel that needs more deadlocks.
     pub resident: Option<u64>,
+    /// Whether the launch is cooperative: the kernel may then use a barrier of the whole grid.
+    pub cooperative: bool,
+    /// Whether relaxed and volatile reads of global memory may return older values, as far as PTX allows it.
+    /// Each line that does so is reported as [`HazardKind::WeakOrder`].
+    pub weak: bool,
     /// Linear indices of the CTAs to record.
     pub traced_ctas: Vec<u64>,
     /// Linear indices of the CTAs to run, each once; `None`: all. With a subset of CTAs, unwritten outputs
@@ -118,6 +123,8 @@ impl Default for Options {
             placement: Placement::Ptxas,
             collectives_order: false,
             resident: None,
+            cooperative: false,
+            weak: false,
             traced_ctas: Vec::new(),
             only: None,
             step_limit: 50_000_000,
@@ -155,13 +162,17 @@ pub enum HazardKind {
     Trap,
     /// A failed `assert`.
     AssertionFailed,
+    /// A relaxed or volatile read that returned an older value.
+    WeakOrder,
+    /// A read that races, and on whose value nothing depends.
+    UnusedRead,
 }
 
 impl HazardKind {
     /// Whether the finding fails a check unless the caller says otherwise. The others are right on the GPUs
     /// of today and hold by no promise.
     pub const fn fails(self) -> bool {
-        !matches!(self, HazardKind::UnpromisedAlignment)
+        !matches!(self, HazardKind::UnpromisedAlignment | HazardKind::UnusedRead)
     }
 
     /// The name that filetests and JSON use.
@@ -185,6 +196,8 @@ impl HazardKind {
             HazardKind::NonCoherentRead => "non_coherent_read",
             HazardKind::Trap => "trap",
             HazardKind::AssertionFailed => "assertion_failed",
+            HazardKind::WeakOrder => "weak_order",
+            HazardKind::UnusedRead => "unused_read",
         }
     }
 }
@@ -294,6 +307,11 @@ impl Findings {
         }
         let (threads, place, message) = describe();
         self.add(Hazard { kind, line, other_line, threads, place, message, count: 1 });
+    }
+
+    /// Whether there is a finding of this kind.
+    pub fn has(&self, kind: HazardKind) -> bool {
+        self.list.iter().any(|hazard| hazard.kind == kind)
     }
 
     fn add(&mut self, hazard: Hazard) {

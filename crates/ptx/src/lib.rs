@@ -40,7 +40,7 @@ pub use module::{
     ParamSpace, Register, Statement, Target, TargetSuffix, UnknownTarget, Variable, Version,
 };
 pub use operand::{Address, Base, Guard, Imm, Label, Name, Operand, Reg, SpecialReg};
-pub use parse::{LineTable, ParseError, SourceFrame, parse};
+pub use parse::{LeftOut, LineTable, ParseError, SourceFrame, parse, parse_known};
 pub use tensor_map::{Element, L2Promotion, Swizzle, TensorMapError, TensorMapSpec};
 pub use types::{Space, Type};
 pub use verify::{Rule, Verified, Violation, Violations};

@@ -141,4 +141,5 @@ special_registers! {
     ClusterNctaidZ = "%cluster_nctaid.z": U32,
     ClusterCtarank = "%cluster_ctarank": U32, ClusterNctarank = "%cluster_nctarank": U32,
     IsExplicitCluster = "%is_explicit_cluster": Pred,
+    Envreg1 = "%envreg1": U32, Envreg2 = "%envreg2": U32,
 }

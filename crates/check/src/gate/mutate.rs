@@ -94,7 +94,7 @@ impl Fault {
         )
     }
 
-    fn applies(self, inst: &Instruction) -> bool {
+    pub(super) fn applies(self, inst: &Instruction) -> bool {
         match (self, inst.op) {
             (Fault::DropBarrier, Op::Bar { kind, .. }) => kind == BarKind::Sync,
             (Fault::DropWarpBarrier, Op::BarWarpSync) => true,

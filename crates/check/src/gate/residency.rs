@@ -28,7 +28,8 @@ pub(super) fn check(
         for before in bound.steps().take(at) {
             emu::run(before, &mut handles, options)?;
         }
-        let alone = Options { resident: Some(1), schedule: Schedule::Late, ..options.clone() };
+        let cooperative = bound.is_cooperative(at);
+        let alone = Options { cooperative, resident: Some(1), schedule: Schedule::Late, ..options.clone() };
         let report = emu::run(kernel, &mut handles, &alone)?;
         if let Some(hang) = report.hazards.iter().find(|h| h.kind == HazardKind::Deadlock) {
             note(hang, kernel.launch.grid.count(), most, check);

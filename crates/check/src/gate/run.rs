@@ -11,7 +11,7 @@ use ptx::{Access, BarKind, Kernel, Launch, Op, Space, Statement};
 
 use super::feed::{Feed, lse_rows, row_ranges};
 use super::inputs::Style;
-use super::{CheckReport, Coverage, Verdict, Watch, residency};
+use super::{CheckReport, Coverage, Verdict, Watch, repeat, residency};
 use crate::launchfile::{Bound, Init, Memory, Role};
 use crate::reference::ReferenceError;
 
@@ -44,6 +44,8 @@ pub struct Settings {
     pub placement: Placement,
     /// Whether shuffles and other warp collectives count as ordering memory.
     pub collectives_order: bool,
+    /// Whether a kernel whose accesses race runs again with equal inputs, to say if its outputs differ.
+    pub repeat_races: bool,
 }
 
 impl Settings {
@@ -61,6 +63,7 @@ impl Settings {
             lagging: true,
             placement: Placement::Ptxas,
             collectives_order: false,
+            repeat_races: false,
         }
     }
 
@@ -175,8 +178,15 @@ pub fn check_watched(bound: &Bound, settings: &Settings, watch: &Watch) -> Resul
             && check.verdict == Verdict::Passed
             && let Some(feed) = Feed::draw(bound, style, seed)
             && let Err(error) = residency::check(bound, &feed, &options, &mut check)
+                .and_then(|()| repeat::check_weak_order(bound, &feed, &options, &mut check))
         {
             unfinished(error, watch, &mut check)?;
+        }
+        let races =
+            settings.repeat_races && check.hazards.iter().any(|hazard| hazard.kind == HazardKind::Race);
+        if races && let Some(feed) = Feed::draw(bound, style, seed) {
+            // The verdict stands, whether or not these runs end in time.
+            let _ = repeat::tell_nondeterminism(bound, &feed, &options, &mut check);
         }
         if check.verdict != Verdict::Passed {
             break; // further runs would only repeat the finding
@@ -301,7 +311,7 @@ fn run_once(
 
 /// Runs the kernels of a program one after the other on the same buffers, up to the first one with a hazard
 /// that fails the check. The hazards of a program of several kernels name their launch.
-fn run_steps(
+pub(super) fn run_steps(
     bound: &Bound,
     buffers: &mut [Buffer],
     options: &Options,
@@ -310,11 +320,12 @@ fn run_steps(
     let count = bound.steps().count();
     let mut reports = Vec::with_capacity(count);
     for (number, kernel) in (1..).zip(bound.steps()) {
+        let cooperative = bound.is_cooperative(number - 1);
         let traced_ctas = match traced {
             0 => Vec::new(),
             count => emu::trace::sample_ctas(kernel.launch.grid.count(), count),
         };
-        let options = Options { traced_ctas, ..options.clone() };
+        let options = Options { traced_ctas, cooperative, ..options.clone() };
         let mut report = emu::run(kernel, &mut buffers.iter_mut().collect::<Vec<_>>(), &options)?;
         if count > 1 {
             let launch = format!(" (launch {number} of {count}, {})", ptx::quote::cut(&kernel.entry));

@@ -353,7 +353,7 @@ impl LaunchStep {
 /// one entry matches.
 fn entry_named<'m>(module: &'m Module, name: &str) -> Option<&'m Function> {
     let exact = module.entries().find(|f| *f.name == *name);
-    exact.or_else(|| {
+    let exact = exact.or_else(|| {
         // The Itanium C++ ABI writes a name as its length and its letters.
         let mangled = format!("_Z{}{name}", name.len());
         let nested = format!("{}{name}", name.len());
@@ -362,7 +362,9 @@ fn entry_named<'m>(module: &'m Module, name: &str) -> Option<&'m Function> {
         };
         let mut found = module.entries().filter(matches);
         found.next().filter(|_| found.next().is_none())
-    })
+    });
+    // A name as messages write it, such as `sum<float, 4>`.
+    exact.or_else(|| module.entries().find(|f| crate::names::demangle(&f.name) == name))
 }
 
 /// A launch contract under construction.

@@ -13,6 +13,7 @@ pub struct Brief {
     pub block: Option<Vec<i64>>,
     pub cluster: Option<Vec<i64>>,
     pub dynamic_shared: Option<i64>,
+    pub cooperative: bool,
     /// One per parameter: `NAME:TYPE=VALUE` or `NAME:TYPE:SHAPE[=INIT]`.
     pub args: Vec<String>,
 }
@@ -38,6 +39,7 @@ impl Brief {
             cluster: self.cluster.clone(),
             block: self.block.clone(),
             dynamic_shared: self.dynamic_shared,
+            cooperative: self.cooperative.then_some(true),
             ..RawLaunch::default()
         };
         LaunchSpec::of(&RawFile {

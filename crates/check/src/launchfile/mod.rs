@@ -20,6 +20,7 @@ mod spec;
 mod suggest;
 #[cfg(test)]
 mod tests;
+mod triton;
 mod write;
 
 pub use bind::{Bound, Role};

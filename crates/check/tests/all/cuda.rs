@@ -1,4 +1,4 @@
-//! The kernels of `filetests/cuda`: CUDA C++ with the launch and the expected hazards in comments.
+//! The kernels of `filetests/cuda`: CUDA C++ and Triton, with the launch and the expected hazards in comments.
 //!
 //! ```text
 //! // What the kernel does.
@@ -10,8 +10,10 @@
 //!
 //! Each file has the entries `wrong` and `right`. `wrong` has the announced hazards on the announced source
 //! lines and no others, and `right` passes. Beside each source lies the PTX that NVRTC made from it, which is
-//! checked everywhere. Where NVRTC is installed, the source is compiled again and that PTX is checked, too;
-//! `FLASHCORE_BLESS=1` then writes the committed PTX.
+//! checked everywhere. Where NVRTC or Triton is installed, the source is compiled again and that PTX is
+//! checked, too; `FLASHCORE_BLESS=1` then writes the committed PTX.
+//!
+//! In a Triton file the comments begin with `#`, and each kernel has a PTX file of its own (`x_wrong.ptx`).
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -22,18 +24,28 @@ use flashcore_check::launchfile::LaunchSpec;
 use flashcore_check::sources::Sources;
 use host::cuda::{Options, Source, compile_files};
 use host::tools::NvrtcError;
+use host::triton::{self, TritonError};
 
 fn folder() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../filetests/cuda")
 }
 
-/// The kernels' sources.
-fn sources() -> Vec<PathBuf> {
+/// The sources in one language, by the ending of their names.
+fn sources(language: &str) -> Vec<PathBuf> {
     let files = std::fs::read_dir(folder()).unwrap().map(|entry| entry.unwrap().path());
     let mut files: Vec<PathBuf> =
-        files.filter(|path| path.extension().is_some_and(|ending| ending == "cu")).collect();
+        files.filter(|path| path.extension().is_some_and(|ending| ending == language)).collect();
     files.sort();
     files
+}
+
+/// The launch file in a source.
+fn launch(source: &str) -> String {
+    let line = |line: &str| {
+        let rest = line.strip_prefix("//!").or_else(|| line.strip_prefix("#!"))?;
+        Some(rest.trim_start().to_owned() + "\n")
+    };
+    source.lines().filter_map(line).collect()
 }
 
 /// The announced kinds with their lines, after `mark`.
@@ -53,22 +65,47 @@ fn found(causes: &[Cause]) -> BTreeSet<(String, u32)> {
     lines.collect()
 }
 
+/// The PTX of an entry, and for Triton the dynamic shared memory.
+struct Compiled {
+    ptx: String,
+    shared: Option<u32>,
+}
+
+/// The committed PTX of an entry.
+fn committed(file: &Path, entry: &str) -> Compiled {
+    if file.extension().is_some_and(|ending| ending == "cu") {
+        return Compiled { ptx: std::fs::read_to_string(file.with_extension("ptx")).unwrap(), shared: None };
+    }
+    let ptx = std::fs::read_to_string(of_entry(file, entry)).unwrap();
+    let shared = ptx.lines().find_map(|line| line.strip_prefix("// shared: ")?.parse().ok());
+    Compiled { ptx, shared: Some(shared.unwrap()) }
+}
+
+fn of_entry(file: &Path, entry: &str) -> PathBuf {
+    file.with_file_name(format!("{}_{entry}.ptx", file.file_stem().unwrap().to_string_lossy()))
+}
+
 /// Compares the findings on both entries with what the source announces.
-fn judge(file: &Path, ptx: &str) -> Vec<String> {
+fn judge(file: &Path, compiled: impl Fn(&str) -> Compiled) -> Vec<String> {
     let source = std::fs::read_to_string(file).unwrap();
     let name = file.file_stem().unwrap().to_string_lossy();
-    let spec: String =
-        source.lines().filter_map(|line| line.strip_prefix("//! ")).map(|l| l.to_owned() + "\n").collect();
+    let spec = launch(&source);
+    let mark = if file.extension().is_some_and(|ending| ending == "py") { "#" } else { "//" };
+    let announced = |what: &str| announced(&source, &format!("{mark} {what}:"));
     let mut faults = Vec::new();
-    for (entry, wanted) in [
-        ("wrong", [announced(&source, "// hazard:"), announced(&source, "// note:")]),
-        ("right", [BTreeSet::new(), BTreeSet::new()]),
-    ] {
+    for (entry, wanted) in
+        [("wrong", [announced("hazard"), announced("note")]), ("right", [BTreeSet::new(), BTreeSet::new()])]
+    {
+        let Compiled { ptx, shared } = compiled(entry);
         let spec = spec.replacen("[launch]", &format!("[launch]\nentry = \"{entry}\""), 1);
-        let module = ptx::parse(ptx).unwrap().verify().unwrap();
-        let bound = spec.parse::<LaunchSpec>().unwrap().bind(module).unwrap();
+        let module = ptx::parse(&ptx).unwrap().verify().unwrap();
+        let mut spec = spec.parse::<LaunchSpec>().unwrap();
+        if let Some(shared) = shared {
+            spec.complete_triton(shared, module.entries().next().unwrap().params.len());
+        }
+        let bound = spec.bind(module).unwrap();
         let check = check_kernel(&bound, &Settings::thorough()).unwrap();
-        let sources = Sources::new(ptx.to_owned(), Some(&folder()));
+        let sources = Sources::new(ptx, Some(&folder()));
         let (hazards, notes) = (causes(&check.hazards, &sources), causes(&check.notes, &sources));
         let got = [found(&hazards), found(&notes)];
         let fails = !wanted[0].is_empty();
@@ -91,20 +128,29 @@ fn judge(file: &Path, ptx: &str) -> Vec<String> {
 
 #[test]
 fn hazards_are_found_on_their_source_lines() {
-    let files = sources();
-    assert!(files.len() >= 20, "{} sources", files.len());
-    let judged = files
-        .iter()
-        .flat_map(|file| judge(file, &std::fs::read_to_string(file.with_extension("ptx")).unwrap()));
+    let files: Vec<PathBuf> = sources("cu").into_iter().chain(sources("py")).collect();
+    assert!(files.len() >= 30, "{} sources", files.len());
+    let judged = files.iter().flat_map(|file| judge(file, |entry| committed(file, entry)));
     let faults: Vec<String> = judged.collect();
     assert!(faults.is_empty(), "{}", faults.join("\n"));
+}
+
+fn blesses() -> bool {
+    std::env::var_os("FLASHCORE_BLESS").is_some()
+}
+
+/// Writes committed PTX, with names of files that do not depend on the machine.
+fn bless(path: &Path, ptx: &str) {
+    let absolute = std::fs::canonicalize(folder()).unwrap().display().to_string();
+    let text = ptx.trim_end_matches('\0').replace(&folder().display().to_string(), "filetests/cuda");
+    std::fs::write(path, text.replace(&absolute, "filetests/cuda")).unwrap();
 }
 
 /// A newer compiler may place the instructions elsewhere; the source lines stay.
 #[test]
 fn the_compiler_of_this_machine_gives_the_announced_lines() {
     let mut faults = Vec::new();
-    for file in sources() {
+    for file in sources("cu") {
         let source = std::fs::read_to_string(&file).unwrap();
         let sm = source.lines().find_map(|line| line.strip_prefix("// sm: ")).unwrap_or("80");
         let options = Options { arch: format!("compute_{sm}"), ..Options::default() };
@@ -114,12 +160,46 @@ fn the_compiler_of_this_machine_gives_the_announced_lines() {
             Err(NvrtcError::NotFound | NvrtcError::Load { .. } | NvrtcError::Python { .. }) => return,
             Err(error) => panic!("{}: {error}", file.display()),
         };
-        if std::env::var_os("FLASHCORE_BLESS").is_some() {
-            let absolute = std::fs::canonicalize(folder()).unwrap().display().to_string();
-            let text = ptx.trim_end_matches('\0').replace(&folder().display().to_string(), "filetests/cuda");
-            std::fs::write(file.with_extension("ptx"), text.replace(&absolute, "filetests/cuda")).unwrap();
+        if blesses() {
+            bless(&file.with_extension("ptx"), &ptx);
         }
-        faults.extend(judge(&file, &ptx));
+        faults.extend(judge(&file, |_| Compiled { ptx: ptx.clone(), shared: None }));
+    }
+    assert!(faults.is_empty(), "{}", faults.join("\n"));
+}
+
+#[test]
+fn triton_of_this_machine_gives_the_announced_lines() {
+    let mut faults = Vec::new();
+    for file in sources("py") {
+        let spec: LaunchSpec = launch(&std::fs::read_to_string(&file).unwrap()).parse().unwrap();
+        let mut both = Vec::new();
+        for function in ["wrong", "right"] {
+            let request = triton::Request {
+                file: file.clone(),
+                function: function.to_owned(),
+                types: spec.triton_types().unwrap(),
+                constants: Vec::new(),
+                warps: None,
+                stages: None,
+                sm: 80,
+            };
+            match request.compile() {
+                Ok(compiled) => both.push(compiled),
+                Err(TritonError::Missing { .. } | TritonError::Python { .. }) => return,
+                Err(error) => panic!("{}: {error}", file.display()),
+            }
+        }
+        for (function, compiled) in ["wrong", "right"].into_iter().zip(&both) {
+            if blesses() {
+                let text = format!("// shared: {}\n{}", compiled.shared, compiled.ptx);
+                bless(&of_entry(&file, function), &text);
+            }
+        }
+        faults.extend(judge(&file, |entry| {
+            let triton::Compiled { ptx, shared, .. } = &both[usize::from(entry == "right")];
+            Compiled { ptx: ptx.clone(), shared: Some(*shared) }
+        }));
     }
     assert!(faults.is_empty(), "{}", faults.join("\n"));
 }

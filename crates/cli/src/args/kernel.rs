@@ -14,7 +14,8 @@ pub(super) fn launch_file() -> String {
 
 #[derive(Debug, Args)]
 pub struct Check {
-    /// Kernel file: PTX (.ptx) or CUDA C++ (.cu); - reads PTX from standard input
+    /// Kernel file: PTX (.ptx), CUDA C++ (.cu) or a Triton kernel (FILE.py:FUNCTION); - reads PTX from
+    /// standard input
     pub file: PathBuf,
     /// Launch file: grid, block, and the meaning of each parameter; - reads it from standard input
     #[arg(long, value_name = "FILE.toml", conflicts_with_all = ["grid", "suggest"])]
@@ -59,6 +60,9 @@ pub struct Check {
     /// (default: L4, or H200 where the target needs it)
     #[arg(long, value_name = "NAME")]
     pub gpu: Option<String>,
+    /// After a pass, put up to N faults into the kernel, one at a time, and say which of them the check finds
+    #[arg(long, value_name = "N", value_parser = count::<usize>)]
+    pub mutants: Option<usize>,
     /// Show what printf prints in the first run
     #[arg(long)]
     pub printf: bool,
@@ -87,6 +91,9 @@ pub struct Stated {
     /// Dynamic shared memory in bytes
     #[arg(long, value_name = "BYTES", requires = "grid")]
     pub dynamic_shared: Option<i64>,
+    /// A cooperative launch: all CTAs are resident together and may use a barrier of the grid
+    #[arg(long, requires = "grid")]
+    pub cooperative: bool,
     /// An argument, one for each parameter, in order: NAME:TYPE=VALUE for a number, NAME:TYPE:SHAPE[=INIT]
     /// for a buffer, such as n:i32=1000 or x:f32:64x32=random; INIT as in a launch file, LOW..HIGH or
     /// @FILE.npy
@@ -101,7 +108,7 @@ pub struct Stated {
 }
 
 /// How CUDA C++ is compiled.
-#[derive(Debug, Args)]
+#[derive(Debug, Default, Args)]
 #[command(next_help_heading = "CUDA C++")]
 pub struct Compiling {
     /// Folder that is searched for included files, after that of the source; repeatable
@@ -116,6 +123,25 @@ pub struct Compiling {
     /// Another source file of the kernel, compiled together with FILE; repeatable
     #[arg(long = "with", value_name = "FILE.cu")]
     pub others: Vec<PathBuf>,
+    /// Triton: the types of the parameters that are no constants, such as '*fp32:16,*fp32,i32' (:16 promises
+    /// a multiple of 16); default: those of the arguments, as Triton's launcher chooses them
+    #[arg(long, value_name = "TYPES", value_delimiter = ',', help_heading = "Triton")]
+    pub signature: Vec<String>,
+    /// Triton: a parameter that is a constant, such as BLOCK=64 or DTYPE=tl.float16; repeatable
+    #[arg(long, value_name = "NAME=VALUE", value_parser = constant, help_heading = "Triton")]
+    pub constexpr: Vec<(String, String)>,
+    /// Triton: warps of a CTA; default: Triton's
+    #[arg(long, value_name = "N", help_heading = "Triton")]
+    pub num_warps: Option<u32>,
+    /// Triton: stages of the software pipeline; default: Triton's
+    #[arg(long, value_name = "N", help_heading = "Triton")]
+    pub num_stages: Option<u32>,
+}
+
+/// `NAME=VALUE`.
+fn constant(text: &str) -> Result<(String, String), String> {
+    let (name, value) = text.split_once('=').ok_or("expected NAME=VALUE, such as BLOCK=64")?;
+    Ok((name.trim().to_owned(), value.trim().to_owned()))
 }
 
 #[derive(Debug, Args)]

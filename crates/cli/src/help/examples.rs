@@ -24,6 +24,7 @@ const EXAMPLES: &[(&str, &[&str])] = &[
             "flashcore check kernel.ptx --launch kernel.toml",
             "flashcore check kernel.cu --launch kernel.toml --sm 90a --keep-ptx kernel.ptx",
             "flashcore check kernel.cu --grid 8 --block 128 --arg x:f32:1024=random --arg out:f32:1024 --arg n:i32=1000",
+            "flashcore check kernel.py:softmax --constexpr BLOCK=128 --grid 8 --arg y:f32:8x100 --arg x:f32:8x100=random --arg n:i32=100",
             "flashcore check kernel.cu -I include --suggest > kernel.toml",
             "flashcore check kernel.ptx --launch kernel.toml --require-coverage 100 --json",
             "flashcore check kernel.cu --launch kernel.toml --sarif kernel.sarif --junit kernel.xml",

@@ -243,3 +243,62 @@ fn the_guide_s_softmax_passes_and_is_judged() {
     let args: Vec<&str> = command.split_whitespace().skip(1).collect();
     assert_told(&folder.run(&args), 0, &["passed after 3 runs", "output not judged"]);
 }
+
+const TEXTURE: &str = "
+.visible .entry _Z7sampledyPf(.param .u64 t, .param .u64 y)
+{
+    .reg .b64 %rd<3>;
+    .reg .b32 %r<2>;
+    .reg .f32 %f<5>;
+    ld.param.u64 %rd1, [t];
+    mov.u32 %r1, %tid.x;
+    tex.1d.v4.f32.s32 {%f1, %f2, %f3, %f4}, [%rd1, {%r1}];
+    ret;
+}
+";
+
+/// An instruction that the emulator does not know matters only to a launch that reaches it.
+#[test]
+fn an_unknown_instruction_is_incomplete_where_it_is_reached() {
+    let folder = Folder::new("texture");
+    let ptx = folder.write("both.ptx", &format!("{PTX}{TEXTURE}"));
+    let run = |args: &[&str]| folder.run(&[&["check", &ptx, "--grid", "1", "--block", "32"], args].concat());
+    let twice = ["--entry", "twice", "--arg", "x:f32:32=1", "--arg", "y:f32:32", "--arg", "n:i32=32"];
+    assert_told(&run(&twice), 0, &["passed after 3 runs"]);
+    let sampled = ["--entry", "sampled", "--arg", "t:u64=1", "--arg", "y:f32:32"];
+    assert_told(
+        &run(&sampled),
+        2,
+        &["incomplete: _Z7sampledyPf of", "unknown instruction `tex.1d.v4.f32.s32`"],
+    );
+}
+
+const TRITON: &str = "import triton
+import triton.language as tl
+
+
+@triton.jit
+def scale(x, y, n, BLOCK: tl.constexpr):
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(y + at, 2 * tl.load(x + at, at < n), at < n)
+";
+
+/// Without Triton the message says how to install it.
+#[test]
+fn a_triton_kernel_is_compiled_for_its_arguments() {
+    let folder = Folder::new("triton");
+    let file = folder.write("scale.py", TRITON) + ":scale";
+    let run = |n: &str, more: &[&str]| {
+        let args = ["--grid", "4", "--arg", "x:f32:100=random", "--arg", "y:f32:100", "--arg", n];
+        folder.run(&[&["check", &file], &args[..], more].concat())
+    };
+    let passed = run("n:i32=100", &["--constexpr", "BLOCK=32"]);
+    if text(&passed.stderr).contains("pip install triton") {
+        assert_eq!(passed.status.code(), Some(3));
+        return;
+    }
+    assert_told(&passed, 0, &["passed after 3 runs"]);
+    assert_told(&run("n:i32=128", &["--constexpr", "BLOCK=32"]), 1, &["out_of_bounds at scale.py:8"]);
+    assert_told(&run("n:i32=100", &[]), 3, &["missing --constexpr for BLOCK"]);
+    assert_told(&run("n:i32=100", &["--constexpr", "SIZE=3"]), 3, &["the kernel has x, y, n, BLOCK"]);
+}

@@ -135,8 +135,8 @@ fn passes_on(op: &Op) -> bool {
 }
 
 /// Finds the registers that may be undefined where they are read, and the instructions that read or write
-/// them.
-pub(super) fn watch(program: &mut Program) {
+/// them. With `follow_loads`, what a load writes counts as such a register.
+pub(super) fn watch(program: &mut Program, follow_loads: bool) {
     let constant: HashSet<Slot> = program
         .constants
         .iter()
@@ -149,7 +149,7 @@ pub(super) fn watch(program: &mut Program) {
     let mut suspects = HashSet::new();
     for info in &program.functions {
         let blocks = blocks(&program.code, &program.targets, info.start, info.end);
-        let analysis = Analysis { program, constant: &constant, passed: &passed };
+        let analysis = Analysis { program, constant: &constant, passed: &passed, follow_loads };
         analysis.suspects(&blocks, &mut suspects);
     }
     program.suspects = suspects.into_iter().collect();
@@ -223,6 +223,8 @@ struct Analysis<'p> {
     program: &'p Program,
     constant: &'p HashSet<Slot>,
     passed: &'p HashSet<Slot>,
+    /// Whether what a load writes may be undefined.
+    follow_loads: bool,
 }
 
 /// Registers that are defined for every lane that gets to a point; `None` before any path to it was found.
@@ -281,7 +283,8 @@ impl Analysis<'_> {
                 undefined(*slot);
             }
         }
-        let clean = data.iter().all(|s| known(s, defined));
+        let followed = self.follow_loads && matches!(inst.op, Op::Ld(_));
+        let clean = !followed && data.iter().all(|s| known(s, defined));
         for slot in defines(inst, list) {
             if !clean {
                 defined.remove(&slot);

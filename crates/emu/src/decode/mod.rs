@@ -20,13 +20,20 @@ use ptx::{
 };
 
 pub(crate) use defined::Watch;
-pub(crate) use layout::{Layout, SharedVariable};
+pub(crate) use layout::{Layout, SharedVariable, VariableRegion};
 pub(crate) use matrix::wgmma_bits;
 pub(crate) use operands::{scope_strength, strength};
 pub(crate) use wmma::Fragment;
 
 use crate::EmuError;
-use crate::report::Placement;
+use crate::memory::GlobalMemory;
+use crate::report::Options;
+
+/// The name of the memory of a cooperative launch in which its CTAs count who has arrived.
+pub(crate) const WORKSPACE: &str = "the grid workspace";
+
+/// Bytes of the grid workspace: its size and the barrier.
+const WORKSPACE_BYTES: usize = 64;
 
 /// Stands for a missing instruction index: there is no point of reconvergence.
 pub(crate) const NOWHERE: u32 = u32::MAX;
@@ -202,6 +209,9 @@ pub(crate) struct Program {
     pub layout: Layout,
     /// Bytes of parameters of the entry.
     pub params: Vec<u8>,
+    /// Address of the grid workspace, which `%envreg1` and `%envreg2` name; 0 in a launch that is not
+    /// cooperative.
+    pub workspace: u64,
     /// The byte ranges of the tensor maps in `params`.
     pub maps: Vec<std::ops::Range<usize>>,
     /// Width in bytes of the narrowest access to shared memory and to global memory.
@@ -218,7 +228,14 @@ pub(crate) struct Program {
 }
 
 /// Decodes the kernel's entry and the functions that it calls.
-pub(crate) fn decode(kernel: &Kernel, buffers: usize, placement: Placement) -> Result<Program, EmuError> {
+///
+/// With `follow_loads`, registers that a load writes are watched like registers that may be undefined.
+pub(crate) fn decode(
+    kernel: &Kernel,
+    buffers: usize,
+    options: &Options,
+    follow_loads: bool,
+) -> Result<Program, EmuError> {
     let module = &kernel.module;
     let functions: Vec<&Function> = module.functions().collect();
     let entry = functions
@@ -229,7 +246,8 @@ pub(crate) fn decode(kernel: &Kernel, buffers: usize, placement: Placement) -> R
             available: module.entries().map(|f| f.name.to_string()).collect(),
         })?;
     let reached = module.reached_from(&kernel.entry);
-    let layout = Layout::new(module, &kernel.entry, buffers, (kernel.launch.dynamic_shared, placement))?;
+    let layout =
+        Layout::new(module, &kernel.entry, buffers, (kernel.launch.dynamic_shared, options.placement))?;
     let mut decoder = Decoder {
         functions: &functions,
         layout: &layout,
@@ -289,6 +307,7 @@ pub(crate) fn decode(kernel: &Kernel, buffers: usize, placement: Placement) -> R
         frame_pointer,
         layout,
         params: Vec::new(),
+        workspace: 0,
         maps: Vec::new(),
         granules,
         suspects: Vec::new(),
@@ -297,10 +316,16 @@ pub(crate) fn decode(kernel: &Kernel, buffers: usize, placement: Placement) -> R
         communicates,
         asynchronous,
     };
+    let names_workspace = |special| matches!(special, SpecialReg::Envreg1 | SpecialReg::Envreg2);
+    if options.cooperative && program.specials.iter().any(|(_, special)| names_workspace(*special)) {
+        program.workspace = GlobalMemory::base(buffers + program.layout.variables.len());
+        let contents = vec![0; WORKSPACE_BYTES];
+        program.layout.variables.push(VariableRegion { name: WORKSPACE.to_owned(), contents });
+    }
     for info in program.functions.clone() {
         flow::reconvergence(&mut program.code, &program.targets, info.start, info.end);
     }
-    defined::watch(&mut program);
+    defined::watch(&mut program, follow_loads);
     defined::touch(&mut program);
     Ok(program)
 }
@@ -583,6 +608,11 @@ impl Inst {
 }
 
 impl Program {
+    /// Whether a call passes a parameter or a result in a register.
+    pub fn passes_registers(&self) -> bool {
+        self.calls.iter().flat_map(Call::passed_slots).next().is_some()
+    }
+
     /// The pool slots of an instruction: its vector, fragments or other list.
     #[inline(always)]
     pub fn slots(&self, inst: &Inst) -> &[Slot] {

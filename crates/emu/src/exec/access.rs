@@ -1,6 +1,7 @@
 //! Loads and stores, lane by lane.
 
 use ptx::{MemSem, Memory, Op, Space, Type};
+use smallvec::SmallVec;
 
 use super::Env;
 use super::fence::{Observation, Publication};
@@ -74,9 +75,11 @@ impl<'a> Env<'a> {
         let mut places = addresses(&warp.registers, inst);
         let mut left = mask;
         let mut polled = false;
+        let mut spaces: SmallVec<[(Space, u32); 1]> = SmallVec::new();
         while left != 0 {
             let (space, lanes) = same_space(inst.space, left, &mut places);
             left &= !lanes;
+            spaces.push((space, lanes));
             let site = Site { inst, space, bytes: m.bytes(), strength };
             self.count_access(warp, &site, lanes, &places);
             for_lanes(lanes, |lane| {
@@ -93,6 +96,9 @@ impl<'a> Env<'a> {
         let slots = self.context.program.slots(inst);
         for (element, slot) in slots.iter().enumerate() {
             scatter(&mut warp.registers, *slot, mask, &chunks, element, m.ty);
+        }
+        if !self.context.follow.is_nothing() {
+            self.mark_doubted(warp, inst, &spaces, u64::from(m.bytes()), &places);
         }
         if polled {
             let mut found = u64::from(inst.pc);
@@ -169,7 +175,11 @@ impl<'a> Env<'a> {
             Space::Shared => {
                 let offset = self.shared_offset(warp, site, lane, address)?;
                 if self.context.options.checks.races {
-                    let verdict = self.shadow.read(offset, size, &plain(warp, site, lane));
+                    let access = plain(warp, site, lane);
+                    let verdict = self.shadow.read(offset, size, &access);
+                    if let Verdict::Conflict(c) = &verdict {
+                        self.doubt_read(&access, c, Space::Shared, address, size as u64);
+                    }
                     self.judge_shared_read(verdict, site.inst, warp.index, lane, address);
                 }
                 Some(load_bytes(&self.shared, offset, size))
@@ -228,13 +238,15 @@ impl<'a> Env<'a> {
         if self.context.options.checks.races && place.0.writable() {
             self.note_global_read(site, &plain(warp, site, lane), address, site.bytes);
         }
-        Some(self.load_region(warp, site, lane, address, place))
+        let newest = self.load_region(warp, site, lane, address, place);
+        Some(self.weak_value(warp, site, lane, address, newest))
     }
 
     /// Records a read of global memory that the kernel may write.
     pub(super) fn note_global_read(&mut self, site: &Site, access: &Access, address: u64, bytes: u32) {
         if let Some(c) = self.order.shadow.read(address, u64::from(bytes), access) {
             let lane = access.lanes.trailing_zeros() as usize;
+            self.doubt_read(access, &c, Space::Global, address, u64::from(bytes));
             self.report_conflict(site.inst, access.actor, lane, false, &c, (Space::Global, address));
         }
     }
@@ -333,6 +345,9 @@ impl<'a> Env<'a> {
         let Some(offset) = self.shared_offset(warp, site, lane, address) else { return };
         if self.context.options.checks.races {
             let access = plain(warp, site, lane);
+            if self.collected.is_some() {
+                self.doubt_readers(&access, Space::Shared, offset as u64, address, size as u64);
+            }
             let shared = &self.shared;
             let forgiven =
                 |c: &Conflict| same_store(c, &access) && load_bytes(shared, offset, size) == *chunk;
@@ -355,6 +370,9 @@ impl<'a> Env<'a> {
         }
         if context.options.checks.races {
             let access = plain(warp, site, lane);
+            if self.collected.is_some() {
+                self.doubt_readers(&access, Space::Global, 0, address, bytes as u64);
+            }
             let forgiven = |c: &Conflict| same_store(c, &access) && region.load(offset, bytes) == *chunk;
             let found = self.order.shadow.write_unless(address, bytes as u64, &access, forgiven);
             if let Some(c) = found {
@@ -365,6 +383,9 @@ impl<'a> Env<'a> {
                 let other = region.note_write(offset, bytes, granule, self.cluster as u32, inst.pc);
                 self.report_foreign(inst, warp.index, lane, "writes", other, address);
             }
+        }
+        if site.strength != Strength::Weak {
+            self.note_replaced(warp, site, lane, address, region.load(offset, bytes));
         }
         region.store(offset, bytes, chunk);
     }

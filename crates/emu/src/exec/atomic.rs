@@ -92,6 +92,7 @@ impl<'a> Env<'a> {
             Target::Global(region) => region.load(offset, bytes),
             Target::Shared => load_bytes(&self.shared, offset, bytes),
         };
+        let replaced = chunk;
         let before = u64::from(chunk[0]) | u64::from(chunk[1]) << 32;
         let operand = |i: usize| warp.registers.lane(site.inst.s[i], lane);
         let after = alu::atomic(a.op, a.ty, before, self.joint_operand(a, target, operand(0)), operand(1));
@@ -105,6 +106,9 @@ impl<'a> Env<'a> {
         }
         let mut chunk: Chunk = [0; 8];
         (chunk[0], chunk[1]) = (after as u32, (after >> 32) as u32);
+        if matches!(target, Target::Global(_)) {
+            self.note_replaced(warp, site, lane, address, replaced);
+        }
         match target {
             Target::Global(region) if region.writable() => region.store(offset, bytes, &chunk),
             Target::Global(_) => self.report_read_only(site.inst, warp.index, lane, address),

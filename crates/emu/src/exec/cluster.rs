@@ -209,6 +209,8 @@ impl Env<'_> {
             S::ClusterNctaidZ => cz as u32,
             S::ClusterCtarank => rank as u32,
             S::ClusterNctarank => self.ctas.len() as u32,
+            S::Envreg1 => (self.context.program.workspace >> 32) as u32,
+            S::Envreg2 => self.context.program.workspace as u32,
             S::IsExplicitCluster => u32::from(self.ctas.len() > 1),
             S::LaneId => lane as u32,
             S::WarpId => warp as u32,

@@ -58,6 +58,9 @@ impl Env<'_> {
         }
         warp.released.retain(|f| f.lanes != 0);
         let sequential = sem == FenceSem::Sc && strength == Strength::Gpu;
+        if sequential {
+            self.note_fence(warp, lanes);
+        }
         warp.released.push(Fenced { lanes, strength, sequential, moment });
     }
 

@@ -8,6 +8,10 @@
 //! must not access global memory, including read-only buffers. A bulk copy counts for the thread that issues
 //! it. Parameters (including tensor maps) and constants belong to the launch, and a prefetch accesses
 //! nothing.
+//!
+//! One thread that waits keeps its grid from ending before the previous one. A grid in which no thread waits
+//! may end first. The grid after it, which waits for it alone, may then overlap with the one before it; that is
+//! checked when the launch has ended (`grid.rs`).
 
 use ptx::Space;
 

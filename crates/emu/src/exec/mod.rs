@@ -14,6 +14,7 @@ mod control;
 mod copy;
 mod deadlock;
 mod descriptor;
+mod doubt;
 mod fence;
 mod grid_wait;
 mod matrix;
@@ -28,6 +29,7 @@ mod tensor_map;
 mod undefined;
 mod wait_for;
 mod warp;
+mod weak;
 mod wgmma;
 mod wmma;
 
@@ -57,6 +59,7 @@ use warp::Warp;
 
 pub(crate) use atomic::atomic_supported;
 pub(crate) use bulk::reduce_supported;
+pub(crate) use doubt::Doubts;
 pub(crate) use matrix::mma_supported;
 pub(crate) use register_pool::registers_at_entry;
 pub(crate) use scalar::evaluate;
@@ -70,6 +73,7 @@ pub(crate) struct Context<'a> {
     pub launch: &'a Launch,
     pub global: &'a GlobalMemory<'a>,
     pub options: &'a Options,
+    pub follow: Follow<'a>,
     pub rules: TensorRules,
     /// Whether clusters run independently and do not communicate.
     pub apart: bool,
@@ -82,17 +86,34 @@ pub(crate) struct Context<'a> {
     pub stands_for: u64,
 }
 
+/// What a run follows beside the findings.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Follow<'a> {
+    Nothing,
+    /// The reads that race.
+    Collect,
+    /// The values of these reads.
+    Values(&'a Doubts),
+}
+
+impl Follow<'_> {
+    pub fn is_nothing(self) -> bool {
+        matches!(self, Follow::Nothing)
+    }
+}
+
 /// The order of accesses to global memory: one per cluster when clusters run independently, otherwise one per
 /// grid.
 #[derive(Debug, Default)]
 pub(crate) struct GlobalOrder {
     pub shadow: PagedShadow,
     sync: HashMap<u64, SyncVariable>,
+    weak: weak::WeakMemory,
 }
 
 impl GlobalOrder {
     pub fn new(granule: u32) -> GlobalOrder {
-        GlobalOrder { shadow: PagedShadow::new(granule), sync: HashMap::new() }
+        GlobalOrder { shadow: PagedShadow::new(granule), ..GlobalOrder::default() }
     }
 
     /// Size in bytes of the records of reads.
@@ -118,6 +139,7 @@ pub(crate) struct Outcome {
     pub counters: Counters,
     pub traces: Vec<CtaTrace>,
     pub printed: Vec<Printed>,
+    pub doubts: Doubts,
     pub steps: u64,
     /// Steps, and other work in the same measure.
     pub effort: u64,
@@ -172,6 +194,8 @@ pub(crate) struct Env<'a> {
     rng: SmallRng,
     /// What the threads printed.
     printed: Vec<Printed>,
+    /// The reads that race, where they are collected.
+    collected: Option<Doubts>,
     /// Why the run cannot continue.
     stopped: Option<EmuError>,
     /// The warps that a barrier releases.
@@ -230,6 +254,7 @@ impl<'a> Cluster<'a> {
             ctas,
             rng: SmallRng::seed_from_u64(context.options.seed ^ cluster.wrapping_mul(0x9e37_79b9_7f4a_7c15)),
             printed: Vec::new(),
+            collected: matches!(context.follow, Follow::Collect).then(Doubts::default),
             stopped: None,
             wakes: Vec::new(),
             live: present.clone(),
@@ -396,10 +421,11 @@ impl<'a> Cluster<'a> {
             self.end_interval(cta);
         }
         let effort = self.effort();
-        let Env { context, findings, counters, recorder, printed, steps, order, .. } = self.env;
+        let Env { context, findings, counters, recorder, printed, collected, steps, order, .. } = self.env;
+        let doubts = collected.unwrap_or_default();
         let mut traces = recorder.map(Recorder::finish_all).unwrap_or_default();
         traces.retain(|trace| context.options.traced_ctas.contains(&trace.cta));
-        (Outcome { findings, counters, traces, printed, steps, effort }, order)
+        (Outcome { findings, counters, traces, printed, doubts, steps, effort }, order)
     }
 }
 

@@ -42,6 +42,11 @@ impl Undefined {
         suspects.iter().filter(undefined).find_map(|s| self.origin[*s as usize]).unwrap_or(line)
     }
 
+    /// Makes what an instruction defines undefined in some lanes.
+    pub fn doubt(&mut self, watch: &Watch, lanes: u32, line: u32) {
+        self.set(&watch.defines, lanes, lanes, line);
+    }
+
     /// Applies a shuffle. `parts` holds the watch, the line and the participating lanes of each instruction.
     pub fn shuffled(&mut self, parts: &[(Option<&Watch>, u32, u32)], source: &[usize; 32]) {
         let from = parts.iter().fold(0, |set, (watch, _, lanes)| set | self.any(passed_on(*watch)) & lanes);

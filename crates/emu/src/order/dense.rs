@@ -101,6 +101,28 @@ impl DenseShadow {
         found
     }
 
+    /// Calls `found` for the reads that are not ordered before the write `a`.
+    pub fn unordered_readers(
+        &mut self,
+        offset: usize,
+        bytes: usize,
+        a: &Access,
+        found: &mut impl FnMut(Agent, u32),
+    ) {
+        self.each(offset, bytes, |level, cell, _| {
+            for (actor, read) in level.reads[cell * level.slots..][..level.slots].iter().enumerate() {
+                let agent = a.view.home() + actor as Agent;
+                let lanes = read.unordered_readers(agent, a);
+                if lanes != 0 {
+                    found(agent, lanes);
+                }
+            }
+            if level.beside[cell] != 0 {
+                level.records_of(cell).unordered_readers(a, found);
+            }
+        });
+    }
+
     /// Marks the asynchronous write of a thread as complete at `epoch`.
     pub fn land(&mut self, offset: usize, bytes: usize, thread: (Agent, usize), epoch: Epoch, touch: Touch) {
         self.each(offset, bytes, |level, cell, _| {

@@ -91,6 +91,17 @@ impl PagedShadow {
         found
     }
 
+    /// Calls `found` for the reads that are not ordered before the write `a`.
+    pub fn unordered_readers(
+        &mut self,
+        address: u64,
+        bytes: u64,
+        a: &Access,
+        found: &mut impl FnMut(Agent, u32),
+    ) {
+        self.each(address, bytes, |cell| cell.records.unordered_readers(a, found));
+    }
+
     /// Marks the asynchronous read of a thread as complete at `epoch`.
     pub fn land(&mut self, address: u64, bytes: u64, thread: (Agent, usize), epoch: Epoch, touch: Touch) {
         self.each(address, bytes, |cell| cell.records.land(thread, epoch, touch));

@@ -71,6 +71,16 @@ impl Records {
         self.0.iter().filter(|(_, r)| r.wrote).find_map(|(agent, r)| r.conflict(*agent, a))
     }
 
+    /// Calls `found` for the reads that are not ordered before the write `a`.
+    pub fn unordered_readers(&self, a: &Access, found: &mut impl FnMut(Agent, u32)) {
+        for (agent, record) in &self.0 {
+            let lanes = record.unordered_readers(*agent, a);
+            if lanes != 0 {
+                found(*agent, lanes);
+            }
+        }
+    }
+
     /// Drops the records that the read `a` implies, because its lane already knows them.
     pub fn prune(&mut self, a: &Access) {
         let lane = a.lanes.trailing_zeros() as usize;

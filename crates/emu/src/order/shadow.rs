@@ -74,7 +74,7 @@ pub(super) struct Write {
 }
 
 impl Access<'_> {
-    pub(super) fn agent(&self) -> Agent {
+    pub(crate) fn agent(&self) -> Agent {
         self.view.home() + self.actor as Agent
     }
 
@@ -314,6 +314,13 @@ fn each_lane(mut lanes: u32) -> impl Iterator<Item = usize> {
             lane
         })
     })
+}
+
+impl Record {
+    /// The lanes of a recorded read that is not ordered before the present write.
+    pub(super) fn unordered_readers(&self, agent: Agent, a: &Access) -> u32 {
+        if self.wrote { 0 } else { read_unordered(self, agent, a) }
+    }
 }
 
 /// The lanes whose recorded read did not happen before the present write.

@@ -8,24 +8,50 @@ use std::path::PathBuf;
 /// Marks of code or data that the device has.
 const DEVICE: [&str; 5] = ["__global__", "__device__", "__constant__", "__shared__", "__managed__"];
 
-/// What device code does not call: a function without a mark that has one of these is host code.
-const HOST: [&str; 16] = [
-    "<<<",
-    "std::vector",
-    "std::string",
-    "std::cout",
-    "std::cerr",
+/// What device code does not use: a function without a mark that has one of these is host code.
+const HOST: [&str; 5] = ["<<<", "std::vector", "std::string", "std::cout", "std::cerr"];
+
+/// Names that device code does not use.
+const HOST_NAMES: [&str; 18] = [
     "fprintf",
+    "fopen",
+    "exit",
+    "EXIT_FAILURE",
+    "EXIT_SUCCESS",
+    "rand",
+    "srand",
+    "RAND_MAX",
+    "getenv",
+    "argv",
+    "cudaError_t",
+    "cudaStream_t",
+    "strlen",
+    "strcmp",
+    "strchr",
+    "strcpy",
+    "strncasecmp",
+    "sscanf",
+];
+
+/// How names of libraries for the host begin.
+const HOST_PREFIXES: [&str; 17] = [
     "cudaMalloc",
     "cudaMemcpy",
     "cudaMemset",
     "cudaFree",
     "cudaEvent",
     "cudaStream",
-    "cudaDeviceSynchronize",
-    "cudaGetLastError",
-    "cudaSetDevice",
-    "cudaGetDevice",
+    "cudaDevice",
+    "cudaGet",
+    "cudaSet",
+    "cudaFunc",
+    "cublas",
+    "cudnn",
+    "curandCreate",
+    "nccl",
+    "cudaOccupancy",
+    "cudaLaunch",
+    "cuTensorMap",
 ];
 
 /// A source text and its declarations.
@@ -82,9 +108,7 @@ impl Text {
             let is_main = words(head).any(|word| word == "main") && head.contains('(');
             let is_function = code.contains('{') && head.contains('(');
             !self.has_device_code(range)
-                && (is_main
-                    || is_function
-                        && (head.contains("__host__") || HOST.iter().any(|name| code.contains(name))))
+                && (is_main || is_function && (head.contains("__host__") || is_for_the_host(code)))
         };
         let found: Vec<Range<usize>> =
             self.declarations.iter().filter(|range| host(range)).cloned().collect();
@@ -181,6 +205,14 @@ fn skip_bounds(head: &str) -> &str {
         Some((_, rest)) => rest.split_once(')').map_or(rest, |(_, rest)| rest),
         None => head,
     }
+}
+
+/// Whether code uses what device code does not have.
+fn is_for_the_host(code: &str) -> bool {
+    let host = |word: &str| {
+        HOST_NAMES.contains(&word) || HOST_PREFIXES.iter().any(|prefix| word.starts_with(prefix))
+    };
+    HOST.iter().any(|part| code.contains(part)) || words(code).any(host)
 }
 
 fn words(code: &str) -> impl Iterator<Item = &str> {
@@ -308,8 +340,14 @@ fn is_namespace(head: &str) -> bool {
 /// Whether a declaration goes on behind its closing brace, up to a semicolon.
 fn goes_on(head: &str) -> bool {
     let is_type = words(head).any(|word| matches!(word, "struct" | "class" | "union" | "enum" | "typedef"));
+    // Default arguments are no initialiser.
+    let mut depth = 0;
+    let is_initialised = head.chars().any(|c| {
+        depth += i32::from(c == '(') - i32::from(c == ')');
+        c == '=' && depth == 0
+    });
     is_type && !head.contains('(')
-        || head.contains('=') && !head.contains("operator") && !head.contains("template")
+        || is_initialised && !head.contains("operator") && !head.contains("template")
 }
 
 /// The place of the bracket that closes the one at `open`, or the end of the text.
@@ -342,6 +380,7 @@ namespace a {
 template <typename T, int M> __global__ void __launch_bounds__(64) scale(T* x) { x[0] *= M; }
 static int host(int n) { return n; }
 }
+static void defaults(float* x, float y = 1.0f) { exit(1); }
 extern "C" __global__ void plain(float* x) { if (x[0] > '{') { x[0] = 1; } }
 void run(float* x) {
 #ifdef TWICE
@@ -366,7 +405,7 @@ int main(int argc, char** argv) {
         {
             assert!(blanked.contains(kept), "{kept}: {blanked}");
         }
-        assert_eq!(text.blanked_lines(), [(10, 15), (16, 18)]);
+        assert_eq!(text.blanked_lines(), [(9, 9), (11, 16), (17, 19)]);
         assert!(text.blank_line(7) && !text.blank_line(7) && !text.blank_line(6), "device code stays");
         assert!(!text.to_string().contains("static int host"));
         assert_eq!(text.includes().collect::<Vec<_>>(), ["mine.cuh"]);

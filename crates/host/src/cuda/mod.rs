@@ -5,7 +5,7 @@
 //! - Host headers (`<stdio.h>`, `<vector>`, …) are replaced by stubs (`stubs`): types and macros that device
 //!   code uses, and nothing else.
 //! - Host functions (`main`, functions with `<<<…>>>`, functions marked `__host__` alone) are blanked before
-//!   the first attempt. Lines keep their numbers.
+//!   the first attempt, also in the project's own headers. Lines keep their numbers.
 //! - Other functions without a mark may be host or device code (NVRTC is told to take them as device code).
 //!   Those in which NVRTC finds an error are host code, and are blanked before the next attempt.
 
@@ -70,11 +70,12 @@ pub fn compile_files(sources: &[Source], options: &Options) -> Result<Compiled, 
         text.blank_host_functions();
         texts.insert(source.file.clone(), text);
     }
+    let names = blank_headers(&folders, &mut texts);
     let mut stubs: BTreeMap<String, String> = stubs::known(cuda.is_empty());
     let mut empty = BTreeSet::new();
     let mut log = String::new();
     for _ in 0..ATTEMPTS {
-        let (name, source, own) = unit(sources, &texts);
+        let (name, source, own) = unit(sources, &texts, &names);
         let headers = stubs.iter().map(|(name, text)| (name.clone(), text.clone())).chain(own).collect();
         let request = Request {
             source,
@@ -111,13 +112,55 @@ fn folder_of(file: &Path) -> PathBuf {
     folder.unwrap_or(Path::new(".")).to_path_buf()
 }
 
+/// Adds the project's headers that have host functions, with these blanked: the files that are included in
+/// quotes, and those that they include. Returns the names by which files are included.
+fn blank_headers(folders: &[PathBuf], texts: &mut BTreeMap<PathBuf, Text>) -> BTreeSet<String> {
+    let (mut seen, mut all) = (BTreeSet::new(), BTreeSet::new());
+    let mut open: Vec<(PathBuf, Vec<String>)> = texts
+        .iter()
+        .map(|(file, text)| (folder_of(file), text.includes().map(str::to_owned).collect()))
+        .collect();
+    while let Some((folder, names)) = open.pop() {
+        for name in names {
+            let file = std::iter::once(&folder)
+                .chain(folders)
+                .map(|folder| folder.join(&name))
+                .find(|f| f.is_file());
+            all.insert(name);
+            let Some(file) = file.filter(|file| seen.insert(file.clone())) else { continue };
+            let Ok(source) = std::fs::read_to_string(&file) else { continue };
+            let mut text = Text::new(&source);
+            text.blank_host_functions();
+            open.push((folder_of(&file), text.includes().map(str::to_owned).collect()));
+            if !text.blanked_lines().is_empty() {
+                texts.entry(file).or_insert(text);
+            }
+        }
+    }
+    all
+}
+
+/// Whether an `#include` of `name` may mean this file.
+fn is_meant(file: &Path, name: &str) -> bool {
+    let up = |part: &std::path::Component| {
+        matches!(part, std::path::Component::ParentDir | std::path::Component::CurDir)
+    };
+    let rest: PathBuf = Path::new(name).components().skip_while(up).collect();
+    !rest.as_os_str().is_empty() && file.ends_with(rest)
+}
+
 /// The translation unit: name, text, and the headers that are files of the project with host code blanked.
-fn unit(sources: &[Source], texts: &BTreeMap<PathBuf, Text>) -> (String, String, BTreeMap<String, String>) {
+fn unit(
+    sources: &[Source],
+    texts: &BTreeMap<PathBuf, Text>,
+    names: &BTreeSet<String>,
+) -> (String, String, BTreeMap<String, String>) {
     let text = |file: &Path| texts.get(file).map(Text::to_string).unwrap_or_default();
     let mut own = BTreeMap::new();
     for (file, text) in texts.iter().filter(|(file, _)| sources.iter().all(|source| source.file != **file)) {
         // NVRTC finds a header that it is given by the words of the `#include`.
-        let named = texts.values().flat_map(Text::includes).filter(|name| file.ends_with(name));
+        let names = texts.values().flat_map(Text::includes).chain(names.iter().map(String::as_str));
+        let named = names.filter(|name| is_meant(file, name));
         own.extend(named.map(|name| (name.to_owned(), text.to_string())));
     }
     match sources {
@@ -139,6 +182,10 @@ fn unit(sources: &[Source], texts: &BTreeMap<PathBuf, Text>) -> (String, String,
 fn blank_faults(log: &str, folders: &[PathBuf], texts: &mut BTreeMap<PathBuf, Text>) -> bool {
     let mut done = BTreeSet::new();
     for (file, line) in blank::faults(log) {
+        // NVRTC names a header that it was given by the words of the `#include`.
+        let given =
+            texts.keys().find(|known| **known == file || file.to_str().is_some_and(|n| is_meant(known, n)));
+        let file = given.cloned().unwrap_or(file);
         if done.contains(&file) {
             continue;
         }

@@ -74,6 +74,8 @@ const FLOAT: &str = "#pragma once
 ";
 
 const MATH: &str = "#pragma once
+namespace std { typedef decltype(sizeof(0)) size_t; }
+typedef unsigned int uint; typedef unsigned short ushort; typedef unsigned long ulong;
 #ifndef INFINITY
 #define INFINITY __int_as_float(0x7f800000)
 #endif
@@ -149,6 +151,26 @@ const LIBCUXX: [&str; 20] = [
     "variant",
 ];
 
+/// The headers of CUB for device code: NVRTC refuses the one that includes all.
+const CUB: [&str; 16] = [
+    "block/block_adjacent_difference",
+    "block/block_discontinuity",
+    "block/block_exchange",
+    "block/block_histogram",
+    "block/block_load",
+    "block/block_merge_sort",
+    "block/block_radix_sort",
+    "block/block_reduce",
+    "block/block_scan",
+    "block/block_shuffle",
+    "block/block_store",
+    "warp/warp_exchange",
+    "warp/warp_load",
+    "warp/warp_reduce",
+    "warp/warp_scan",
+    "warp/warp_store",
+];
+
 /// Headers of which device code takes nothing.
 const EMPTY: [&str; 46] = [
     "stdlib.h",
@@ -215,6 +237,13 @@ pub(super) fn known(without_cuda: bool) -> BTreeMap<String, String> {
     add(&["string.h", "cstring"], STRING);
     add(&["stdio.h", "cstdio"], STDIO);
     add(&EMPTY, "");
+    if !without_cuda {
+        let cub: String = CUB.iter().map(|name| format!("#include <cub/{name}.cuh>\n")).collect();
+        add(&["cub/cub.cuh"], &cub);
+        // These headers of libraries include the types of their arguments.
+        let types = "#include <cuda_fp16.h>\n#include <cuda_bf16.h>\n";
+        add(&["cublas_v2.h", "cublasLt.h", "cublas.h", "cudnn.h"], types);
+    }
     for name in LIBCUXX {
         let math = if name == "cmath" { MATH } else { "#pragma once\n" };
         let text = format!(

@@ -1,6 +1,7 @@
 //! Line information: the source lines that a PTX text was compiled from.
 
 use std::collections::{BTreeMap, HashMap};
+use std::ops::Range;
 
 use super::lexer::{self, Kind, Token};
 use crate::Name;
@@ -98,6 +99,19 @@ impl LineTable {
     }
 }
 
+/// The lines of each inline assembly, which compilers mark by comments.
+fn assembly(text: &str) -> Vec<Range<u32>> {
+    let (mut all, mut start) = (Vec::new(), None);
+    for (line, number) in text.lines().zip(1..) {
+        match line.trim() {
+            "// begin inline asm" => start = Some(number),
+            "// end inline asm" => all.extend(start.take().map(|start| start..number)),
+            _ => {}
+        }
+    }
+    all
+}
+
 /// The position in the tokens, and the table so far.
 struct Reader<'t> {
     text: &'t str,
@@ -111,6 +125,8 @@ struct Reader<'t> {
     /// The bytes of the debugging sections, and where labels are in them.
     strings: Vec<u8>,
     labels: HashMap<&'t str, usize>,
+    /// The PTX lines of each inline assembly.
+    assembly: Vec<Range<u32>>,
 }
 
 impl<'t> Reader<'t> {
@@ -124,6 +140,7 @@ impl<'t> Reader<'t> {
             inlined: Vec::new(),
             strings: Vec::new(),
             labels: HashMap::new(),
+            assembly: assembly(text),
         }
     }
 
@@ -175,6 +192,9 @@ impl<'t> Reader<'t> {
     /// `.loc file line column [, function_name label [+ offset]] [, inlined_at file line column]`
     fn place(&mut self, ptx_line: u32) {
         let Some((file, line, column)) = self.position() else { return };
+        if self.is_inside_assembly(ptx_line) {
+            return;
+        }
         let (mut label, mut call) = (None, None);
         while self.eat(b',') {
             match self.take(Kind::Name) {
@@ -199,6 +219,14 @@ impl<'t> Reader<'t> {
         });
         let function = self.table.marks.last().and_then(|mark| mark.function);
         self.mark(Mark { line: ptx_line, function, place });
+    }
+
+    /// Whether a place is known in the same inline assembly. Compilers based on LLVM (Triton) count the lines
+    /// of the assembly on from the line of its statement.
+    fn is_inside_assembly(&self, ptx_line: u32) -> bool {
+        let at = self.assembly.partition_point(|lines| lines.end <= ptx_line);
+        let around = self.assembly.get(at).filter(|lines| lines.contains(&ptx_line));
+        around.is_some_and(|lines| self.table.marks.last().is_some_and(|mark| lines.contains(&mark.line)))
     }
 
     /// The place of a call. A call that no directive describes is a place without a caller.
@@ -342,6 +370,15 @@ $L__info_string0:
         assert_eq!(shown(&table, 22), ["/src/inner.cuh:9:1 _Z3farv"]);
         assert_eq!(table.files().collect::<Vec<_>>(), ["/src/n.cu", "/src/inner.cuh"]);
         assert!(!table.is_empty() && LineTable::of(".version 7.0\n.target sm_80\n").is_empty());
+    }
+
+    #[test]
+    fn inline_assembly_has_one_line() {
+        let text = ".visible .entry k()\n{\n.loc 1 7 3\n// begin inline asm\n.loc 1 7 3\nmov.u32 %r1, 0;\n\
+                    .loc 1 8 3\nbar.sync 0;\n// end inline asm\n.loc 1 9 3\nret;\n}\n.file 1 \"a.py\"\n";
+        let table = LineTable::of(text);
+        let lines = [6, 8, 11].map(|line| shown(&table, line));
+        assert_eq!(lines, [["a.py:7:3 k"], ["a.py:7:3 k"], ["a.py:9:3 k"]]);
     }
 
     #[test]

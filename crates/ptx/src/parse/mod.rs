@@ -55,12 +55,38 @@ pub struct ParseError {
 /// # Errors
 /// The position of the first error, what is wrong there and what is accepted.
 pub fn parse(text: &str) -> Result<Module, ParseError> {
-    let parsed = if u32::try_from(text.len()).is_ok() {
-        lexer::tokens(text).and_then(|tokens| Parser::new(text, tokens).module())
-    } else {
-        Err(Failure::at(0, "a text of 4 GiB or more"))
-    };
-    parsed.map_err(|failure| failure.locate(text))
+    parser(text).and_then(Parser::module).map_err(|failure| failure.locate(text))
+}
+
+/// A function that [`parse_known`] left out.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LeftOut {
+    /// The name of the function.
+    pub function: Name,
+    /// The first unknown instruction or special register in its body.
+    pub error: ParseError,
+}
+
+/// Parses a module of which some functions may use instructions or special registers that the crate does not
+/// know. An entry with one is left out. Another function with one keeps its declaration and loses its body.
+///
+/// # Errors
+/// As for [`parse`], apart from unknown instructions and special registers.
+pub fn parse_known(text: &str) -> Result<(Module, Vec<LeftOut>), ParseError> {
+    let parsed = parser(text).and_then(|mut parser| {
+        parser.left_out = Some(Vec::new());
+        parser.module_and_rest()
+    });
+    let (module, rest) = parsed.map_err(|failure| failure.locate(text))?;
+    let rest = rest.into_iter().map(|(function, failure)| LeftOut { function, error: failure.locate(text) });
+    Ok((module, rest.collect()))
+}
+
+fn parser(text: &str) -> Result<Parser<'_>, Failure> {
+    if u32::try_from(text.len()).is_err() {
+        return Err(Failure::at(0, "a text of 4 GiB or more"));
+    }
+    lexer::tokens(text).map(|tokens| Parser::new(text, tokens))
 }
 
 /// An error with its byte offset.
@@ -68,11 +94,17 @@ pub fn parse(text: &str) -> Result<Module, ParseError> {
 pub(in crate::parse) struct Failure {
     offset: usize,
     message: String,
+    /// Whether the name of an instruction or of a special register is unknown.
+    unknown: bool,
 }
 
 impl Failure {
     fn at(offset: usize, message: impl Into<String>) -> Failure {
-        Failure { offset, message: message.into() }
+        Failure { offset, message: message.into(), unknown: false }
+    }
+
+    fn unknown(offset: usize, message: String) -> Failure {
+        Failure { unknown: true, ..Failure::at(offset, message) }
     }
 
     fn locate(self, text: &str) -> ParseError {
@@ -118,6 +150,8 @@ struct Parser<'t> {
     padding_left: usize,
     /// Number of labels that may still be taken from `.branchtargets` lists.
     targets_left: usize,
+    /// The functions with unknown instructions, where these are left out instead of refused.
+    left_out: Option<Vec<(Name, Failure)>>,
 }
 
 impl<'t> Parser<'t> {
@@ -131,6 +165,7 @@ impl<'t> Parser<'t> {
             registers_left: MAX_REGISTERS,
             padding_left: MAX_PADDING,
             targets_left: MAX_TARGETS,
+            left_out: None,
         }
     }
 
@@ -212,6 +247,23 @@ impl<'t> Parser<'t> {
         let line = self.line();
         while self.line() == line && self.peek() != Kind::End {
             self.next();
+        }
+    }
+
+    /// Skips past the brace that closes the one here.
+    fn skip_braces(&mut self) -> Result<(), Failure> {
+        let mut depth = 0usize;
+        loop {
+            match self.peek() {
+                Kind::Punct(b'{', 0) => depth += 1,
+                Kind::Punct(b'}', 0) => depth -= 1,
+                Kind::End => return Err(self.expected("`}`")),
+                _ => {}
+            }
+            self.next();
+            if depth == 0 {
+                return Ok(());
+            }
         }
     }
 

@@ -60,7 +60,7 @@ impl<'t> Modifiers<'t> {
             name.push('.');
             name.push_str(m.text);
         }
-        Failure::at(self.offset, format!("unknown instruction `{name}`"))
+        Failure::unknown(self.offset, format!("unknown instruction `{name}`"))
     }
 
     /// Takes the first modifier for which `accepts` returns a value.

@@ -5,18 +5,27 @@ use super::scope::Names;
 use super::variable::declared_space;
 use super::{Failure, Parser};
 use crate::{
-    Body, Function, FunctionKind, Item, LaunchBounds, Linkage, Module, Param, ParamSpace, Reg, Register,
-    Space, Target, Version,
+    Body, Function, FunctionKind, Item, LaunchBounds, Linkage, Module, Name, Param, ParamSpace, Reg,
+    Register, Space, Target, Version,
 };
 
 impl<'t> Parser<'t> {
-    pub(super) fn module(mut self) -> Result<Module, Failure> {
+    pub(super) fn module(self) -> Result<Module, Failure> {
+        self.module_and_rest().map(|(module, _)| module)
+    }
+
+    /// The module, and the functions that were left out.
+    pub(super) fn module_and_rest(mut self) -> Result<(Module, Vec<(Name, Failure)>), Failure> {
         let (version, target) = self.header()?;
         let mut items = Vec::new();
         while self.peek() != Kind::End {
             self.item(&mut items)?;
         }
-        Ok(Module { version, target, items })
+        let rest = self.left_out.unwrap_or_default();
+        let left_out =
+            |f: &Function| f.kind == FunctionKind::Entry && rest.iter().any(|(name, _)| *name == f.name);
+        items.retain(|item| !matches!(item, Item::Function(f) if left_out(f)));
+        Ok((Module { version, target, items }, rest))
     }
 
     fn header(&mut self) -> Result<(Version, Target), Failure> {
@@ -149,8 +158,17 @@ impl<'t> Parser<'t> {
         let body = if self.eat(b';') {
             None
         } else {
+            let open = self.at;
             self.punct(b'{')?;
-            Some(self.body(body)?)
+            match self.body(body) {
+                Err(failure) if failure.unknown && self.left_out.is_some() => {
+                    self.at = open;
+                    self.skip_braces()?;
+                    self.left_out.get_or_insert_default().push((name.clone(), failure));
+                    None
+                }
+                body => Some(body?),
+            }
         };
         Ok(Function { kind, linkage, name, returns, params, bounds, body })
     }

@@ -101,7 +101,7 @@ impl<'t> Parser<'t> {
             known = SpecialReg::from_name(&format!("{name}{}", self.text()));
         }
         let special = known.ok_or_else(|| {
-            Failure::at(start, format!("`{name}` is neither a declared register nor a special register"))
+            Failure::unknown(start, format!("`{name}` is neither a declared register nor a special register"))
         })?;
         self.next();
         Ok(Operand::Special(special))

@@ -1,0 +1,99 @@
+//! Runs with equal inputs that differ in the order of events alone, to see whether outputs depend on it.
+
+use emu::{Buffer, EmuError, HazardKind, Options, Schedule};
+use ptx::{Access, MemSem, Op, Space, Statement};
+
+use super::CheckReport;
+use super::feed::Feed;
+use super::run::run_steps;
+use crate::launchfile::Bound;
+
+/// Runs with weak memory for a kernel whose strong accesses may be reordered.
+const WEAK_RUNS: u64 = 6;
+
+/// Says of a kernel whose accesses race whether its outputs differ from run to run.
+pub(super) fn tell_nondeterminism(
+    bound: &Bound,
+    feed: &Feed,
+    options: &Options,
+    check: &mut CheckReport,
+) -> Result<(), EmuError> {
+    let first = outputs(bound, feed, &Options { schedule: Schedule::Late, ..options.clone() })?;
+    for schedule in [Schedule::Early, Schedule::Random, Schedule::Random] {
+        let seed = options.seed.wrapping_add(check.runs.into()).wrapping_mul(2) + 1;
+        let next = outputs(bound, feed, &Options { schedule, seed, ..options.clone() })?;
+        if let Some((name, bytes, all)) = difference(bound, &first, &next) {
+            check.fail(format!(
+                "nondeterministic: {bytes} of {all} bytes of {name} differ between two runs with equal inputs"
+            ));
+            return Ok(());
+        }
+    }
+    Ok(())
+}
+
+/// Runs a kernel with relaxed or volatile reads again, so that these return older values. If the outputs
+/// depend on it, and on nothing else in the order of events, the reads are hazards.
+pub(super) fn check_weak_order(
+    bound: &Bound,
+    feed: &Feed,
+    options: &Options,
+    check: &mut CheckReport,
+) -> Result<(), EmuError> {
+    if !bound.steps().any(|kernel| reads_relaxed(&kernel.module)) {
+        return Ok(());
+    }
+    let plain = |seed, schedule| outputs(bound, feed, &Options { seed, schedule, ..options.clone() });
+    let first = plain(options.seed, Schedule::Late)?;
+    for seed in 1..=WEAK_RUNS {
+        let schedule = if seed % 2 == 0 { Schedule::Random } else { Schedule::Early };
+        let mut buffers = feed.buffers(bound);
+        let weak = Options { seed, schedule, weak: true, ..options.clone() };
+        let reports = run_steps(bound, &mut buffers, &weak, 0)?;
+        let hazards: Vec<_> = reports.into_iter().flat_map(|report| report.hazards).collect();
+        let stale: Vec<_> = hazards.iter().filter(|h| h.kind == HazardKind::WeakOrder).cloned().collect();
+        let hangs = hazards.iter().any(|h| h.kind == HazardKind::Deadlock);
+        let after: Vec<Vec<u8>> = buffers.iter().map(Buffer::to_bytes).collect();
+        if stale.is_empty() || !hangs && difference(bound, &first, &after).is_none() {
+            continue;
+        }
+        // With the newest values, this schedule must give the outputs of the first one.
+        if difference(bound, &first, &plain(seed, schedule)?).is_none() {
+            check.add_hazards(stale);
+            return Ok(());
+        }
+    }
+    Ok(())
+}
+
+/// The contents of all buffers after a run.
+pub(super) fn outputs(bound: &Bound, feed: &Feed, options: &Options) -> Result<Vec<Vec<u8>>, EmuError> {
+    let mut buffers = feed.buffers(bound);
+    run_steps(bound, &mut buffers, options, 0)?;
+    Ok(buffers.iter().map(Buffer::to_bytes).collect())
+}
+
+/// The first buffer that the kernel may write and that differs, the number of differing bytes, and its size.
+pub(super) fn difference<'b>(
+    bound: &'b Bound,
+    a: &[Vec<u8>],
+    b: &[Vec<u8>],
+) -> Option<(&'b str, usize, usize)> {
+    let specs = bound.kernel.buffers.iter().zip(a.iter().zip(b));
+    specs.filter(|(spec, _)| spec.access != Access::Read).find_map(|(spec, (a, b))| {
+        let differ = a.iter().zip(b).filter(|(a, b)| a != b).count();
+        (differ > 0).then_some((spec.name.as_str(), differ, a.len()))
+    })
+}
+
+/// Whether a module has relaxed or volatile reads of global memory.
+fn reads_relaxed(module: &ptx::Module) -> bool {
+    let mut statements = module.functions().flat_map(|f| f.body.iter().flat_map(|b| &b.statements));
+    statements.any(|statement| {
+        matches!(statement, Statement::Inst(inst) if matches!(
+            inst.op,
+            Op::Ld(m) if matches!(m.space, Space::Global | Space::Generic)
+                && matches!(m.sem, MemSem::Relaxed | MemSem::Volatile)
+        ))
+    })
+}

@@ -1,0 +1,163 @@
+//! Runs that are made again, on copies of the buffers and with the same course, to tell kinds of races apart.
+
+use std::collections::HashSet;
+
+use ptx::{Kernel, Op, Space, Statement};
+
+use crate::EmuError;
+use crate::exec::{Doubts, Follow};
+use crate::grid::run_once;
+use crate::memory::Buffer;
+use crate::report::{Fidelity, Hazard, HazardKind, Options, Report};
+
+/// Runs a kernel with one buffer for each buffer of its contract, and returns the findings. Buffers of
+/// [`ptx::Access::Write`] count as uninitialised, whatever they hold.
+///
+/// # Errors
+/// The buffers or arguments do not match the contract, the kernel executes an instruction that is not
+/// implemented, or the kernel does not end within [`Options::step_limit`], [`Options::grid_limit`]
+/// and the limit of [`Options::stopwatch`].
+pub fn run(kernel: &Kernel, buffers: &mut [&mut Buffer], options: &Options) -> Result<Report, EmuError> {
+    let whole = options.only.is_none() && options.fidelity == Fidelity::Exact;
+    let collectives = !options.collectives_order && has_collectives(kernel);
+    let lines = Lines::of(kernel);
+    if !(whole && options.checks.races && (collectives || lines.can_race())) {
+        return run_once(kernel, buffers, options, Follow::Nothing).map(|(report, _)| report);
+    }
+    let copies: Vec<Buffer> = buffers.iter().map(|buffer| buffer.copy()).collect();
+    let (mut report, _) = run_once(kernel, buffers, options, Follow::Nothing)?;
+    if collectives && report.hazards.iter().any(in_a_warp) {
+        tell_warp_order(kernel, &copies, options, &mut report)?;
+    }
+    if report.hazards.iter().any(|hazard| lines.reads_beside_a_store(hazard)) {
+        tell_unused_reads(kernel, &copies, options, &lines, &mut report);
+    }
+    Ok(report)
+}
+
+type Key = (HazardKind, u32, Option<u32>);
+
+fn key(hazard: &Hazard) -> Key {
+    (hazard.kind, hazard.line, hazard.other_line)
+}
+
+fn again(
+    kernel: &Kernel,
+    copies: &[Buffer],
+    options: &Options,
+    follow: Follow,
+) -> Result<(Report, Doubts), EmuError> {
+    let mut copies: Vec<Buffer> = copies.iter().map(Buffer::copy).collect();
+    let mut handles: Vec<&mut Buffer> = copies.iter_mut().collect();
+    let options = Options { traced_ctas: Vec::new(), ..options.clone() };
+    run_once(kernel, &mut handles, &options, follow)
+}
+
+/// Whether a race is between lanes of one warp.
+fn in_a_warp(h: &Hazard) -> bool {
+    h.kind == HazardKind::Race
+        && matches!(h.threads[..], [a, b] if (a.cta, a.warp) == (b.cta, b.warp) && a.lane != b.lane)
+}
+
+/// Makes a race a matter of warp order if it is gone when collectives order memory.
+fn tell_warp_order(
+    kernel: &Kernel,
+    copies: &[Buffer],
+    options: &Options,
+    report: &mut Report,
+) -> Result<(), EmuError> {
+    let ordered = Options { collectives_order: true, ..options.clone() };
+    let again = again(kernel, copies, &ordered, Follow::Nothing)?.0.hazards;
+    for hazard in report.hazards.iter_mut().filter(|h| in_a_warp(h)) {
+        if !again.iter().any(|other| key(other) == key(hazard)) {
+            hazard.kind = HazardKind::WarpOrder;
+            hazard.message += " but a shuffle or another collective, which orders no memory; put bar.warp.sync \
+                 (__syncwarp) between";
+        }
+    }
+    Ok(())
+}
+
+/// Makes the races of reads a note if nothing depends on what these reads returned. One run collects the
+/// reads that race, the next one follows their values.
+fn tell_unused_reads(
+    kernel: &Kernel,
+    copies: &[Buffer],
+    options: &Options,
+    lines: &Lines,
+    report: &mut Report,
+) {
+    let Ok((racing, doubts)) = again(kernel, copies, options, Follow::Collect) else { return };
+    if doubts.overflow || doubts.is_empty() {
+        return;
+    }
+    let Ok((followed, _)) = again(kernel, copies, options, Follow::Values(&doubts)) else { return };
+    let known: HashSet<Key> = report.hazards.iter().map(key).collect();
+    let used =
+        |h: &Hazard| h.kind == HazardKind::UninitialisedRead && h.place.is_none() && !known.contains(&key(h));
+    if followed.hazards.iter().any(used) {
+        return;
+    }
+    let pair = |h: &Hazard| (h.line.min(h.other_line.unwrap_or(0)), h.line.max(h.other_line.unwrap_or(0)));
+    let collected: HashSet<(u32, u32)> =
+        racing.hazards.iter().filter(|h| h.kind == HazardKind::Race).map(pair).collect();
+    for hazard in report.hazards.iter_mut() {
+        if lines.reads_beside_a_store(hazard) && collected.contains(&pair(hazard)) {
+            hazard.kind = HazardKind::UnusedRead;
+            hazard.message += "; nothing depends on the value that was read";
+        }
+    }
+}
+
+/// The lines of plain loads and stores of a module.
+struct Lines {
+    loads: HashSet<u32>,
+    stores: HashSet<u32>,
+}
+
+impl Lines {
+    fn of(kernel: &Kernel) -> Lines {
+        let mut lines = Lines { loads: HashSet::new(), stores: HashSet::new() };
+        for statement in statements(kernel) {
+            let Statement::Inst(inst) = statement else { continue };
+            match inst.op {
+                Op::Ld(m) if may_be_common(m.space) => lines.loads.insert(inst.line),
+                Op::St(m) if may_be_common(m.space) => lines.stores.insert(inst.line),
+                _ => continue,
+            };
+        }
+        lines
+    }
+
+    fn can_race(&self) -> bool {
+        !self.loads.is_empty() && !self.stores.is_empty()
+    }
+
+    /// Whether a race is between a plain load and a plain store.
+    fn reads_beside_a_store(&self, hazard: &Hazard) -> bool {
+        let other = hazard.other_line.unwrap_or(0);
+        let is = |read: u32, write: u32| self.loads.contains(&read) && self.stores.contains(&write);
+        hazard.kind == HazardKind::Race && (is(hazard.line, other) || is(other, hazard.line))
+    }
+}
+
+fn may_be_common(space: Space) -> bool {
+    matches!(space, Space::Generic | Space::Global | Space::Shared | Space::SharedCluster)
+}
+
+/// Whether the entry or a callee has a warp-wide instruction that orders no memory.
+fn has_collectives(kernel: &Kernel) -> bool {
+    statements(kernel).any(|statement| {
+        matches!(statement, Statement::Inst(inst) if matches!(
+            inst.op,
+            Op::Shfl(_) | Op::Vote(_) | Op::Match(..) | Op::Redux { .. } | Op::Elect
+        ))
+    })
+}
+
+/// The statements of the entry and of its callees.
+fn statements(kernel: &Kernel) -> impl Iterator<Item = &Statement> {
+    let reached = kernel.module.reached_from(&kernel.entry);
+    let functions = kernel.module.functions().zip(reached).filter(|(_, reached)| *reached);
+    functions.flat_map(|(f, _)| f.body.iter().flat_map(|b| &b.statements))
+}

@@ -1,0 +1,110 @@
+//! Compiles Triton kernels with Triton's own compiler, in a Python process. It needs no GPU.
+
+use std::path::PathBuf;
+use std::process::Command;
+use std::time::Duration;
+
+use crate::store::Scratch;
+use crate::tools::python;
+
+/// Why a Triton kernel could not be compiled.
+#[derive(Debug, thiserror::Error)]
+pub enum TritonError {
+    /// The Python that was found has no Triton.
+    #[error(
+        "a Triton kernel needs Triton, and `{python}` has none ({reason}): install it with `pip install triton` (no GPU is \
+         needed), and set FLASHCORE_PYTHON to that Python"
+    )]
+    Missing { python: String, reason: String },
+    /// Python does not start, or its answer cannot be read.
+    #[error("Triton runs in `{python}`, which fails: {reason}; set FLASHCORE_PYTHON")]
+    Python { python: String, reason: String },
+    /// Triton refuses the kernel.
+    #[error("Triton does not compile {function} of {file}:\n{said}")]
+    Refused { file: PathBuf, function: String, said: String },
+}
+
+/// A kernel to compile.
+#[derive(Clone, Debug)]
+pub struct Request {
+    pub file: PathBuf,
+    pub function: String,
+    /// The type of each parameter that is no constant, such as `*fp16:16` or `i32`.
+    pub types: Vec<String>,
+    /// Names and values of the parameters that are constants.
+    pub constants: Vec<(String, String)>,
+    pub warps: Option<u32>,
+    pub stages: Option<u32>,
+    /// Compute capability, such as 80.
+    pub sm: u32,
+}
+
+/// A compiled kernel.
+#[derive(Clone, Debug)]
+pub struct Compiled {
+    pub ptx: String,
+    pub entry: String,
+    /// Dynamic shared memory in bytes.
+    pub shared: u32,
+    /// Threads of a CTA.
+    pub threads: u32,
+}
+
+/// The time that a compilation may take.
+const LIMIT: Duration = Duration::from_secs(300);
+
+impl Request {
+    /// Compiles the kernel.
+    ///
+    /// # Errors
+    /// When Triton is not installed, or refuses the kernel.
+    pub fn compile(&self) -> Result<Compiled, TritonError> {
+        let python = python();
+        let fail = |reason: String| TritonError::Python { python: python.clone(), reason };
+        let scratch = Scratch::new().map_err(|error| fail(error.to_string()))?;
+        let (driver, answer) = (scratch.path("compile.py"), scratch.path("answer.json"));
+        std::fs::write(&driver, include_bytes!("triton_compile.py")).map_err(|error| fail(error.to_string()))?;
+        let request = serde_json::json!({
+            "file": self.file,
+            "function": self.function,
+            "types": self.types,
+            "constants": self.constants,
+            "options": { "num_warps": self.warps, "num_stages": self.stages },
+            "sm": self.sm,
+        });
+        let mut command = Command::new(&python);
+        command.arg(&driver).arg(request.to_string()).arg(&answer);
+        let ended = crate::child::within(&mut command, LIMIT).map_err(|error| fail(error.to_string()))?;
+        let Some((status, said)) = ended else {
+            return Err(fail(format!("it did not end within {} s", LIMIT.as_secs())));
+        };
+        match status.code() {
+            Some(0) => {}
+            Some(3) => return Err(TritonError::Missing { python, reason: said.trim().to_owned() }),
+            _ => {
+                let (file, function) = (self.file.clone(), self.function.clone());
+                return Err(TritonError::Refused { file, function, said: last_lines(&said) });
+            }
+        }
+        let text = std::fs::read_to_string(&answer).map_err(|error| fail(error.to_string()))?;
+        let answer: serde_json::Value =
+            serde_json::from_str(&text).map_err(|error| fail(error.to_string()))?;
+        let word = |key: &str| answer[key].as_str().map(str::to_owned);
+        let number = |key: &str| answer[key].as_u64().and_then(|n| u32::try_from(n).ok());
+        let compiled = || {
+            Some(Compiled {
+                ptx: word("ptx")?,
+                entry: word("entry")?,
+                shared: number("shared")?,
+                threads: number("threads")?,
+            })
+        };
+        compiled().ok_or_else(|| fail("its answer lacks a part".to_owned()))
+    }
+}
+
+/// The end of what a process said: the exception of a traceback is on the last lines.
+fn last_lines(said: &str) -> String {
+    let lines: Vec<&str> = said.trim_end().lines().collect();
+    lines[lines.len().saturating_sub(8)..].join("\n")
+}

@@ -1,0 +1,447 @@
+//! Checks kernels of public repositories, whose sources are not kept here. `xtask/corpus` lists the
+//! repositories with their kernels and launches, and what is known about each kernel that does not pass.
+
+use std::fmt::Write as _;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use serde::{Deserialize, Serialize};
+
+use crate::XtaskError;
+
+/// The page that shows the counts, and the marks of its generated part.
+const PAGE: &str = "docs/src/guide/public-kernels.md";
+const BEGIN: &str = "<!-- corpus: begin -->\n";
+const END: &str = "<!-- corpus: end -->\n";
+
+/// The rows from which the page is made.
+const ROWS: &str = "xtask/corpus/rows.jsonl";
+
+/// Mutants of one kernel.
+const MUTANTS: usize = 4;
+
+#[derive(Debug, clap::Args)]
+pub struct Corpus {
+    /// Folder with a checkout of each repository, under the repository's name without its owner
+    folder: PathBuf,
+    /// Check only repositories, files or kernels whose name contains one of these words; the other rows stay
+    #[arg(long, value_delimiter = ',')]
+    only: Vec<String>,
+    /// Check only kernels that have no row yet
+    #[arg(long)]
+    missing: bool,
+    /// The command to use; default: target/debug/flashcore
+    #[arg(long)]
+    flashcore: Option<PathBuf>,
+    /// Seconds that one check may take
+    #[arg(long, default_value_t = 60)]
+    timeout: u32,
+    /// Also check mutants of every kernel that passes
+    #[arg(long)]
+    mutants: bool,
+}
+
+/// A list of `xtask/corpus`.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Repository {
+    /// Owner and name on GitHub.
+    repository: String,
+    commit: String,
+    file: Vec<File>,
+    /// What is known about kernels that do not pass.
+    #[serde(default)]
+    known: Vec<Known>,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct File {
+    path: String,
+    /// Options of every check of this file.
+    #[serde(default)]
+    options: Vec<String>,
+    /// One line for each kernel: `name | grid block dynamic-shared | arguments | options`.
+    kernels: String,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Known {
+    kernel: String,
+    /// The path of the file, where two files have a kernel of this name.
+    path: Option<String>,
+    class: Class,
+    /// The kind of hazard that the check must name.
+    kind: Option<String>,
+    what: String,
+    cure: Option<String>,
+}
+
+/// What a check that does not pass means.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize)]
+#[serde(rename_all = "snake_case")]
+enum Class {
+    Passed,
+    /// A fault of the kernel.
+    Bug,
+    /// A fault by the PTX memory model that no GPU is known to show.
+    Letter,
+    /// The kernel is right, and the check fails.
+    FalseAlarm,
+    Incomplete,
+    /// Nothing is known about this result.
+    Unexpected,
+}
+
+/// The result of one kernel.
+#[derive(Debug, Serialize, Deserialize)]
+struct Row {
+    repository: String,
+    commit: String,
+    path: String,
+    kernel: String,
+    verdict: String,
+    seconds: f64,
+    /// Share of instructions executed, percent.
+    coverage: Option<f64>,
+    reasons: Vec<String>,
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    mutants: Vec<serde_json::Value>,
+}
+
+/// Runs the checks.
+///
+/// # Errors
+/// When a list cannot be read, or a result is not the known one.
+pub fn check(root: &Path, args: &Corpus) -> Result<(), XtaskError> {
+    let lists = lists(root)?;
+    let mut rows = read_rows(root);
+    let mut unexpected = 0;
+    // A file is compiled once for all its kernels.
+    let ptx = std::env::temp_dir().join(format!("flashcore-corpus-{}.ptx", std::process::id()));
+    let mut compiled = None;
+    for list in &lists {
+        let name = list.repository.rsplit('/').next().unwrap_or_default();
+        let checkout = args.folder.join(name);
+        if !checkout.is_dir() {
+            eprintln!("not there: git clone https://github.com/{} {}", list.repository, checkout.display());
+            continue;
+        }
+        for (file, line) in list.entries() {
+            let entry = Entry::of(line);
+            let named = |word: &String| {
+                [name, &file.path, entry.kernel].iter().any(|text| text.contains(word.as_str()))
+            };
+            let is_row = |row: &Row| {
+                row.repository == list.repository && row.path == file.path && row.kernel == entry.kernel
+            };
+            if !args.only.is_empty() && !args.only.iter().any(named)
+                || args.missing && rows.iter().any(is_row)
+            {
+                continue;
+            }
+            let key = (list.repository.clone(), file.path.clone());
+            if compiled.replace(key.clone()) != Some(key) {
+                let _ = std::fs::remove_file(&ptx);
+            }
+            let row = one(root, args, &checkout, list, file, &entry, &ptx)?;
+            println!("{:11} {:6.1} s  {name} {} {}", row.verdict, row.seconds, file.path, entry.kernel);
+            if list.class(&row) == Class::Unexpected {
+                unexpected += 1;
+                row.reasons.iter().for_each(|reason| println!("    {reason}"));
+            }
+            // Another run may have added rows meanwhile.
+            rows = read_rows(root);
+            match rows.iter_mut().find(|row| is_row(row)) {
+                Some(old) => *old = row,
+                None => rows.push(row),
+            }
+            write_rows(root, &lists, &mut rows)?;
+        }
+    }
+    write_page(root, &lists, &rows)?;
+    match unexpected {
+        0 => Ok(()),
+        count => Err(XtaskError::Check(format!("{count} results are not the known ones"))),
+    }
+}
+
+impl Repository {
+    /// The files with the lines of their kernels.
+    fn entries(&self) -> impl Iterator<Item = (&File, &str)> {
+        self.file.iter().flat_map(|file| {
+            file.kernels.lines().filter(|line| !line.trim().is_empty()).map(move |line| (file, line))
+        })
+    }
+
+    fn known(&self, row: &Row) -> Option<&Known> {
+        self.known.iter().find(|known| {
+            known.kernel == row.kernel && known.path.as_ref().is_none_or(|path| *path == row.path)
+        })
+    }
+
+    /// What a result means, by what is known about the kernel.
+    fn class(&self, row: &Row) -> Class {
+        let named = |kind: &String| row.reasons.iter().any(|reason| reason.starts_with(kind.as_str()));
+        match (row.verdict.as_str(), self.known(row)) {
+            ("passed", None) => Class::Passed,
+            ("failed", Some(known))
+                if known.class != Class::Incomplete && known.kind.as_ref().is_none_or(named) =>
+            {
+                known.class
+            }
+            ("incomplete" | "refused", Some(known)) if known.class == Class::Incomplete => Class::Incomplete,
+            _ => Class::Unexpected,
+        }
+    }
+}
+
+/// The rows of earlier runs.
+fn read_rows(root: &Path) -> Vec<Row> {
+    let text = std::fs::read_to_string(root.join(ROWS)).unwrap_or_default();
+    text.lines().filter_map(|line| serde_json::from_str(line).ok()).collect()
+}
+
+/// Writes the rows of listed kernels in the order of the lists.
+fn write_rows(root: &Path, lists: &[Repository], rows: &mut Vec<Row>) -> Result<(), XtaskError> {
+    let order: Vec<(&str, &str, &str)> = lists
+        .iter()
+        .flat_map(|list| {
+            list.entries().map(|(file, line)| (&*list.repository, &*file.path, Entry::of(line).kernel))
+        })
+        .collect();
+    let place = |row: &Row| order.iter().position(|at| *at == (&*row.repository, &*row.path, &*row.kernel));
+    rows.retain(|row| place(row).is_some());
+    rows.sort_by_key(|row| place(row));
+    let mut text = String::new();
+    for row in rows.iter() {
+        text += &serde_json::to_string(row).map_err(|error| XtaskError::Check(error.to_string()))?;
+        text.push('\n');
+    }
+    let path = root.join(ROWS);
+    std::fs::write(&path, text).map_err(|source| XtaskError::Io { path, source })
+}
+
+fn lists(root: &Path) -> Result<Vec<Repository>, XtaskError> {
+    let folder = root.join("xtask/corpus");
+    let entries = std::fs::read_dir(&folder).map_err(|source| XtaskError::Io { path: folder, source })?;
+    let paths = entries.flatten().map(|entry| entry.path());
+    let mut paths: Vec<PathBuf> =
+        paths.filter(|path| path.extension().is_some_and(|e| e == "toml")).collect();
+    paths.sort();
+    let read = |path: &PathBuf| {
+        let text =
+            std::fs::read_to_string(path).map_err(|source| XtaskError::Io { path: path.clone(), source })?;
+        toml::from_str(&text).map_err(|error| XtaskError::Check(format!("{}: {error}", path.display())))
+    };
+    paths.iter().map(read).collect()
+}
+
+/// A line of a list.
+struct Entry<'a> {
+    kernel: &'a str,
+    launch: Vec<&'a str>,
+    arguments: Vec<&'a str>,
+    options: Vec<&'a str>,
+}
+
+impl Entry<'_> {
+    fn of(line: &str) -> Entry<'_> {
+        let mut parts = line.split('|').map(str::trim);
+        let kernel = parts.next().unwrap_or_default();
+        let mut words = || parts.next().unwrap_or_default().split_whitespace().collect();
+        Entry { kernel, launch: words(), arguments: words(), options: words() }
+    }
+}
+
+fn one(
+    root: &Path,
+    args: &Corpus,
+    checkout: &Path,
+    list: &Repository,
+    file: &File,
+    entry: &Entry,
+    ptx: &Path,
+) -> Result<Row, XtaskError> {
+    let binary = args.flashcore.clone().unwrap_or_else(|| root.join("target/debug/flashcore"));
+    let mut command = Command::new(&binary);
+    // The default from Triton 3.10 on; the page says what happens without it.
+    command.current_dir(checkout).arg("check").env("TRITON_DEFAULT_FP_FUSION", "0");
+    if file.path.ends_with(".py") {
+        command.arg(format!("{}:{}", file.path, entry.kernel));
+    } else if ptx.is_file() {
+        command.arg(ptx).args(["--entry", &spaced(entry.kernel)]);
+    } else {
+        command.arg(&file.path).args(["--entry", entry.kernel]).arg("--keep-ptx").arg(ptx);
+        let entries = file.kernels.lines().map(|line| Entry::of(line).kernel);
+        entries.filter(|kernel| kernel.contains('<')).for_each(|kernel| {
+            command.args(["--instantiate", kernel]);
+        });
+    }
+    for (option, value) in ["--grid", "--block", "--dynamic-shared"].into_iter().zip(&entry.launch) {
+        if *value != "-" {
+            command.args([option, value]);
+        }
+    }
+    entry.arguments.iter().for_each(|argument| {
+        command.args(["--arg", argument]);
+    });
+    command.args(&file.options).args(&entry.options);
+    command.args(["--json", "--timeout", &args.timeout.to_string()]);
+    if args.mutants {
+        command.args(["--mutants", &MUTANTS.to_string()]);
+    }
+    let began = std::time::Instant::now();
+    let output = command
+        .output()
+        .map_err(|source| XtaskError::Start { command: binary.display().to_string(), source })?;
+    let seconds = (began.elapsed().as_secs_f64() * 10.0).round() / 10.0;
+    let answer: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap_or_default();
+    let verdict = answer["verdict"].as_str().unwrap_or("refused").to_owned();
+    let reasons: Vec<String> = match answer["reasons"].as_array() {
+        Some(reasons) => reasons.iter().filter_map(|r| r.as_str()).map(str::to_owned).collect(),
+        None => vec![String::from_utf8_lossy(&output.stderr).trim().to_owned()],
+    };
+    Ok(Row {
+        repository: list.repository.clone(),
+        commit: list.commit.clone(),
+        path: file.path.clone(),
+        kernel: entry.kernel.to_owned(),
+        verdict,
+        seconds,
+        coverage: answer["coverage"]["percent"].as_f64(),
+        reasons: reasons.into_iter().take(3).collect(),
+        mutants: answer["mutants"].as_array().cloned().unwrap_or_default(),
+    })
+}
+
+/// Writes the generated part of the page.
+fn write_page(root: &Path, lists: &[Repository], rows: &[Row]) -> Result<(), XtaskError> {
+    let io = |path: &Path| {
+        let path = path.to_path_buf();
+        |source| XtaskError::Io { path, source }
+    };
+    let path = root.join(PAGE);
+    let page = std::fs::read_to_string(&path).map_err(io(&path))?;
+    let parts = page
+        .split_once(BEGIN)
+        .and_then(|(before, rest)| rest.split_once(END).map(|(_, after)| (before, after)));
+    let Some((before, after)) = parts else {
+        return Err(XtaskError::Check(format!("{PAGE} has no lines {BEGIN:?} and {END:?}")));
+    };
+    let page = format!("{before}{BEGIN}{}{END}{after}", generated(lists, rows));
+    std::fs::write(&path, page).map_err(io(&path))
+}
+
+/// The counts, the faults of kernels, and what the check cannot judge.
+fn generated(lists: &[Repository], rows: &[Row]) -> String {
+    const CLASSES: [Class; 5] =
+        [Class::Passed, Class::Bug, Class::Letter, Class::FalseAlarm, Class::Incomplete];
+    let mut text = String::from(
+        "\n| repository | commit | kernels | passed | faults | by the letter | false alarms | incomplete |\n\
+         |---|---|--:|--:|--:|--:|--:|--:|\n",
+    );
+    let mut line = |name: &str, commit: &str, classes: &[Class]| {
+        let counts = CLASSES.map(|class| classes.iter().filter(|c| **c == class).count().to_string());
+        let _ = writeln!(text, "| {name} | {commit} | {} | {} |", classes.len(), counts.join(" | "));
+    };
+    let mut all = Vec::new();
+    for list in lists {
+        let own = rows.iter().filter(|row| row.repository == list.repository);
+        let own: Vec<Class> = own.map(|row| list.class(row)).collect();
+        let name = format!("[{0}](https://github.com/{0})", list.repository);
+        line(&name, &format!("`{}`", list.commit), &own);
+        all.extend(own);
+    }
+    line("all", "", &all);
+    let mut mutants = [0usize; 4];
+    for mutant in rows.iter().flat_map(|row| &row.mutants) {
+        let fate = &mutant["fate"];
+        let at = ["failed", "differs", "incomplete"].iter().position(|key| fate.get(key).is_some());
+        mutants[at.unwrap_or(3)] += 1;
+    }
+    let all: usize = mutants.iter().sum();
+    if all > 0 {
+        let [failed, differs, incomplete, same] = mutants;
+        let _ = writeln!(
+            text,
+            "\nOf {all} mutants of the kernels that pass, the check finds {failed} by a hazard. {differs} have no hazard and \
+             change an output,\nwhich a reference judges; {incomplete} end without a verdict. {same} have no \
+             hazard and equal outputs."
+        );
+    }
+    for (class, title) in [
+        (Class::Bug, "Faults"),
+        (Class::Letter, "By the letter of PTX"),
+        (Class::FalseAlarm, "False alarms"),
+        (Class::Incomplete, "Incomplete"),
+    ] {
+        let known = lists.iter().flat_map(|list| list.known.iter().map(move |known| (list, known)));
+        let known: Vec<_> = known.filter(|(_, known)| known.class == class).collect();
+        if known.is_empty() {
+            continue;
+        }
+        let _ = writeln!(text, "\n### {title}\n");
+        for (list, known) in known {
+            let kind = known.kind.as_ref().map_or_else(String::new, |kind| format!(" (`{kind}`)"));
+            let cure = known.cure.as_ref().map_or_else(String::new, |cure| format!(" Cure: {cure}"));
+            let entry = format!("- {}, `{}`{kind}: {}{cure}", list.repository, known.kernel, known.what);
+            text += &wrapped(&entry);
+        }
+    }
+    text.push('\n');
+    text
+}
+
+/// The name of a template instance as C++ names are demangled: `sum<float, 4>`.
+fn spaced(kernel: &str) -> String {
+    kernel.replace(", ", ",").replace(',', ", ").replace("half", "__half")
+}
+
+/// A list item in lines of at most 110 columns.
+fn wrapped(item: &str) -> String {
+    let (mut text, mut column) = (String::new(), 0);
+    for word in item.split_whitespace() {
+        let width = word.chars().count();
+        if column > 0 && column + 1 + width > 110 {
+            text += "\n  ";
+            column = 2;
+        } else if column > 0 {
+            text.push(' ');
+            column += 1;
+        }
+        text += word;
+        column += width;
+    }
+    text + "\n"
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_lists_are_read_and_each_known_kernel_is_listed() {
+        let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();
+        let lists = lists(root).unwrap();
+        assert!(lists.len() >= 15, "{} repositories", lists.len());
+        let mut kernels = 0;
+        for list in &lists {
+            kernels += list.entries().count();
+            for known in &list.known {
+                let listed = list.entries().any(|(_, line)| Entry::of(line).kernel == known.kernel);
+                assert!(listed, "{}: {} is not listed", list.repository, known.kernel);
+                assert!(known.class != Class::Bug || known.cure.is_some(), "{} has no cure", known.kernel);
+            }
+        }
+        assert!(kernels >= 200, "{kernels} kernels");
+    }
+
+    #[test]
+    fn items_are_wrapped() {
+        let text = wrapped(&format!("- {}", "word ".repeat(40)));
+        assert!(text.lines().all(|line| line.chars().count() <= 110));
+        assert_eq!(text.lines().count(), 2);
+    }
+}
