@@ -128,12 +128,12 @@ impl fmt::Display for Operand {
 
 /// Bytes of a tensor's buffer: what the problem's strides span.
 pub(crate) fn span_bytes(problem: &Problem, tensor: Tensor) -> usize {
-    problem.span(tensor).map_or(0, |(elements, _)| 2 * elements)
+    problem.span(tensor).map_or(0, |(elements, _)| problem.dtype.bytes() * elements)
 }
 
 /// Bytes from the start of a tensor's buffer to its element (0, 0, 0, 0).
 pub(crate) fn origin(problem: &Problem, tensor: Tensor) -> u64 {
-    2 * problem.span(tensor).map_or(0, |(_, origin)| origin) as u64
+    (problem.dtype.bytes() * problem.span(tensor).map_or(0, |(_, origin)| origin)) as u64
 }
 
 /// A launch contract under construction. Each method declares the kernel's next parameter and gives its
@@ -270,7 +270,7 @@ impl<'a> Contract<'a> {
             return known;
         }
         let bytes = span_bytes(self.problem, tensor);
-        let dense = 2 * self.problem.extents(tensor).iter().product::<usize>();
+        let dense = self.problem.dtype.bytes() * self.problem.extents(tensor).iter().product::<usize>();
         let access = match tensor {
             Tensor::Out if dense == bytes && self.problem.lengths.is_even() => Access::Write,
             // Elements between the rows must keep their values.

@@ -101,8 +101,8 @@ pub(crate) fn most_rows(problem: &Problem) -> (usize, &'static str) {
 }
 
 /// A stride in bytes; 0 if the extent is 1, so that the stride is never used.
-pub(crate) fn stepped(extent: usize, stride: i64) -> i64 {
-    if extent > 1 { stride.wrapping_mul(2) } else { 0 }
+pub(crate) fn stepped(problem: &Problem, extent: usize, stride: i64) -> i64 {
+    if extent > 1 { stride.wrapping_mul(problem.dtype.bytes() as i64) } else { 0 }
 }
 
 /// The first of a tensor's row strides (by name), or else its origin, that is not a multiple of `elements`.
@@ -131,7 +131,7 @@ pub(crate) fn declare_head_strides(
     let ([batches, heads, ..], Strides { batch, head, .. }) =
         (problem.extents(tensor), problem.strides(tensor));
     [("batch", batches, batch), ("head", heads, head)].map(|(of, extent, stride)| {
-        contract.i64(k, &format!("{}_{of}_bytes", tensor.name()), stepped(extent, stride))
+        contract.i64(k, &format!("{}_{of}_bytes", tensor.name()), stepped(problem, extent, stride))
     })
 }
 
@@ -156,7 +156,7 @@ pub(crate) fn row_of_output(
     let [batch, head, position] = at.map(|n| k.zext(n));
     let to = k.mad(batch, batch_bytes, out.base);
     let to = k.mad(head, head_bytes, to);
-    let row_bytes = stepped(problem.extents(Tensor::Out)[2], problem.out.row);
+    let row_bytes = stepped(problem, problem.extents(Tensor::Out)[2], problem.out.row);
     Global { base: k.mad(position, row_bytes, to), offset: out.offset }
 }
 

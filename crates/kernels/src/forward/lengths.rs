@@ -90,7 +90,7 @@ pub(crate) fn check_ragged_values(problem: &Problem, family: &'static str) -> Re
         Err(PlanError::Problem { family, what, value: value.to_string(), accepted })
     };
     let ([batch, _, rows, _], strides) = (problem.extents(Tensor::V), problem.strides(Tensor::V));
-    let row_bytes = stepped(rows, strides.row) as u64;
+    let row_bytes = stepped(problem, rows, strides.row) as u64;
     if row_bytes >= SwizzledTile::RAGGED_STRIDE_LIMIT {
         return refuse("v row stride", strides.row, "fewer than 2^33 elements with uneven keys");
     }

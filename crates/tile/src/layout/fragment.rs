@@ -34,6 +34,11 @@ impl AccTile {
         AccTile { n_tiles, tiles }
     }
 
+    /// The lane's four registers of each 16×8 tile, row of tiles by row of tiles.
+    pub fn tiles(&self) -> &[[F32; 4]] {
+        &self.tiles
+    }
+
     /// The lane's registers, tile by tile.
     pub fn registers(&self) -> Vec<F32> {
         self.tiles.concat()
@@ -103,6 +108,14 @@ impl AccTile {
 }
 
 impl AccTile {
+    /// The tile without rounding, as the A operand of f32 products ([`crate::MmaType::F32`]): a fragment for
+    /// each 8 columns. A lane holds columns `2t` and `2t + 1`, where such a fragment has `t` and `t + 4`, so
+    /// the product takes the rows of B in that order.
+    pub fn words(&self, k: &mut Builder) -> OperandTile {
+        let fragments = self.tiles.iter().map(|&[a, b, c, d]| [a, c, b, d].map(|word| k.to_bits(word)));
+        OperandTile { k_tiles: self.n_tiles, fragments: fragments.collect() }
+    }
+
     /// Sets the existing registers to zero.
     pub fn clear(&self, k: &mut Builder) {
         for &element in self.tiles.iter().flatten() {
@@ -161,12 +174,12 @@ impl OperandTile {
         k.setp_u(CmpOp::Eq, reached, 0)
     }
 
-    /// Tiles of 16 columns.
+    /// Tiles of 16 columns, or of 8 columns without rounding.
     pub fn k_tiles(&self) -> u32 {
         self.k_tiles
     }
 
-    /// The fragment of one 16×16 tile.
+    /// The fragment of one tile.
     pub fn fragment(&self, m: u32, j: u32) -> [R32; 4] {
         self.fragments[(m * self.k_tiles + j) as usize]
     }

@@ -20,6 +20,8 @@ pub struct SwizzledTile {
     pub heads: u32,
     /// Whether tiles are loaded from rows whose end the load states ([`SwizzledTile::ragged_at`]).
     pub ragged: bool,
+    /// Whether the tensor's columns end within a panel ([`SwizzledTile::of_width`]).
+    pub clipped: bool,
 }
 
 impl SwizzledTile {
@@ -32,7 +34,7 @@ impl SwizzledTile {
 
     /// A tile of `rows` × `columns`.
     pub const fn new(rows: u32, columns: u32) -> SwizzledTile {
-        SwizzledTile { rows, columns, parts: 1, heads: 1, ragged: false }
+        SwizzledTile { rows, columns, parts: 1, heads: 1, ragged: false, clipped: false }
     }
 
     /// The tile with its rows divided among `parts` CTAs. Each part has a multiple of 8 rows.
@@ -54,6 +56,12 @@ impl SwizzledTile {
         SwizzledTile { ragged, ..self }
     }
 
+    /// The tile of a tensor with `width` columns, at most those of the tile. The others are zeros.
+    #[must_use]
+    pub const fn of_width(self, width: u32) -> SwizzledTile {
+        SwizzledTile { clipped: !width.is_multiple_of(SwizzledTile::PANEL), ..self }
+    }
+
     pub const fn panels(self) -> u32 {
         self.columns.div_ceil(SwizzledTile::PANEL)
     }
@@ -63,10 +71,15 @@ impl SwizzledTile {
         self.rows * SwizzledTile::ROW_BYTES
     }
 
-    /// Bytes of the tile. A load counts all of them at its mbarrier, rows and columns beyond the tensor's end
-    /// included.
+    /// Bytes of the tile.
     pub const fn bytes(self) -> u32 {
         self.panels() * self.panel_bytes()
+    }
+
+    /// Bytes that a load brings, which it counts at its mbarrier: rows and columns beyond the tensor's end
+    /// included, but not the rows in which no position of packed heads fits.
+    pub const fn loaded_bytes(self) -> u32 {
+        self.panels() * (self.rows / self.heads * self.heads) * SwizzledTile::ROW_BYTES
     }
 
     /// Byte offset of an element from the tile's start.
@@ -80,7 +93,7 @@ impl SwizzledTile {
     /// that a box holds one panel after the other. Where the width is not a multiple of a panel, the last
     /// panel would read into the next row, so each panel is a copy of its own.
     pub(crate) const fn whole(self) -> bool {
-        let plain = self.heads == 1 && self.parts == 1 && !self.ragged;
+        let plain = self.heads == 1 && self.parts == 1 && !self.ragged && !self.clipped;
         self.columns.is_multiple_of(SwizzledTile::PANEL) && plain
     }
 }

@@ -17,7 +17,7 @@ impl Forward<'_> {
         let to = self.output(k);
         let first = self.first_row(k);
         let rows = (to, first, self.rows.seq_q);
-        let row_bytes = stepped(self.problem.seq_q, self.problem.out.row);
+        let row_bytes = stepped(self.problem, self.problem.seq_q, self.problem.out.row);
         store_fragments(k, &self.threads, self.half, o, rows, row_bytes, self.plan.store);
         if let Some(start) = self.params.lse {
             let lse = softmax.lse(k);
@@ -41,7 +41,7 @@ impl Forward<'_> {
             let at = place(k, row);
             row_of_output(k, self.problem, (out, self.params.out_strides), at)
         };
-        store_fragments_at(k, &self.threads, self.half, o, limits, row_of_out, self.plan.store);
+        store_fragments_at(k, &self.threads, self.half, o, limits, row_of_out, self.plan.store, None);
         if let Some(start) = self.params.lse {
             let lse: Vec<F32> = softmax.lse(k);
             let to = |k: &mut Builder, row: R32| {

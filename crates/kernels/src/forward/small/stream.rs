@@ -97,6 +97,7 @@ impl Forward<'_> {
             tiles: Tiles::InTurn,
             order: Order::ScoresAhead,
             products: self.products(),
+            sum: None,
             softcap: self.params.softcap,
             chains: Chains { max: 2, sum: 1 },
             shared_probs: None,

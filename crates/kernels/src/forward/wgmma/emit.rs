@@ -11,12 +11,12 @@ use ptx::{
     TensorMapPtr, Violations,
 };
 use tile::{
-    AccTile, BulkStore, COUNTER_BYTES, Cluster, Consumer, Handout, Locate, Ones, OperandTile, PingPong,
-    Pipeline, Products, Roles, SharedMatrix, StreamK, SwizzledTile, Tail, TileBroadcast, TileGrid, TileRing,
-    TileScheduler, TileStream, Turns, WarpRows, WarpgroupVote, WorkTile,
+    AccTile, BulkStore, COUNTER_BYTES, Cluster, Consumer, Handout, Locate, Ones, OperandTile, PairSum,
+    PingPong, Pipeline, Products, Roles, SharedMatrix, StreamK, SwizzledTile, Tail, TileBroadcast, TileGrid,
+    TileRing, TileScheduler, TileStream, Turns, WarpRows, WarpgroupVote, WorkTile,
 };
 
-use super::plan::{Diagonal, Ends, Rescaling, Store, WgmmaPlan};
+use super::plan::{Diagonal, Ends, Rescaling, Share, Store, WgmmaPlan};
 use crate::contract::Contract;
 use crate::forward::contract::{
     declare_band, declare_head_strides, declare_map, declare_softcap, half, unsigned_factor,
@@ -41,7 +41,7 @@ impl WgmmaPlan {
         let params = Params::declare(&mut k, &mut contract, problem, self, arch);
         let tiles = params.lengths.map(|lengths| SequenceTiles {
             lengths,
-            rows: self.block_m(),
+            rows: self.tile_rows(problem),
             heads: self.packed_heads(problem),
         });
         let locate = tiles.as_ref().map(|tiles| tiles as &dyn Locate);
@@ -96,7 +96,7 @@ impl WgmmaPlan {
             Sums::Lanes => 0,
             Sums::Product => Ones::BYTES,
         };
-        tiles + probs + rows_out + ones + barriers + broadcast
+        tiles + probs + self.sum_bytes() + rows_out + ones + barriers + broadcast
     }
 }
 
@@ -138,6 +138,8 @@ pub(super) struct Forward<'a> {
     /// The first warpgroup's P in shared memory, if P V takes it from there; those of the other warpgroups
     /// follow.
     pub(super) probs: Option<(SwizzledTile, Shared)>,
+    /// Where warpgroups that divide the head dim add their parts of S.
+    pub(super) sum_room: Option<Shared>,
     /// The ones beside V, if products compute the row sums.
     pub(super) ones: Option<Ones>,
 }
@@ -261,6 +263,7 @@ impl<'a> Forward<'a> {
             [(q, plan.query_stages(), None), (key, plan.stages, cluster), (value, plan.stages, cluster)]
                 .map(|(tile, stages, cluster)| (tile, stages, cluster, take(stages * tile.bytes())));
         let probs = plan.prob_tile().map(|tile| (tile, take(plan.consumers * tile.bytes())));
+        let sum_room = (plan.share == Share::HeadDim).then(|| take(plan.sum_bytes()));
         let bytes = 4 * plan.consumers * BulkStore::tile(problem.head_dim_v as u32).bytes();
         let rows_out = params.out_map.map(|map| (map, take(bytes)));
         let ones = (plan.sums == Sums::Product).then(|| Ones { at: take(Ones::BYTES) });
@@ -301,6 +304,7 @@ impl<'a> Forward<'a> {
             merge,
             rows_out,
             probs,
+            sum_room,
             ones,
             params,
         }
@@ -386,6 +390,12 @@ impl<'a> Forward<'a> {
     /// A consumer warpgroup: 64 rows of each tile. The loop over the KV blocks is [`MainLoop::attend`].
     fn consume(&self, k: &mut Builder, consumer: &Consumer) {
         let plan = self.plan;
+        let sharing = (plan.share == Share::HeadDim).then(|| consumer.sharing_rows(k));
+        let consumer = sharing.as_ref().unwrap_or(consumer);
+        let key_threads = match plan.share {
+            Share::Rows => consumer.threads,
+            Share::HeadDim => consumer.threads.of_all_columns(),
+        };
         let main_loop = self.main_loop(k, consumer);
         let bulk = self
             .rows_out
@@ -405,12 +415,11 @@ impl<'a> Forward<'a> {
                 self.skip_last(k, &main_loop, tile, &walk);
             }
             self.halve(k, &main_loop, &own);
-            let mask =
-                Masker::new(k, &self.params.band, &consumer.threads, &rows, 16, plan.block_n).by_bits();
+            let mask = Masker::new(k, &self.params.band, &key_threads, &rows, 16, plan.block_n).by_bits();
             let softmax = self.softmax(k);
             let programs = self.params.programs.as_ref().map(|programs| {
                 let at = [tile.head, tile.batch];
-                programs.for_rows(k, &consumer.threads, &rows, (16, plan.block_n), at)
+                programs.for_rows(k, &key_threads, &rows, (16, plan.block_n), at)
             });
             // Partial blocks of a list may be partial by the mask program alone.
             let unmasked = list.is_some() && self.params.band.is_full() && self.divides();
@@ -476,12 +485,26 @@ impl<'a> Forward<'a> {
             None => TileStream::over_rows(k, self.values, consumer),
             Some(ones) => TileStream::over_rows_beside(k, self.values, ones, consumer),
         };
+        let half = consumer.threads.part.filter(|_| plan.share == Share::HeadDim);
+        let [queries, keys, values] = match half {
+            None => [queries, keys, values],
+            Some(half) => [
+                queries.in_halves(k, half),
+                keys.in_halves(k, half),
+                values.column_part(k, half, plan.columns_out(self.problem)),
+            ],
+        };
+        let sum = half.zip(self.sum_room).map(|(half, room)| {
+            let at = [consumer.threads.lane, consumer.threads.row_warp, half];
+            PairSum::new(k, room, at, (16, plan.block_n))
+        });
         let ping_pong = (plan.turns == Turns::PingPong).then(|| PingPong::new(k, consumer, plan.consumers));
         MainLoop {
             half: self.half,
             block_n: plan.block_n,
             order: plan.products,
             products: if self.problem.softmax_scale() < 0.0 { products.negating() } else { products },
+            sum,
             softcap: self.params.softcap,
             chains: plan.chains,
             tiles: plan.tiles,

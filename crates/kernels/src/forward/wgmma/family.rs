@@ -30,6 +30,7 @@ impl FamilyPlan for WgmmaPlan {
         // Without grouped heads there is nothing to pack, and only tiles of equal length can be shared.
         let packings = if problem.group_size() > 1 { &["apart", "packed"][..] } else { &[] };
         let tails = if problem.band == Band::FULL { &["whole", "shared"][..] } else { &[] };
+        let shares = if problem.head_dim_v > 256 { &["head_dim"][..] } else { &[] };
         let beyond = |threshold: u32| json!({ "beyond": threshold });
         let speculative = |limit: u32| json!({ "speculative": { "beyond": 8, "limit": limit } });
         let chains = |max: u32| json!({ "max": max, "sum": 1 });
@@ -39,6 +40,7 @@ impl FamilyPlan for WgmmaPlan {
                 ("redundant loads", Up),
                 ("l2", Up),
             ]),
+            Gene::new("share").searched(shares.iter().copied()).wider(["rows", "head_dim"]),
             Gene::new("resident_ctas").searched([1, 2, 3]).wider([4]).curing(RESIDENT_CTAS),
             Gene::new("cluster").searched([1, 2]).curing(CLUSTER),
             Gene::new("packing")
