@@ -57,7 +57,8 @@ impl WgmmaPlan {
     /// The tiles for which blocks are listed; `None` if the plan does not list any.
     pub(super) fn list_tiles(&self, problem: &Problem) -> Option<ListTiles> {
         let heads = self.packed_heads(problem);
-        let tiles = ListTiles { rows: self.block_m(), heads, block_n: self.block_n, at_least_one: true };
+        let rows = self.tile_rows(problem);
+        let tiles = ListTiles { rows, heads, block_n: self.block_n, at_least_one: true };
         self.visits.lists(problem).then_some(tiles)
     }
 
