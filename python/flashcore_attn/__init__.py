@@ -9,7 +9,7 @@
 :func:`flash_attn_func` follows FlashAttention, :func:`scaled_dot_product_attention` follows PyTorch. Both take PyTorch
 tensors (on a GPU or not), NumPy arrays, and whatever speaks DLPack, and return the same kind where its library can make
 one from DLPack, else NumPy arrays or, on a GPU, PyTorch tensors. Nothing is copied as long as the last dimension is
-contiguous. Element types are float16, bfloat16 and, on the CPU, float32; sums are always float32.
+contiguous. Element types are float16, bfloat16 and float32; sums are always float32.
 :func:`flash_attn_func` also takes sliding windows and caps on the scores; :func:`flash_attn_qkvpacked_func` and
 :func:`flash_attn_kvpacked_func` take packed tensors.
 

@@ -39,7 +39,7 @@ def invalid_words(argument: str, value: Any, expected: str) -> str:
 
 
 class DTypeError(FlashCoreError, TypeError):
-    """An element type other than float16, bfloat16 and float32 (float32 on a GPU included), or types that differ."""
+    """An element type other than float16, bfloat16 and float32, or types that differ."""
 
 
 class UnsupportedError(FlashCoreError, NotImplementedError):

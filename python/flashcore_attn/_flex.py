@@ -33,7 +33,7 @@ def flex_attention(
     (``if``) on a score or a position is refused, with its line.
 
     Args:
-        query: ``(batch, heads, L, E)``, float16, bfloat16 or, on the CPU, float32.
+        query: ``(batch, heads, L, E)``, float16, bfloat16 or float32.
         key: ``(batch, heads_k, S, E)``.
         value: ``(batch, heads_k, S, Ev)``.
         score_mod: ``score_mod(score, b, h, q, k)`` returns the score that the softmax takes.

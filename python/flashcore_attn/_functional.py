@@ -122,7 +122,7 @@ def flash_attn_func(
     to that. Keys that ``causal``, ``window_size`` or ``attention_chunk`` hide have ``s = -inf``, after all of them.
 
     Args:
-        q: ``(batch, seqlen_q, heads, head_dim)``, float16, bfloat16 or, on the CPU, float32, float8_e4m3fn or
+        q: ``(batch, seqlen_q, heads, head_dim)``, float16, bfloat16, float32 or, on the CPU, float8_e4m3fn or
             float8_e5m2. With 8-bit q and k, v is of an 8-bit type, float16 or bfloat16.
         k: ``(batch, seqlen_k, heads_k, head_dim)``; ``heads_k`` divides ``heads``, and query head ``h`` reads key head
             ``h // (heads // heads_k)``.
@@ -160,7 +160,7 @@ def flash_attn_func(
         which a mask hides it, too (0 times infinity), as in FlashAttention.
 
     Tensors are read in place, with any strides; only one whose last dimension is not contiguous is copied first. On a
-    GPU (sm_80 or later; head dims that are multiples of 8 up to 256) the kernel is enqueued on PyTorch's current
+    GPU (sm_80 or later; head dims up to 576, of the values up to 512) the kernel is enqueued on PyTorch's current
     stream, nothing is synchronised, and a CUDA graph may capture it. A captured call has scratch memory of its
     own until the graph is destroyed. Launches of one executable graph, as of ``torch.cuda.CUDAGraph``, never
     overlap. Two executable graphs of one captured graph, and its clones, share the scratch memory: they must not
@@ -226,7 +226,7 @@ def scaled_dot_product_attention(
     """PyTorch's function: ``softmax(query key^T * scale) value``.
 
     Args:
-        query: ``(..., heads, L, E)``, float16, bfloat16 or, on the CPU, float32.
+        query: ``(..., heads, L, E)``, float16, bfloat16 or float32.
         key: ``(..., heads, S, E)``.
         value: ``(..., heads, S, Ev)``. Leading dimensions broadcast.
         attn_mask: a tensor that broadcasts to ``(..., heads, L, S)``: of bool, where True means that the key takes

@@ -231,16 +231,16 @@ def lacks(q: Tensor, k: Tensor, v: Tensor) -> str | None:
     kind, dtype = q.device.type, _computed(q)
     if kind not in ("cuda", "cpu"):
         return f"device {kind}"
-    if dtype not in _cuda.DTYPES or (kind == "cuda" and dtype == torch.float32):
+    if dtype not in _cuda.DTYPES:
         return f"dtype {dtype}"
     if dtype != _computed(k) or dtype != _computed(v):
         return "dtypes that differ"
     if kind == "cpu":
         return None
-    for dim in (q.shape[-1:], v.shape[-1:]):
-        # The conditions of the kernels that run on every GPU: `check_problem` in
-        # crates/kernels/src/forward/mma/plan.rs.
-        if not dim or dim[0] % 8 or not 8 <= dim[0] <= 256:
+    # The conditions of the kernels that run on every GPU: `check_problem` in
+    # crates/kernels/src/forward/mma/plan.rs.
+    for dim, most in ((q.shape[-1:], 576), (v.shape[-1:], 512)):
+        if not dim or not 1 <= dim[0] <= most:
             return "head_dim"
     return _gpu_lacks(q.get_device())
 

@@ -103,10 +103,6 @@ class Tensors:
     def bits(self, tensor):
         return self.array(tensor).tobytes()  # float64 keeps every bit of the smaller types
 
-    def skip_unless_computed(self, dtype):
-        if self.kind == "cuda" and dtype == "float32":
-            pytest.skip("no GPU kernel takes float32")
-
 
 every_kind = pytest.mark.parametrize("tensors", TENSORS, indirect=True)
 

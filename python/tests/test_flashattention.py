@@ -46,7 +46,6 @@ def attention(q, k, v, left=-1, right=-1, scale=None, softcap=0.0):
 @pytest.mark.parametrize("softcap", [0.0, 2.5])
 @pytest.mark.parametrize("shape", SHAPES, ids="{0[0]}x{0[1]}".format)
 def test_windows_and_caps(tensors, dtype, softcap, shape):
-    tensors.skip_unless_computed(dtype)
     q, k, v = tensors.three(*shape, dtype)
     scale = 0.3  # scores of standard deviation above 1: a cap of 2.5 bends them
     for left, right in WINDOWS:
@@ -66,7 +65,6 @@ def test_windows_and_caps(tensors, dtype, softcap, shape):
 @every_kind
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_rows_that_see_no_key(tensors, dtype):
-    tensors.skip_unless_computed(dtype)
     q, k, v = tensors.three(37, 5, 4, 2, 16, dtype)
     for softcap in (0.0, 3.0):
         for window in [(0, 0), (40, 0), (3, 20)]:
@@ -185,7 +183,6 @@ def test_dlpack():
 @every_kind
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_packed_tensors(tensors, dtype, monkeypatch):
-    tensors.skip_unless_computed(dtype)
     qkv = tensors.draw((2, 50, 3, 4, 32), dtype, 7)
     q, kv = tensors.draw((2, 21, 8, 32), dtype, 8), tensors.draw((2, 50, 2, 4, 32), dtype, 9)
     options = (0.0, 0.25, True, (9, 0), 3.0, None, False, True)  # FlashAttention's order

@@ -65,12 +65,12 @@ pub enum PlanError {
          a smaller block_n, queries in shared memory, or fewer resident CTAs"
     )]
     Registers { registers: u32, limit: u32 },
-    /// Rows are not aligned to 16 bytes.
+    /// Rows are not aligned to the width of the plan's copies.
     #[error(
-        "invalid value '{value}' for {what} of {tensor}: expected a multiple of 8 elements, as 16-byte copies need, \
-         or copy = elements"
+        "invalid value '{value}' for {what} of {tensor}: expected a multiple of {elements} elements, as copies of \
+         that width need, or copy = elements"
     )]
-    Misaligned { tensor: &'static str, what: &'static str, value: i64 },
+    Misaligned { tensor: &'static str, what: &'static str, value: i64, elements: u32 },
 }
 
 /// Rejects a number unless `fits` holds.

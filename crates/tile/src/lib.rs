@@ -20,7 +20,7 @@ mod schedule;
 pub use cluster::Cluster;
 pub use copy::{
     BulkStore, ByteTranspose, CopyMode, RowStore, TensorRows, TileCopy, WarpRows, store_fragments,
-    store_fragments_at, store_rows,
+    store_fragments_at, store_rows, store_words,
 };
 pub use divide::divide;
 pub use layout::{
@@ -31,8 +31,8 @@ pub use pipeline::{
     WarpgroupVote,
 };
 pub use product::{
-    Accumulate, Group, MatrixReader, Ones, OpenTile, OperandA, OperandB, Products, SharedMatrix, Sign,
-    WARPGROUP_ROWS, WARPGROUP_THREADS, mma_ab, mma_abt,
+    Accumulate, Group, MatrixReader, MmaType, Ones, OpenTile, OperandA, OperandB, PairSum, Products,
+    SharedMatrix, Sign, WARPGROUP_ROWS, WARPGROUP_THREADS, mma_ab, mma_abt,
 };
 pub use schedule::{
     COUNTER_BYTES, Handout, LastWave, Locate, Spans, StreamK, Tail, TileBroadcast, TileCursor, TileGrid,

@@ -90,10 +90,20 @@ impl OnlineSoftmax {
     /// Turns the scores of a block into probabilities, rounded to the input type, and adds them to the
     /// running sums.
     pub fn probabilities(&self, k: &mut Builder, s: &AccTile) -> OperandTile {
+        self.exponentiate_all(k, s);
+        s.round(k, self.weights)
+    }
+
+    /// Like [`OnlineSoftmax::probabilities`], without rounding: for products of f32.
+    pub fn probabilities_in_f32(&self, k: &mut Builder, s: &AccTile) -> OperandTile {
+        self.exponentiate_all(k, s);
+        s.words(k)
+    }
+
+    fn exponentiate_all(&self, k: &mut Builder, s: &AccTile) {
         for i in 0..s.lane_rows() {
             self.exponentiate(k, s, i);
         }
-        s.round(k, self.weights)
     }
 
     /// `s = exp2(s · c − m)` in place, added to the row's sum.

@@ -5,7 +5,7 @@
 //! adds to O. [`Order`] says how the steps of successive blocks interleave.
 
 use ptx::{Builder, CmpOp, Global, Pointer, R32, Shared, Src};
-use tile::{AccTile, MatrixReader, OpenTile, OperandB, TileCopy, TileLayout};
+use tile::{AccTile, MatrixReader, OperandB, TileCopy, TileLayout};
 
 use super::Order;
 use crate::{BlockList, Bound, Coverage, Lower};
@@ -17,7 +17,8 @@ pub struct Stream {
     pub copy: TileCopy,
     /// Reads the tile as an operand.
     pub reader: MatrixReader,
-    /// Reads the odd last chunk, if there is one and the product uses it.
+    /// Reads the odd last chunk of keys, if there is one, or the odd rows of values in f32
+    /// ([`OperandB::tail`]).
     pub tail: Option<MatrixReader>,
     /// The thread's pointer into the next block to load; moves down from block to block. With a list of
     /// blocks, the pointer into block 0.
@@ -28,6 +29,13 @@ pub struct Stream {
     pub tile: Shared,
     /// Layout of a tile.
     pub layout: TileLayout,
+}
+
+impl Stream {
+    /// The tile at `tile` as an operand.
+    fn open(&self, k: &mut Builder, tile: Shared) -> OperandB {
+        OperandB { tile: self.reader.open(k, tile), tail: self.tail.map(|tail| tail.open(k, tile)) }
+    }
 }
 
 /// A ring of stages, each with a tile of keys and a tile of values.
@@ -386,10 +394,6 @@ impl KvPipeline {
         if self.stages == 1 { stream.tile } else { k.shared_advance(stream.tile, self.stage) }
     }
 
-    fn open_keys(&self, k: &mut Builder, tile: Shared) -> OperandB {
-        OperandB { tile: self.key.reader.open(k, tile), tail: self.key.tail.map(|tail| tail.open(k, tile)) }
-    }
-
     /// The offset of the stage that the last visit released.
     fn stage_before(&self, k: &mut Builder) -> R32 {
         if self.stages == 2 {
@@ -425,7 +429,7 @@ impl Block<'_> {
         let p = self.pipeline;
         if let Some(stage) = self.key_stage {
             let tile = k.shared_advance(p.key.tile, stage);
-            return p.open_keys(k, tile);
+            return p.key.open(k, tile);
         }
         k.cp_async_wait(p.groups_ahead());
         k.bar_sync();
@@ -437,11 +441,11 @@ impl Block<'_> {
             p.request_ahead(k);
         }
         let tile = p.tile(k, &p.key);
-        p.open_keys(k, tile)
+        p.key.open(k, tile)
     }
 
     /// The block's values. Waits until they are complete and visible, unless the round has done so.
-    pub fn value(&self, k: &mut Builder) -> OpenTile {
+    pub fn value(&self, k: &mut Builder) -> OperandB {
         let p = self.pipeline;
         if p.stages == 1 {
             k.cp_async_wait(0);
@@ -450,7 +454,7 @@ impl Block<'_> {
             k.cp_async_commit();
         }
         let tile = p.tile(k, &p.value);
-        p.value.reader.open(k, tile)
+        p.value.open(k, tile)
     }
 
     /// Number of keys from the block's first key on; `None` where the block is known to be whole.

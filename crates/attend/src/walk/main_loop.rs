@@ -17,7 +17,7 @@
 //! over blocks before the first one and after the last one.
 
 use ptx::{Builder, Pred, R32};
-use tile::{AccTile, Accumulate, OperandTile, OperandType, PingPong, Products, TileStream};
+use tile::{AccTile, Accumulate, OperandTile, OperandType, PairSum, PingPong, Products, TileStream};
 
 use super::{BlockOutput, Order, SharedProbs, Skips, Tiles, Walk};
 use crate::{BlockList, Chains, Coverage, Masker, OnlineSoftmax, RowPrograms, Softcap, SpeculativeMax};
@@ -41,6 +41,8 @@ pub struct MainLoop {
     pub products: Products,
     /// The products O += P V.
     pub output_products: Products,
+    /// The sum of the two parts of S, if two warpgroups divide the head dim.
+    pub sum: Option<PairSum>,
     /// The softcap, if there is one.
     pub softcap: Option<Softcap>,
     /// Chains of the reductions of maximum and sum.
@@ -133,6 +135,7 @@ impl MainLoop {
             let block = rows.block(k, position);
             self.issue_both(k); //                                     8–11  S = Q Kᵀ, beside O += P V
             self.wait_for_scores(k); //                                  12
+            self.add_halves(k, s); //                                        S of both halves of the head dim
             self.cap(k, s); //                                               S = tanh(S·c'), if capped
             self.run_programs(k, s, (block, coverage), rows); //             S = score(S), if programs
             if let (Some(speculative), Coverage::Full) = (&self.speculative, coverage) {
@@ -214,6 +217,7 @@ impl MainLoop {
         block: (R32, Coverage),
         rows: &TileRows,
     ) {
+        self.add_halves(k, s);
         self.cap(k, s);
         self.run_programs(k, s, block, rows);
         self.hide(k, s, block, rows);
@@ -265,6 +269,15 @@ impl MainLoop {
         match &self.shared_probs {
             None => self.output_products.wgmma_rs(k, &self.p, value, sums, accumulate),
             Some(probs) => self.output_products.wgmma_ss(k, probs.matrix, value, sums, accumulate),
+        }
+    }
+
+    /// Adds the scores over the other half of the head dim, if two warpgroups divide it. The second barrier
+    /// keeps the next scores out of the way until both warps have read these.
+    fn add_halves(&self, k: &mut Builder, s: &AccTile) {
+        if let Some(sum) = &self.sum {
+            sum.add(k, s);
+            sum.wait(k);
         }
     }
 

@@ -191,9 +191,9 @@ pub fn refusals() -> Outcome {
     let strict = Expect { max_registers: 16, ..Expect::of(launch) };
     refused("admission", "registers per thread", Function::load(context, &kernel, &strict).map(drop));
     refused(
-        "head_dim 12",
-        "accepted: multiples of 8",
-        gpu.prepare(&Problem::new(1, 1, 8, 12, DType::F16), None).map(drop),
+        "head_dim 600",
+        "expected 1 to 576",
+        gpu.prepare(&Problem::new(1, 1, 8, 600, DType::F16), None).map(drop),
     );
     let module = Builder::kernel(&kernel.entry).into_verified(ptx::Target::sm(120))?;
     let newer = Kernel { module, ..kernel };

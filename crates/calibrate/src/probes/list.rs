@@ -311,7 +311,7 @@ fn caches() -> Vec<Probe> {
             let to = b.k.shared_index(b.shared, b.thread, 16);
             let from = b.k.index(b.data, b.thread, 16);
             b.repeat(|k, _| {
-                k.cp_async16(to, from);
+                k.cp_async(to, from, 16, None);
                 k.cp_async_commit();
                 k.cp_async_wait(0);
             });
@@ -323,7 +323,7 @@ fn caches() -> Vec<Probe> {
             let from = b.k.index(b.data, b.thread, 16);
             b.repeat(|k, n| {
                 let part = 16 * i64::from(32 * MANY) * i64::from(n % 4);
-                k.cp_async16(to.at(part), from.at(part));
+                k.cp_async(to.at(part), from.at(part), 16, None);
                 if n % 4 == 3 {
                     k.cp_async_commit();
                 }

@@ -76,6 +76,11 @@ fn mma() -> Vec<(&'static str, Value)> {
         ("rescaled early", json!({ "rescale": { "beyond": 2 } })),
         ("heads first", json!({ "tile_order": "heads_first" })),
         ("rows first", json!({ "tile_order": "rows_first" })),
+        (
+            "head dims shared by two warps",
+            json!({ "block_m": 32, "warps": 4, "kv_warps": 1, "dim_warps": 2 }),
+        ),
+        ("copies of 4 bytes", json!({ "copy": "async4" })),
         ("keys divided over three CTAs", json!({ "splits": 3 })),
         ("four warps on one row tile", json!({ "block_m": 16, "warps": 4, "kv_warps": 4 })),
     ]
@@ -135,6 +140,14 @@ fn wgmma() -> Vec<(&'static str, Value)> {
         ("tiles by a coprime stride", json!({ "tile_order": "strided" })),
         ("more registers for the producer", json!({ "producer_registers": 40, "block_n": 32 })),
         ("sums by lanes", json!({ "sums": "lanes" })),
+        (
+            "head dims shared by two warpgroups",
+            json!({
+                "share": "head_dim", "consumers": 2, "turns": "free", "tiles": "in_turn", "ends": "common",
+                "diagonal": "whole", "tail": "whole", "store": "direct", "sums": "lanes", "block_n": 32,
+                "probabilities": "registers", "rescale": { "beyond": 8 }, "exps_by_fma": 0,
+            }),
+        ),
     ]
 }
 

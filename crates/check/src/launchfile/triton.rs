@@ -32,7 +32,7 @@ impl LaunchSpec {
                 element(memory.dtype).map(|name| format!("*{name}{ALIGNED}")).ok_or_else(|| refuse("buffer"))
             }
             ArgSpec::Tensor(_) => {
-                let dtype = self.problem.as_ref().map(|problem| problem.dtype);
+                let dtype = self.problem.as_ref().map(|problem| problem.dtypes.out);
                 let name = match dtype {
                     Some(problem::DType::F16) => "fp16",
                     Some(problem::DType::Bf16) => "bf16",

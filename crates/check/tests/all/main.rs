@@ -11,5 +11,6 @@ mod lengths;
 mod lists;
 mod programs;
 mod range;
+mod shapes;
 mod splits;
 mod verdicts;

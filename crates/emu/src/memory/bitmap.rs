@@ -10,7 +10,7 @@ pub(crate) struct Bitmap {
 impl Bitmap {
     /// All bits clear.
     pub fn new(bytes: usize) -> Bitmap {
-        Bitmap { words: (0..bytes.div_ceil(64)).map(|_| AtomicU64::new(0)).collect(), bytes }
+        Bitmap { words: bytemuck::zeroed_vec(bytes.div_ceil(64)), bytes }
     }
 
     /// Sets the bits of an aligned access of up to 64 bytes.

@@ -18,6 +18,12 @@ impl Buffer {
         Buffer { words, bytes, initialised: Bitmap::new(bytes) }
     }
 
+    /// `bytes` of uninitialised memory, filled with zeros. The operating system provides memory only for
+    /// pages that are written, so a buffer may be larger than the memory of the machine.
+    pub fn sparse(bytes: usize) -> Buffer {
+        Buffer { words: bytemuck::zeroed_vec(bytes.div_ceil(4)), bytes, initialised: Bitmap::new(bytes) }
+    }
+
     /// A buffer of `bytes` zeros.
     pub fn zeroed(bytes: usize) -> Buffer {
         let words = (0..bytes.div_ceil(4)).map(|_| AtomicU32::new(0)).collect();
@@ -63,13 +69,26 @@ impl Buffer {
 
     /// Overwrites the start of the buffer. Data beyond its end is ignored.
     pub(crate) fn write(&mut self, data: &[u8]) {
-        let data = &data[..data.len().min(self.bytes)];
-        for (word, four) in self.words.iter_mut().zip(data.chunks(4)) {
+        self.write_at(0, data);
+    }
+
+    /// Overwrites the buffer from byte `at` on, a multiple of 4. Data beyond its end is ignored.
+    pub fn write_at(&mut self, at: usize, data: &[u8]) {
+        let data = &data[..data.len().min(self.bytes.saturating_sub(at))];
+        for (word, four) in self.words.iter_mut().skip(at / 4).zip(data.chunks(4)) {
             let mut bytes = word.get_mut().to_le_bytes();
             bytes[..four.len()].copy_from_slice(four);
             *word.get_mut() = u32::from_le_bytes(bytes);
         }
-        self.initialised.set_range(0..data.len());
+        self.initialised.set_range(at..at + data.len());
+    }
+
+    /// The bytes of a range that begins at a multiple of 4 and ends within the buffer.
+    pub fn read_at(&self, range: std::ops::Range<usize>) -> Vec<u8> {
+        let words = &self.words[range.start / 4..range.end.div_ceil(4)];
+        let mut bytes: Vec<u8> = words.iter().flat_map(|w| w.load(Relaxed).to_le_bytes()).collect();
+        bytes.truncate(range.len());
+        bytes
     }
 
     /// The contents.

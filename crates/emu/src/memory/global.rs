@@ -134,7 +134,7 @@ impl<'a> Region<'a> {
     }
 
     fn table<'t>(&self, table: &'t OnceLock<Box<[AtomicU64]>>, granule: usize) -> &'t [AtomicU64] {
-        table.get_or_init(|| (0..self.bytes.div_ceil(granule)).map(|_| AtomicU64::new(0)).collect())
+        table.get_or_init(|| bytemuck::zeroed_slice_box(self.bytes.div_ceil(granule)))
     }
 
     /// Records a write by a CTA that is not ordered with other CTAs. Returns an access of another CTA that

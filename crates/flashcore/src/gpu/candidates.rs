@@ -65,7 +65,8 @@ pub(super) fn candidates(
         (safe, PlanSource::Safe),
     ] {
         let candidate = of(&plan, source);
-        if all.iter().all(|known| known.plan != candidate.plan) {
+        let fits = candidate.plan.check(problem, &device.arch).is_ok();
+        if fits && all.iter().all(|known| known.plan != candidate.plan) {
             all.push(candidate);
         }
     }
@@ -76,10 +77,11 @@ pub(super) fn candidates(
 /// memory of the default.
 fn safe(default: &MmaPlan) -> MmaPlan {
     MmaPlan {
-        block_m: 64,
+        block_m: 64 / default.dim_warps,
         block_n: 16,
         warps: 4,
         kv_warps: 1,
+        dim_warps: default.dim_warps,
         stages: 1,
         products: Order::InTurn,
         resident_ctas: None,
@@ -88,12 +90,12 @@ fn safe(default: &MmaPlan) -> MmaPlan {
     }
 }
 
-/// Whether the plan needs the addresses of all four tensors to be multiples of 16 bytes.
-pub(super) fn needs_alignment(plan: &Plan) -> bool {
+/// Bytes to a multiple of which the plan needs the addresses of all four tensors to be aligned.
+pub(super) fn alignment(plan: &Plan) -> u64 {
     match plan {
-        Plan::Mma(plan) => plan.copy == CopyMode::Async16,
+        Plan::Mma(plan) => plan.copy.bytes().into(),
         // Tensor maps need such addresses. Kernels of the ladder, which are no candidates, load 16 bytes.
-        Plan::Wgmma(_) | Plan::Small(_) | Plan::Ladder { .. } => true,
+        Plan::Wgmma(_) | Plan::Small(_) | Plan::Ladder { .. } => 16,
     }
 }
 
@@ -120,18 +122,18 @@ mod tests {
     #[test]
     fn every_candidate_fits_every_problem_of_the_family() {
         for arch in Arch::ALL {
-            for dim in [8, 40, 64, 96, 128, 192, 256] {
+            for dim in [8, 40, 59, 64, 96, 128, 192, 256, 320, 512] {
                 for mask in Band::NAMED {
                     let problem = Problem::new(2, 4, 300, dim, DType::Bf16).with_band(mask).with_lse(true);
                     let device = select::Device { name: "unknown", arch };
                     let (all, _) = candidates(&problem, &device, None).unwrap();
-                    assert!((2..=4).contains(&all.len()));
+                    assert!((1..=4).contains(&all.len()));
                     for candidate in all {
                         assert_eq!(candidate.plan.check(&problem, &arch), Ok(()), "{candidate:?}");
-                        assert!(needs_alignment(&candidate.plan));
+                        assert_eq!(alignment(&candidate.plan), if dim % 8 == 0 { 16 } else { 2 });
                         let unaligned = unaligned(&candidate.plan, &problem, &arch);
                         assert_eq!(unaligned.check(&problem, &arch), Ok(()));
-                        assert!(!needs_alignment(&unaligned));
+                        assert_eq!(alignment(&unaligned), 2);
                         let step = kernels::emit(&problem, &unaligned, &arch).unwrap();
                         assert_eq!(step.operands.last(), Some(&kernels::Operand::Lse));
                     }
@@ -166,10 +168,13 @@ mod tests {
     #[test]
     fn what_no_family_computes_is_refused_with_what_is_accepted() {
         let refuse = |problem: Problem| candidates(&problem, &H200, None).unwrap_err().to_string();
-        assert!(refuse(Problem::new(1, 1, 8, 64, DType::F32)).contains("expected f16, bf16"));
         assert!(
-            refuse(Problem::new(1, 1, 8, 12, DType::F16))
-                .contains("invalid value '12' for head_dim: expected multiples of 8")
+            refuse(Problem { head_dim_v: 520, ..Problem::new(1, 1, 8, 64, DType::F32) })
+                .contains("invalid value '520' for head_dim_v: expected 1 to 512")
+        );
+        assert!(
+            refuse(Problem::new(1, 1, 8, 600, DType::F16))
+                .contains("invalid value '600' for head_dim: expected 1 to 576")
         );
     }
 }

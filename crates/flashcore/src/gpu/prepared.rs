@@ -8,7 +8,7 @@ use problem::{Problem, Tensor};
 use ptx::{BufferSpec, Kernel, Launch};
 use smallvec::SmallVec;
 
-use super::candidates::{Candidate, PlanSource, candidates, needs_alignment, unaligned};
+use super::candidates::{Candidate, PlanSource, alignment, candidates, unaligned};
 use super::loaded::Kernels;
 use super::scratch::{Layout, Lease, OwnMemory, Purpose};
 use crate::AttentionError;
@@ -19,9 +19,6 @@ const SPILLS: u32 = 64;
 /// Maximum spilled bytes per thread of a measured plan. The measured time includes the spills of that time,
 /// so only another compiler version can exceed them.
 const MEASURED_SPILLS: u32 = 256;
-/// Alignment in bytes that 16-byte `cp.async` and tensor maps need (PTX ISA, "cp.async"; CUDA Driver API,
-/// `cuTensorMapEncodeTiled`).
-const ALIGNED: u64 = 16;
 /// The number of operands that every caller provides: Q, K, V and O.
 const TENSORS: usize = Tensor::ALL.len();
 /// Buffers of a launch that need no heap memory.
@@ -240,8 +237,8 @@ impl Prepared {
 
     /// The kernel that supports the slices' addresses.
     fn variant(&self, slices: &[DeviceSlice<'_>]) -> Result<&Ready, AttentionError> {
-        let aligned = slices[..TENSORS].iter().all(|slice| slice.address().is_multiple_of(ALIGNED));
-        if aligned || !needs_alignment(&self.main.plan) {
+        let alignment = alignment(&self.main.plan);
+        if slices[..TENSORS].iter().all(|slice| slice.address().is_multiple_of(alignment)) {
             return Ok(&self.main);
         }
         if let Some(ready) = self.unaligned.get() {

@@ -15,15 +15,21 @@ pub(crate) const fn packed_heads(packing: Packing, problem: &Problem) -> u32 {
     }
 }
 
-/// Whether the rows of `heads` query heads can be packed in TMA copies of `rows` rows. `accepted` says which
-/// group sizes can.
+/// Rows of the whole positions of `heads` packed heads that `rows` rows have room for: 125 of 128 rows for 5
+/// heads. All rows if not even one position fits, which a plan's check refuses.
+pub(crate) const fn whole_positions(rows: u32, heads: u32) -> u32 {
+    if rows < heads { rows } else { rows / heads * heads }
+}
+
+/// Whether the rows of `heads` query heads can be packed; `fits` says whether they fit a tile, and `accepted`
+/// which group sizes do.
 pub(crate) fn check_packing(
     problem: &Problem,
     heads: u32,
-    copy_rows: u32,
+    fits: bool,
     accepted: &str,
 ) -> Result<(), PlanError> {
-    accept("query heads a key head", heads.into(), copy_rows.is_multiple_of(heads), accepted)?;
+    accept("query heads a key head", heads.into(), fits, accepted)?;
     let apart = heads == 1 || problem.q.head != 0;
     accept("q head stride", problem.q.head.unsigned_abs(), apart, "other than 0 with packing = packed")?;
     let rows = (problem.seq_q as u64).saturating_mul(heads.into());
@@ -33,8 +39,11 @@ pub(crate) fn check_packing(
 /// Whether packing fills tiles of `block_m` rows so much better that it pays (FlashAttention-3's rule).
 pub(crate) fn packs_well(problem: &Problem, block_m: u32) -> bool {
     let group = problem.group_size();
-    let possible = group > 1 && (block_m as usize).is_multiple_of(group) && problem.q.head != 0;
-    possible && filled(problem.seq_q, block_m) < 0.9 * filled(problem.seq_q.saturating_mul(group), block_m)
+    let possible = group > 1 && group <= block_m as usize && problem.q.head != 0;
+    // Of a tile of packed heads, only the rows of whole positions are used.
+    let tile = whole_positions(block_m, group.min(block_m as usize) as u32);
+    let packed = filled(problem.seq_q.saturating_mul(group), tile) * f64::from(tile) / f64::from(block_m);
+    possible && filled(problem.seq_q, block_m) < 0.9 * packed
 }
 
 /// The fraction of tiles of `block_m` rows that `rows` rows fill.

@@ -104,7 +104,7 @@ fn histograms_are_the_golden_ones() {
 #[test]
 fn defaults_assemble_without_spills() {
     let Some(ptxas) = tools::find("FLASHCORE_PTXAS") else { return };
-    let dims = [32, 40, 64, 72, 96, 120, 128, 136, 192, 256];
+    let dims = [32, 40, 64, 72, 96, 120, 128, 136, 192, 256, 264, 320, 384, 512];
     let mut cases: Vec<(Problem, MmaPlan, Arch)> = Vec::new();
     for (dim, mask) in dims.into_iter().flat_map(|dim| [Band::FULL, Band::CAUSAL].map(|mask| (dim, mask))) {
         let dtype = if dim % 16 == 0 { DType::F16 } else { DType::Bf16 };
@@ -210,18 +210,18 @@ fn plans_that_cannot_work_are_refused_with_the_reason() {
     unaligned.k.row = 68;
     assert_eq!(
         reason(MmaPlan { copy: CopyMode::Async16, ..good.clone() }, &unaligned, &Arch::SM_80),
-        "invalid value '68' for row stride of k: expected a multiple of 8 elements, as 16-byte copies need, or copy = \
-         elements"
+        "invalid value '68' for row stride of k: expected a multiple of 8 elements, as copies of that width need, \
+         or copy = elements"
     );
     let float = Problem::new(1, 8, 512, 64, DType::F32);
     assert!(
         reason(good.clone(), &float, &Arch::SM_80)
             .starts_with("invalid value 'f32' for dtype with family mma")
     );
-    let dim = Problem::new(1, 8, 512, 60, DType::F16);
+    let dim = Problem::new(1, 8, 512, 577, DType::F16);
     assert!(
         reason(good.clone(), &dim, &Arch::SM_80)
-            .starts_with("invalid value '60' for head_dim: expected multiples of 8")
+            .starts_with("invalid value '577' for head_dim: expected 1 to 576")
     );
     let heads = Problem::new(1, 70_000, 1, 64, DType::F16);
     assert!(

@@ -3,11 +3,13 @@
 mod bands;
 mod common;
 mod emit;
+mod far;
 mod forward;
 mod genes;
 mod ladder;
 mod machine_code;
 mod programs;
+mod shapes;
 mod small;
 mod tools;
 mod tuned;

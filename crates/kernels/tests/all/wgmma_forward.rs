@@ -4,10 +4,10 @@
 use crate::common;
 use crate::common::cases;
 use crate::common::wgmma_plan::plain;
-use attend::{Chains, Order, Packing, Sums, Tanh, Tiles};
+use attend::{Chains, Order, OutputSums, Packing, Sums, Tanh, Tiles};
 use emu::{Emulator, Options, Schedule};
 use flashcore_kernels::forward::Visits;
-use flashcore_kernels::forward::wgmma::{Diagonal, Ends, Probabilities, Rescaling, Store, WgmmaPlan};
+use flashcore_kernels::forward::wgmma::{Diagonal, Ends, Probabilities, Rescaling, Share, Store, WgmmaPlan};
 use flashcore_kernels::{Arch, Plan};
 use problem::{Band, DType, Layout, Problem};
 use tile::{Handout, Tail, TileOrder, Turns};
@@ -286,6 +286,7 @@ fn genes_get_along() {
         let problem = rectangle(4, seq_q, seq_kv, [64, 128][draw(2)], Band::NAMED[draw(3)]);
         let problem = problem.with_heads_kv(heads_kv, [Layout::Bshd, Layout::Bhsd][draw(2)]);
         let plan = WgmmaPlan {
+            share: Share::Rows,
             consumers: 1 + draw(3) as u32,
             resident_ctas: 1 + draw(2) as u32,
             cluster: 1 + draw(2) as u32,
@@ -303,6 +304,7 @@ fn genes_get_along() {
             probabilities: [Probabilities::Registers, Probabilities::Shared][draw(2)],
             chains: Chains { max: 2, sum: 1 },
             sums: [Sums::Lanes, Sums::Product][draw(2)],
+            output_sums: [OutputSums::Running, OutputSums::ByBlock][draw(2)],
             diagonal: [Diagonal::Whole, Diagonal::Halved][draw(2)],
             ends: [Ends::Common, Ends::Own][draw(2)],
             handout: [Handout::Static, Handout::Dynamic, Handout::Folded, Handout::Grid][draw(4)],

@@ -120,28 +120,21 @@ impl Builder {
     // ---- asynchronous copies
     // -----------------------------------------------------------------------------------
 
-    /// Copies 16 bytes from global to shared memory, bypassing L1, asynchronously.
-    pub fn cp_async16(&mut self, to: Shared, from: Global) {
-        self.cp_async(to, from, None);
-    }
-
-    /// Like [`Builder::cp_async16`], but only the first `bytes` (0 to 16) are read; the rest is filled with
-    /// zeros. With 0, global memory is not accessed.
-    pub fn cp_async16_zfill(&mut self, to: Shared, from: Global, bytes: R32) {
-        self.cp_async(to, from, Some(bytes));
-    }
-
-    fn cp_async(&mut self, to: Shared, from: Global, bytes: Option<R32>) {
+    /// Copies 4, 8 or 16 bytes from global to shared memory asynchronously, 16 bytes bypassing L1. With
+    /// `read`, only so many bytes are read, and the rest is filled with zeros. With 0, global memory is not
+    /// accessed.
+    pub fn cp_async(&mut self, to: Shared, from: Global, bytes: u32, read: Option<R32>) {
         let op = Op::CpAsync(CpAsync {
-            cache: CacheOp::Cg,
+            // Only copies of 16 bytes may bypass L1.
+            cache: if bytes == 16 { CacheOp::Cg } else { CacheOp::Ca },
             l2_prefetch: None,
             cache_hint: false,
             ignore_src: false,
             shared_cta: false,
         });
-        let size: Src<R32> = 16.into();
+        let size: Src<R32> = bytes.into();
         let operands = [Operand::Address(to.address()), Operand::Address(from.address()), size.into()];
-        self.op(op, operands.into_iter().chain(bytes.map(|r| Operand::Reg(r.reg()))));
+        self.op(op, operands.into_iter().chain(read.map(|r| Operand::Reg(r.reg()))));
     }
 
     /// Closes the current group of copies of this thread.

@@ -1,7 +1,7 @@
 //! Tensor cores and 16-bit floats.
 
 use super::memory::vector;
-use super::{Builder, F32, Pointer, R16, R32, Shared, Src};
+use super::{Builder, F32, Pointer, R16, R32, Shared, Src, Value};
 use crate::{
     Cvt, CvtRounding, CvtSaturation, MatrixAccess, MatrixOrder, MatrixShape, Mma, MmaShape, Op, Operand,
     Rounding, Space, Type, Wmma, WmmaAccess, WmmaMatrix,
@@ -46,16 +46,29 @@ const fn matrices(count: usize, trans: bool) -> MatrixAccess {
 impl Builder {
     /// `c += a · b` with m16n8k16: `a` 16×16 row-major, `b` 16×8 column-major, `c` 16×8 in f32.
     pub fn mma_m16n8k16(&mut self, half: Half, c: [F32; 4], a: [R32; 4], b: [R32; 2]) {
-        self.mma(MmaShape::M16N8K16, half, c, &a, &b);
+        self.mma(MmaShape::M16N8K16, half.ty(), c, &a, &b);
     }
 
     /// `c += a · b` with m16n8k8: `a` 16×8 row-major, `b` 8×8 column-major, `c` 16×8 in f32.
     pub fn mma_m16n8k8(&mut self, half: Half, c: [F32; 4], a: [R32; 2], b: R32) {
-        self.mma(MmaShape::M16N8K8, half, c, &a, &[b]);
+        self.mma(MmaShape::M16N8K8, half.ty(), c, &a, &[b]);
     }
 
-    fn mma(&mut self, shape: MmaShape, half: Half, c: [F32; 4], a: &[R32], b: &[R32]) {
-        let op = Op::Mma(Mma::new(shape, Type::F32, half.ty(), half.ty(), Type::F32));
+    /// `c += a · b` with m16n8k8 of tf32: `a` 16×8 row-major, `b` 8×8 column-major, `c` 16×8 in f32.
+    pub fn mma_tf32(&mut self, c: [F32; 4], a: [R32; 4], b: [R32; 2]) {
+        self.mma(MmaShape::M16N8K8, Type::Tf32, c, &a, &b);
+    }
+
+    /// An f32 rounded to tf32, to the nearest, as the bits of an f32.
+    pub fn to_tf32(&mut self, a: F32) -> R32 {
+        let d = self.reg();
+        let to_tf32 = Cvt { to: Type::Tf32, rounding: Some(CvtRounding::Rna), ..round_to(Type::F16) };
+        self.compute::<R32>(d, Op::Cvt(to_tf32), [Operand::Reg(a.reg())]);
+        d
+    }
+
+    fn mma(&mut self, shape: MmaShape, ty: Type, c: [F32; 4], a: &[R32], b: &[R32]) {
+        let op = Op::Mma(Mma::new(shape, Type::F32, ty, ty, Type::F32));
         // PTX writes the B fragment of m16n8k8 as a vector of one element.
         self.op(op, [vector(&c), vector(a), vector(b), vector(&c)]);
     }

@@ -1,6 +1,6 @@
 //! Copies between global and shared memory by the threads of a CTA, with `cp.async` where rows are aligned.
 
-use ptx::{Builder, CmpOp, Global, Pointer, Pred, R16, R32, Shared};
+use ptx::{Builder, CmpOp, Global, Pointer, Pred, R16, R32, Shared, Src};
 
 use crate::Threads;
 use crate::TileLayout;
@@ -12,8 +12,28 @@ use crate::layout::CHUNK_BYTES;
 pub enum CopyMode {
     /// `cp.async` of 16 bytes: needs every row to begin at a multiple of 16 bytes.
     Async16,
-    /// Loads of single elements and stores to shared memory: any alignment, much slower.
+    /// `cp.async` of 8 bytes: needs every row to begin at a multiple of 8 bytes.
+    Async8,
+    /// `cp.async` of 4 bytes: needs every row to begin at a multiple of 4 bytes.
+    Async4,
+    /// Loads of single 16-bit elements and stores to shared memory: any alignment, much slower.
     Elements,
+}
+
+impl CopyMode {
+    /// All modes, widest first.
+    pub const ALL: [CopyMode; 4] =
+        [CopyMode::Async16, CopyMode::Async8, CopyMode::Async4, CopyMode::Elements];
+
+    /// Bytes of one access to global memory, to a multiple of which every row must be aligned.
+    pub const fn bytes(self) -> u32 {
+        match self {
+            CopyMode::Async16 => 16,
+            CopyMode::Async8 => 8,
+            CopyMode::Async4 => 4,
+            CopyMode::Elements => 2,
+        }
+    }
 }
 
 /// Copies tiles of one layout from global to shared memory with all threads of the CTA, or back with the
@@ -21,22 +41,46 @@ pub enum CopyMode {
 ///
 /// A thread keeps one chunk column and steps down the rows, so all its addresses are constant offsets from
 /// one pointer. The number of lanes per row is a power of two: with rows of 10 chunks, for example, 6 of 16
-/// lanes are idle.
+/// lanes are idle. Rows with more chunks than there are threads are copied in several columns.
 #[derive(Clone, Debug)]
 pub struct TileCopy {
     layout: TileLayout,
     mode: CopyMode,
     /// Bytes from one row to the next in global memory.
     row_bytes: i64,
-    /// The first row and the chunk that the thread copies.
+    /// The first row that the thread copies.
     row: R32,
-    chunk: R32,
+    /// Lanes of a row: chunks between a thread's columns.
+    lanes: u32,
     /// Rows between two successive copies of a thread.
     step: u32,
+    /// The thread's chunk columns, at least one.
+    columns: Vec<Column>,
+}
+
+/// A chunk column of a thread.
+#[derive(Clone, Debug)]
+struct Column {
+    chunk: R32,
     /// Byte offsets in the tile of the thread's first rows, for one period of the swizzle.
     offsets: Vec<R32>,
     /// Whether the thread has a chunk to copy; `None` where every thread has one.
     active: Option<Pred>,
+    /// Which part of the thread's chunk exists in global memory; `None` if rows fill the tile.
+    width: Option<Width>,
+}
+
+/// The chunks of rows that are narrower than the tile.
+#[derive(Clone, Debug)]
+struct Width {
+    /// Bytes of a row in global memory.
+    row: u32,
+    /// Whether all of the thread's chunk exists.
+    whole: Pred,
+    /// Whether the thread has the chunk of which only the first `row % 16` bytes exist.
+    cut: Pred,
+    /// Bytes that exist of each access to the thread's chunk.
+    pieces: Vec<R32>,
 }
 
 impl TileCopy {
@@ -70,20 +114,55 @@ impl TileCopy {
         row_bytes: i64,
         mode: CopyMode,
     ) -> TileCopy {
-        let lanes = layout.chunks.next_power_of_two();
+        // The lanes divide the threads, also where rows have more chunks than that.
+        let lanes = layout.chunks.next_power_of_two().min(1 << count.trailing_zeros());
         let step = (count / lanes).max(1);
         let row = k.shr_u(index, lanes.trailing_zeros());
-        let chunk = k.and(index, lanes - 1);
-        let active = (lanes != layout.chunks).then(|| k.setp_u(CmpOp::Lt, chunk, layout.chunks));
+        let first = k.and(index, lanes - 1);
         let period = layout.period();
         let phases = (1..=period).find(|n| (n * step).is_multiple_of(period)).unwrap_or(period);
-        let offsets = (0..phases)
-            .map(|phase| {
-                let row = if phase == 0 { row } else { k.add(row, phase * step) };
-                layout.emit_offset(k, row, chunk)
+        let columns = (0..layout.chunks)
+            .step_by(lanes as usize)
+            .map(|before| {
+                let left = layout.chunks - before;
+                let active = (left < lanes).then(|| k.setp_u(CmpOp::Lt, first, left));
+                let chunk = if before == 0 { first } else { k.add(first, before) };
+                let offsets = (0..phases)
+                    .map(|phase| {
+                        let row = if phase == 0 { row } else { k.add(row, phase * step) };
+                        layout.emit_offset(k, row, chunk)
+                    })
+                    .collect();
+                Column { chunk, offsets, active, width: None }
             })
             .collect();
-        TileCopy { layout, mode, row_bytes, row, chunk, step, offsets, active }
+        TileCopy { layout, mode, row_bytes, row, lanes, step, columns }
+    }
+
+    /// For rows of `bytes` bytes in global memory, at most those of the tile. Loads fill the rest of the
+    /// tile's rows with zeros, and stores leave it out.
+    #[must_use]
+    pub fn of_width(self, k: &mut Builder, bytes: u32) -> TileCopy {
+        if bytes == self.layout.pitch() {
+            return self;
+        }
+        let (piece, rest) = (self.mode.bytes(), bytes % CHUNK_BYTES);
+        let pieces = match self.mode {
+            CopyMode::Elements => 0,
+            _ => CHUNK_BYTES / piece,
+        };
+        let columns = self.columns.into_iter().map(|column| {
+            let whole = k.setp_u(CmpOp::Lt, column.chunk, bytes / CHUNK_BYTES);
+            let cut = k.setp_u(CmpOp::Eq, column.chunk, bytes / CHUNK_BYTES);
+            let pieces = (0..pieces)
+                .map(|i| {
+                    let of_cut: R32 = k.selp(rest.saturating_sub(i * piece).min(piece), 0, cut);
+                    k.selp(piece, of_cut, whole)
+                })
+                .collect();
+            Column { width: Some(Width { row: bytes, whole, cut, pieces }), ..column }
+        });
+        TileCopy { columns: columns.collect(), ..self }
     }
 
     /// The thread's pointer to its first chunk of the tile that begins at row `first` of `tensor`.
@@ -91,58 +170,59 @@ impl TileCopy {
         let row = k.add(first, self.row);
         let wide = k.zext(row);
         let rows = k.mad(wide, self.row_bytes, tensor.base);
-        Global { base: k.mad_wide_u(self.chunk, CHUNK_BYTES, rows), offset: tensor.offset }
+        Global { base: k.mad_wide_u(self.columns[0].chunk, CHUNK_BYTES, rows), offset: tensor.offset }
     }
 
     /// Copies the tile at the thread's pointer `from` to `to`. Rows at or beyond `limit` (signed, counted
     /// from the tile's first row) are not read; they are filled with zeros. `None` means that all rows exist.
     pub fn load(&self, k: &mut Builder, to: Shared, from: Global, limit: Option<R32>) {
-        let places = self.places(k, to);
+        let sides = self.sides(k, to, from);
         let left: Option<R32> = limit.map(|limit| k.sub(limit, self.row));
-        for (pass, first) in self.passes() {
-            let (to, from) = (self.place(&places, pass), self.source(k, from, first));
-            let copies = self.copies(k, first);
-            let exists = left.map(|left| k.setp_s(CmpOp::Gt, left, first));
-            match self.mode {
-                CopyMode::Async16 => copy_async(k, to, from, copies, exists),
-                CopyMode::Elements => copy_elements(k, to, from, copies, exists),
+        for (column, to, from) in sides {
+            for (pass, first) in self.passes() {
+                let (to, from) = (self.place(&to, pass), self.source(k, from, first));
+                let copies = self.copies(k, column, first);
+                let exists = left.map(|left| k.setp_s(CmpOp::Gt, left, first));
+                match self.mode {
+                    CopyMode::Elements => copy_elements(k, column, (to, from), copies, exists),
+                    _ => copy_async(k, column, (to, from), self.mode.bytes(), (copies, exists)),
+                }
             }
         }
     }
 
     /// Copies rows from the tile at `from` to the thread's pointer `to`, up to row `limit`.
     pub fn store(&self, k: &mut Builder, from: Shared, to: Global, limit: Option<R32>) {
-        let places = self.places(k, from);
+        let sides = self.sides(k, from, to);
         let left: Option<R32> = limit.map(|limit| k.sub(limit, self.row));
-        for (pass, first) in self.passes() {
-            let (from, to) = (self.place(&places, pass), self.source(k, to, first));
-            let copies = self.copies(k, first);
-            let wanted = match (left, copies) {
-                (Some(left), Some(copies)) => Some(k.setp_s_and(CmpOp::Gt, left, first, copies)),
-                (Some(left), None) => Some(k.setp_s(CmpOp::Gt, left, first)),
-                (None, copies) => copies,
-            };
-            let store = |k: &mut Builder| {
-                let chunk: [R32; 4] = k.ld_vec(from);
-                match self.mode {
-                    CopyMode::Async16 => k.st_vec(to, chunk),
-                    CopyMode::Elements => store_elements(k, to, chunk),
-                }
-            };
-            match wanted {
-                Some(wanted) => k.guarded(wanted, store),
-                None => store(k),
+        for (column, from, to) in sides {
+            for (pass, first) in self.passes() {
+                let (from, to) = (self.place(&from, pass), self.source(k, to, first));
+                let copies = self.copies(k, column, first);
+                let wanted = match (left, copies) {
+                    (Some(left), Some(copies)) => Some(k.setp_s_and(CmpOp::Gt, left, first, copies)),
+                    (Some(left), None) => Some(k.setp_s(CmpOp::Gt, left, first)),
+                    (None, copies) => copies,
+                };
+                store_chunk(k, column, (from, to), wanted, self.mode);
             }
         }
+    }
+
+    /// The thread's columns, each with its addresses in the tile and in global memory.
+    fn sides(&self, k: &mut Builder, tile: Shared, global: Global) -> Vec<(&Column, Vec<Shared>, Global)> {
+        let mut sides = Vec::new();
+        for (number, column) in (0..).zip(&self.columns) {
+            let place = |&o: &R32| Shared { base: k.add(tile.base, o), offset: tile.offset };
+            let places = column.offsets.iter().map(place).collect();
+            sides.push((column, places, global.at(i64::from(number * self.lanes * CHUNK_BYTES))));
+        }
+        sides
     }
 
     /// The thread's copies: index and row, counted from the thread's first row.
     fn passes(&self) -> impl Iterator<Item = (usize, u32)> + use<> {
         (0..self.layout.rows).step_by(self.step as usize).enumerate()
-    }
-
-    fn places(&self, k: &mut Builder, tile: Shared) -> Vec<Shared> {
-        self.offsets.iter().map(|&o| Shared { base: k.add(tile.base, o), offset: tile.offset }).collect()
     }
 
     fn place(&self, places: &[Shared], pass: usize) -> Shared {
@@ -156,9 +236,9 @@ impl TileCopy {
     }
 
     /// Whether the thread copies in the pass that begins at row `first`; `None` if all threads do.
-    fn copies(&self, k: &mut Builder, first: u32) -> Option<Pred> {
+    fn copies(&self, k: &mut Builder, column: &Column, first: u32) -> Option<Pred> {
         let rows_left = self.layout.rows - first;
-        match self.active {
+        match column.active {
             active if rows_left >= self.step => active,
             Some(active) => Some(k.setp_u_and(CmpOp::Lt, self.row, rows_left, active)),
             None => Some(k.setp_u(CmpOp::Lt, self.row, rows_left)),
@@ -166,45 +246,114 @@ impl TileCopy {
     }
 }
 
-fn copy_async(k: &mut Builder, to: Shared, from: Global, copies: Option<Pred>, exists: Option<Pred>) {
-    let bytes: Option<R32> = exists.map(|exists| k.selp(CHUNK_BYTES, 0, exists));
-    let copy = |k: &mut Builder| match bytes {
-        Some(bytes) => k.cp_async16_zfill(to, from, bytes),
-        None => k.cp_async16(to, from),
-    };
-    match copies {
-        Some(copies) => k.guarded(copies, copy),
-        None => copy(k),
+fn copy_async(
+    k: &mut Builder,
+    column: &Column,
+    (to, from): (Shared, Global),
+    bytes: u32,
+    (copies, exists): (Option<Pred>, Option<Pred>),
+) {
+    for piece in 0..CHUNK_BYTES / bytes {
+        let own = column.width.as_ref().map(|width| width.pieces[piece as usize]);
+        let read: Option<R32> = match exists {
+            None => own,
+            Some(exists) => Some(k.selp(own.map_or(bytes.into(), Src::from), 0, exists)),
+        };
+        let at = i64::from(piece * bytes);
+        guarded_by(k, copies, |k| k.cp_async(to.at(at), from.at(at), bytes, read));
     }
 }
 
-fn copy_elements(k: &mut Builder, to: Shared, from: Global, copies: Option<Pred>, exists: Option<Pred>) {
+fn copy_elements(
+    k: &mut Builder,
+    column: &Column,
+    (to, from): (Shared, Global),
+    copies: Option<Pred>,
+    exists: Option<Pred>,
+) {
     let elements: [R16; 8] = std::array::from_fn(|_| k.mov(0));
-    let load = |k: &mut Builder| {
-        for (i, element) in elements.into_iter().enumerate() {
+    let load = |k: &mut Builder, count: u32| {
+        for (i, &element) in elements.iter().enumerate().take(count as usize) {
             k.ld_to(element, from.at(2 * i as i64));
         }
     };
-    // Idle threads and rows beyond the end keep the zeros. An idle thread does not store them.
+    // Idle threads and elements beyond the end keep the zeros. An idle thread does not store them.
     let wanted = match (copies, exists) {
         (Some(copies), Some(exists)) => Some(k.and_pred(copies, exists)),
         (one, other) => one.or(other),
     };
-    match wanted {
-        Some(wanted) => k.guarded(wanted, load),
-        None => load(k),
+    match &column.width {
+        None => guarded_by(k, wanted, |k| load(k, CHUNK_BYTES / 2)),
+        Some(width) => {
+            for (of_width, bytes) in [(width.whole, CHUNK_BYTES), (width.cut, width.row % CHUNK_BYTES)] {
+                let wanted = wanted.map_or(of_width, |wanted| k.and_pred(wanted, of_width));
+                k.guarded(wanted, |k| load(k, bytes / 2));
+            }
+        }
     }
     let chunk: [R32; 4] = std::array::from_fn(|i| k.join16(elements[2 * i], elements[2 * i + 1]));
-    match copies {
-        Some(copies) => k.guarded(copies, |k| k.st_vec(to, chunk)),
-        None => k.st_vec(to, chunk),
+    guarded_by(k, copies, |k| k.st_vec(to, chunk));
+}
+
+/// Stores what exists of a chunk.
+fn store_chunk(
+    k: &mut Builder,
+    column: &Column,
+    (from, to): (Shared, Global),
+    wanted: Option<Pred>,
+    mode: CopyMode,
+) {
+    let all = |k: &mut Builder| {
+        let chunk: [R32; 4] = k.ld_vec(from);
+        store_words(k, to, chunk, mode);
+    };
+    let Some(width) = &column.width else { return guarded_by(k, wanted, all) };
+    let [whole, cut] = [width.whole, width.cut].map(|pred| match wanted {
+        Some(wanted) => k.and_pred(wanted, pred),
+        None => pred,
+    });
+    k.guarded(whole, all);
+    if !width.row.is_multiple_of(CHUNK_BYTES) {
+        k.guarded(cut, |k| {
+            let chunk: [R32; 4] = k.ld_vec(from);
+            store_first(k, to, chunk, width.row % CHUNK_BYTES, mode);
+        });
     }
 }
 
-fn store_elements(k: &mut Builder, to: Global, chunk: [R32; 4]) {
-    for (i, pair) in chunk.into_iter().enumerate() {
-        for (j, element) in k.split16(pair).into_iter().enumerate() {
-            k.st(to.at(4 * i as i64 + 2 * j as i64), element);
+/// Emits `body` under a condition; `None` is always true.
+fn guarded_by(k: &mut Builder, guard: Option<Pred>, body: impl FnOnce(&mut Builder)) {
+    match guard {
+        Some(guard) => k.guarded(guard, body),
+        None => body(k),
+    }
+}
+
+/// Stores a chunk with accesses of the mode's width.
+fn store_words(k: &mut Builder, to: Global, chunk: [R32; 4], mode: CopyMode) {
+    let [a, b, c, d] = chunk;
+    match mode {
+        CopyMode::Async16 => k.st_vec(to, chunk),
+        CopyMode::Async8 => {
+            k.st_vec(to, [a, b]);
+            k.st_vec(to.at(8), [c, d]);
+        }
+        CopyMode::Async4 | CopyMode::Elements => store_first(k, to, chunk, CHUNK_BYTES, mode),
+    }
+}
+
+/// Stores the first `bytes` bytes of a chunk in words, or in elements of 16 bits where rows may begin between
+/// words.
+fn store_first(k: &mut Builder, to: Global, chunk: [R32; 4], bytes: u32, mode: CopyMode) {
+    for (i, word) in (0..bytes.div_ceil(4)).zip(chunk) {
+        let at = to.at(4 * i64::from(i));
+        let left = bytes - 4 * i;
+        if left >= 4 && mode != CopyMode::Elements {
+            k.st(at, word);
+            continue;
+        }
+        for (j, element) in (0..left.min(4) / 2).zip(k.split16(word)) {
+            k.st(at.at(2 * i64::from(j)), element);
         }
     }
 }

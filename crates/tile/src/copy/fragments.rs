@@ -44,10 +44,12 @@ pub fn store_fragments(
         let wide = k.zext(row);
         Global { base: k.mad(wide, row_bytes, tensor.base), offset: tensor.offset }
     };
-    store_fragments_at(k, threads, half, o, (first, limit), place, store);
+    store_fragments_at(k, threads, half, o, (first, limit), place, store, None);
 }
 
-/// Like [`store_fragments`], but `place` gives the address of each row.
+/// Like [`store_fragments`], but `place` gives the address of each row's first column. Of the warp's columns,
+/// only the first `width` are stored, if it is given; chunks are then stored whole or not at all.
+#[allow(clippy::too_many_arguments, reason = "what, which part of it, to where")]
 pub fn store_fragments_at(
     k: &mut Builder,
     threads: &Threads,
@@ -56,6 +58,7 @@ pub fn store_fragments_at(
     (first, limit): (R32, R32),
     place: impl Fn(&mut Builder, R32) -> Global,
     store: RowStore,
+    width: Option<R32>,
 ) {
     let whole_tiles = match store {
         RowStore::Pairs => 0,
@@ -63,6 +66,11 @@ pub fn store_fragments_at(
     };
     let odd = bit(k, threads, 2);
     let upper = bit(k, threads, 4);
+    // Columns left from the lane's first chunk, and from its first pair.
+    let left = width.map(|width| {
+        let before = k.mul(threads.column, 4);
+        [k.sub(width, before), k.sub(width, threads.column)]
+    });
     let row = k.add(first, threads.quad);
     for (i, below) in [(0, 0), (1, 8)] {
         let row = if below == 0 { row } else { k.add(row, below) };
@@ -81,10 +89,23 @@ pub fn store_fragments_at(
         let (whole, rest) = words.split_at(whole_tiles as usize);
         for (group, words) in (0..).zip(whole.chunks_exact(TILES as usize)) {
             let words = transpose(k, [words[0], words[1], words[2], words[3]], odd, upper);
-            k.guarded(exists, |k| k.st_vec(chunk.at(to.offset + i64::from(64 * group)), words));
+            let wanted = match left {
+                None => exists,
+                Some([left, _]) => k.setp_s_and(CmpOp::Ge, left, 32 * group + 8, exists),
+            };
+            k.guarded(wanted, |k| k.st_vec(chunk.at(to.offset + i64::from(64 * group)), words));
         }
         for (n, &word) in (whole_tiles..).zip(rest) {
-            k.guarded(exists, |k| k.st(pair.at(to.offset + i64::from(16 * n)), word));
+            let at = pair.at(to.offset + i64::from(16 * n));
+            let Some([_, left]) = left else {
+                k.guarded(exists, |k| k.st(at, word));
+                continue;
+            };
+            let both = k.setp_s_and(CmpOp::Ge, left, 8 * n + 2, exists);
+            k.guarded(both, |k| k.st(at, word));
+            let one = k.setp_s_and(CmpOp::Eq, left, 8 * n + 1, exists);
+            let [low, _] = k.split16(word);
+            k.guarded(one, |k| k.st(at, low));
         }
     }
 }

@@ -11,7 +11,7 @@ mod warp_rows;
 pub use async_copy::{CopyMode, TileCopy};
 pub use bulk::BulkStore;
 pub use fragments::{RowStore, store_fragments, store_fragments_at};
-pub use rows::store_rows;
+pub use rows::{store_rows, store_words};
 pub use tma::TensorRows;
 pub use transpose::ByteTranspose;
 pub use warp_rows::WarpRows;

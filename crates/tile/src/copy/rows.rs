@@ -1,6 +1,6 @@
 //! The epilogue: accumulators to global memory.
 
-use ptx::{Builder, Global, Half, Pointer, R32, Shared};
+use ptx::{Builder, CmpOp, F32, Global, Half, Pointer, Pred, R32, Shared};
 
 use crate::TileLayout;
 use crate::layout::CHUNK_BYTES;
@@ -10,7 +10,8 @@ use crate::{AccTile, CopyMode, Threads, TileCopy};
 /// whole 16-byte chunk. `tile` has room for all rows of the CTA. If no other warp shares its rows, a warp
 /// stores them alone. Warps that share rows hold a part of the columns each, and all threads of the CTA store
 /// the rows after a barrier. `(tensor, first, limit)` are row 0 of the head, the CTA's first row, and one
-/// past the last row to store; the tensor's row pitch is `row_bytes`.
+/// past the last row to store. The tensor's rows have `width` columns, at most those of the accumulators, and
+/// the row pitch `row_bytes`.
 #[allow(clippy::too_many_arguments, reason = "what, through where, to where")]
 pub fn store_rows(
     k: &mut Builder,
@@ -19,7 +20,7 @@ pub fn store_rows(
     o: &AccTile,
     tile: Shared,
     (tensor, first, limit): (Global, R32, R32),
-    row_bytes: i64,
+    (row_bytes, width): (i64, u32),
     mode: CopyMode,
 ) {
     let layout = TileLayout::new(16 * o.m_tiles(), 8 * o.n_tiles() * threads.kv_warps);
@@ -34,6 +35,7 @@ pub fn store_rows(
         let layout = TileLayout { rows: layout.rows * threads.row_warps(), ..layout };
         (TileCopy::new(k, threads, layout, row_bytes, mode), tile, first)
     };
+    let copy = copy.of_width(k, 2 * width);
     let to = copy.start(k, tensor, first);
     let left = k.sub(limit, first);
     copy.store(k, from, to, Some(left));
@@ -92,4 +94,63 @@ fn chunk_places(
             k.shared_advance(start, offset)
         })
         .collect()
+}
+
+/// Stores the rows of each warp's accumulator in f32, straight from registers: the lanes of a quad write 32
+/// contiguous bytes. The arguments are those of [`store_rows`].
+pub fn store_words(
+    k: &mut Builder,
+    threads: &Threads,
+    o: &AccTile,
+    (tensor, first, limit): (Global, R32, R32),
+    (row_bytes, width): (i64, u32),
+    mode: CopyMode,
+) {
+    let column = match threads.part {
+        None => threads.column,
+        Some(part) => k.mad(part, 8 * o.n_tiles(), threads.column),
+    };
+    let together = mode.bytes() >= 8 && width.is_multiple_of(2);
+    let first = k.mad(threads.row_warp, 16 * o.m_tiles(), first);
+    let row = k.add(first, threads.quad);
+    let wide = k.zext(row);
+    let start = Global { base: k.mad(wide, row_bytes, tensor.base), offset: tensor.offset };
+    let start = k.index(start, column, 4);
+    let left = k.sub(limit, row);
+    let columns = 8 * o.n_tiles() * threads.kv_warps;
+    let cut = width < columns;
+    for i in 0..o.lane_rows() {
+        let below = i / 2 * 16 + i % 2 * 8;
+        let exists = k.setp_s(CmpOp::Gt, left, below);
+        let to = k.advance(start, i64::from(below).wrapping_mul(row_bytes));
+        let row: Vec<F32> = o.row(i).collect();
+        for (n, pair) in (0..).zip(row.chunks_exact(2)) {
+            store_pair(k, to.at(32 * n), [pair[0], pair[1]], together, |k, place| {
+                if !cut {
+                    return exists;
+                }
+                k.setp_s_and(CmpOp::Lt, column, width as i32 - (8 * n as i32 + place as i32), exists)
+            });
+        }
+    }
+}
+
+/// Stores two neighbouring columns, of which `exists` says whether the first (0) or the second (1) exists;
+/// `together` if one exists wherever the other does and rows are aligned to both.
+fn store_pair(
+    k: &mut Builder,
+    to: Global,
+    pair: [F32; 2],
+    together: bool,
+    exists: impl Fn(&mut Builder, u32) -> Pred,
+) {
+    if together {
+        let both = exists(k, 1);
+        k.guarded(both, |k| k.st_vec(to, pair));
+        return;
+    }
+    for (place, value) in (0..).zip(pair) {
+        let exists = exists(k, place);
+        k.guarded(exists, |k| k.st(to.at(4 * i64::from(place)), value));
+    }
 }

@@ -64,6 +64,11 @@ impl AccTile {
         AccTile { n_tiles, tiles }
     }
 
+    /// The lane's four registers of each 16×8 tile, row of tiles by row of tiles.
+    pub fn tiles(&self) -> &[[F32; 4]] {
+        &self.tiles
+    }
+
     /// The lane's registers, tile by tile.
     pub fn registers(&self) -> Vec<F32> {
         self.tiles.concat()
@@ -154,6 +159,14 @@ impl AccTile {
 }
 
 impl AccTile {
+    /// The tile without rounding, as the A operand of f32 products ([`crate::MmaType::F32`]): a fragment for
+    /// each 8 columns. A lane holds columns `2t` and `2t + 1`, where such a fragment has `t` and `t + 4`, so
+    /// the product takes the rows of B in that order.
+    pub fn words(&self, k: &mut Builder) -> OperandTile {
+        let fragments = self.tiles.iter().map(|&[a, b, c, d]| [a, c, b, d].map(|word| k.to_bits(word)));
+        OperandTile { k_tiles: self.n_tiles, fragments: fragments.collect() }
+    }
+
     /// Sets the existing registers to zero.
     pub fn clear(&self, k: &mut Builder) {
         for &element in self.tiles.iter().flatten() {

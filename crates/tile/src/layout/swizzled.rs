@@ -30,6 +30,8 @@ pub struct SwizzledTile {
     /// Whether successive tiles of a tensor follow each other along its columns. A load then states the first
     /// column; the rows are all rows of the tensor.
     pub along_columns: bool,
+    /// Whether the tensor's columns end within a panel ([`SwizzledTile::of_width`]).
+    pub clipped: bool,
 }
 
 impl SwizzledTile {
@@ -42,7 +44,16 @@ impl SwizzledTile {
 
     /// A tile of `rows` × `columns` elements of 16 bits.
     pub const fn new(rows: u32, columns: u32) -> SwizzledTile {
-        SwizzledTile { rows, columns, parts: 1, heads: 1, ragged: false, element: 2, along_columns: false }
+        SwizzledTile {
+            rows,
+            columns,
+            parts: 1,
+            heads: 1,
+            ragged: false,
+            element: 2,
+            along_columns: false,
+            clipped: false,
+        }
     }
 
     /// The tile with elements of `bytes` bytes: 2 or 1.
@@ -76,6 +87,13 @@ impl SwizzledTile {
         SwizzledTile { ragged, ..self }
     }
 
+    /// The tile of a tensor with `width` columns, at most those of the tile. The others are zeros. The tile
+    /// has the size of its elements already.
+    #[must_use]
+    pub const fn of_width(self, width: u32) -> SwizzledTile {
+        SwizzledTile { clipped: !width.is_multiple_of(self.panel()), ..self }
+    }
+
     /// Bytes of a row of a panel, which the swizzle permutes.
     pub const fn row_bytes(self) -> u32 {
         if self.element == 1 && self.columns <= 64 { 64 } else { SwizzledTile::ROW_BYTES }
@@ -100,10 +118,15 @@ impl SwizzledTile {
         self.rows * self.row_bytes()
     }
 
-    /// Bytes of the tile. A load counts all of them at its mbarrier, rows and columns beyond the tensor's end
-    /// included.
+    /// Bytes of the tile.
     pub const fn bytes(self) -> u32 {
         self.panels() * self.panel_bytes()
+    }
+
+    /// Bytes that a load brings, which it counts at its mbarrier: rows and columns beyond the tensor's end
+    /// included, but not the rows in which no position of packed heads fits.
+    pub const fn loaded_bytes(self) -> u32 {
+        self.panels() * (self.rows / self.heads * self.heads) * self.row_bytes()
     }
 
     /// Byte offset of an element from the tile's start.
@@ -119,7 +142,7 @@ impl SwizzledTile {
     /// panel would read into the next row, so each panel is a copy of its own.
     pub(crate) const fn whole(self) -> bool {
         let plain = self.heads == 1 && self.parts == 1 && !self.ragged && !self.along_columns;
-        self.columns.is_multiple_of(self.panel()) && plain
+        self.columns.is_multiple_of(self.panel()) && plain && !self.clipped
     }
 }
 

@@ -60,6 +60,13 @@ impl Threads {
         }
     }
 
+    /// The position of a warp that computes all columns of its rows, while other warps compute the same
+    /// columns.
+    #[must_use]
+    pub const fn of_all_columns(self) -> Threads {
+        Threads { part: None, ..self }
+    }
+
     /// Warps of the CTA.
     pub const fn warps(&self) -> u32 {
         self.count / 32

@@ -31,6 +31,11 @@ impl TileLayout {
         TileLayout { rows, chunks: columns / CHUNK }
     }
 
+    /// A tile of `rows` rows of `bytes` bytes, a multiple of 16.
+    pub const fn of_bytes(rows: u32, bytes: u32) -> TileLayout {
+        TileLayout { rows, chunks: bytes / CHUNK_BYTES }
+    }
+
     /// Bytes from one row to the next.
     pub const fn pitch(self) -> u32 {
         self.chunks * CHUNK_BYTES

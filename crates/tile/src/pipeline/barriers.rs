@@ -172,7 +172,7 @@ impl TileRing {
     /// Requests a tile into a stage that is known to be empty, without advancing the ring.
     pub fn fill(&self, k: &mut Builder, at: &PipelineState, map: TensorMapPtr, from: [Src<R32>; 3]) {
         let full = self.pipeline.full_barrier(k, at);
-        k.mbarrier_arrive_expect_tx(full, self.tile.bytes());
+        k.mbarrier_arrive_expect_tx(full, self.tile.loaded_bytes());
         let to =
             if self.pipeline.stages == 1 { self.first } else { at.place(k, self.first, self.tile.bytes()) };
         match self.pipeline.cluster {

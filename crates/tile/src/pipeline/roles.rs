@@ -27,6 +27,21 @@ pub struct Consumer {
     pub elected: Pred,
 }
 
+impl Consumer {
+    /// The position of a consumer whose warpgroup has the rows of all others, and divides the columns with
+    /// one other: its [part](Threads::part) is its warpgroup.
+    #[must_use]
+    pub fn sharing_rows(self, k: &mut Builder) -> Consumer {
+        let threads = Threads {
+            row_warp: k.and(self.threads.warp, 3),
+            kv_warps: 2,
+            part: Some(self.group),
+            ..self.threads
+        };
+        Consumer { group: k.mov(0), threads, ..self }
+    }
+}
+
 impl Roles {
     /// Threads of the CTA.
     pub const fn threads(&self) -> u32 {

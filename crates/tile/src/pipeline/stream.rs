@@ -98,6 +98,19 @@ impl TileStream {
         TileStream::new(k, ring, first, consumer)
     }
 
+    /// The stream of one half of the columns, which are the k dimension ([`SharedMatrix::in_halves`]).
+    #[must_use]
+    pub fn in_halves(self, k: &mut Builder, half: R32) -> TileStream {
+        TileStream { first: self.first.in_halves(k, half), ..self }
+    }
+
+    /// The stream of part `part` of `width` columns of tiles whose rows are the k dimension. Parts begin at
+    /// panels.
+    #[must_use]
+    pub fn column_part(self, k: &mut Builder, part: R32, width: u32) -> TileStream {
+        TileStream { first: self.first.column_part(k, part, width), ..self }
+    }
+
     fn new(k: &mut Builder, ring: TileRing, first: SharedMatrix, consumer: &Consumer) -> TileStream {
         let elected = ring.pipeline.elected(k, consumer);
         TileStream { ring, at: ring.pipeline.consumer_state(k), first, elected, refill: Refill::Producer }

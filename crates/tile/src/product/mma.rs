@@ -1,22 +1,49 @@
-//! Warp-level products on `mma.m16n8k16`. A warp holds all columns of its rows, so the next product with the
-//! result as its A operand needs no exchange between warps.
+//! Warp-level products on `mma.m16n8k16`, and of f32 on `mma.m16n8k8` of tf32. A warp holds all columns of its
+//! rows, so the next product with the result as its A operand needs no exchange between warps.
 
-use ptx::{Builder, Half, R32, Shared};
+use ptx::{Builder, F32, Half, R32, Shared};
 
 use crate::{AccTile, Fragment, MatrixReader, OpenTile, OperandTile, Threads, TileLayout};
+
+/// The element type of a product's operands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum MmaType {
+    /// A 16-bit type.
+    Half(Half),
+    /// f32, each number as the sum of two tf32 numbers: three products of tf32, without that of the two small
+    /// parts (3xTF32; Markidis et al. 2018). A part that is dropped is below 2^-22 of a product.
+    F32,
+}
+
+impl MmaType {
+    /// Bytes of an element.
+    pub const fn bytes(self) -> u32 {
+        match self {
+            MmaType::Half(_) => 2,
+            MmaType::F32 => 4,
+        }
+    }
+
+    /// The 16-bit type, if it is one.
+    pub const fn half(self) -> Option<Half> {
+        match self {
+            MmaType::Half(half) => Some(half),
+            MmaType::F32 => None,
+        }
+    }
+}
 
 /// One warp's rows of an A operand.
 #[derive(Clone, Debug)]
 pub struct OperandA {
     m_tiles: u32,
     chunks: u32,
-    half: Half,
+    ty: MmaType,
     sign: Sign,
     source: Source,
 }
 
-/// Transformation of A. With it, a softmax can use a positive factor for every scale. All three are exact in
-/// f16 and bf16.
+/// Transformation of A. With it, a softmax can use a positive factor for every scale. All three are exact.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Sign {
     /// A unchanged.
@@ -44,7 +71,7 @@ impl OperandA {
     pub fn shared(
         k: &mut Builder,
         threads: &Threads,
-        half: Half,
+        ty: MmaType,
         sign: Sign,
         layout: TileLayout,
         tile: Shared,
@@ -53,7 +80,18 @@ impl OperandA {
         let reader = MatrixReader::rows_first(k, threads, layout);
         let start = k.mad(threads.row_warp, rows * layout.pitch(), tile.base);
         let source = Source::Shared(reader, Shared { base: start, offset: tile.offset });
-        OperandA { m_tiles: rows / 16, chunks: layout.chunks, half, sign, source }
+        OperandA { m_tiles: rows / 16, chunks: layout.chunks, ty, sign, source }
+    }
+
+    /// The operand of one half of the columns: the first if `half` is 0, the second if it is 1. The tile has
+    /// a multiple of 32 columns.
+    #[must_use]
+    pub fn in_halves(self, k: &mut Builder, half: R32) -> OperandA {
+        let source = match self.source {
+            Source::Shared(reader, tile) => Source::Shared(reader.in_halves(k, half), tile),
+            Source::Registers(_) => unreachable!("only an operand in shared memory has a place to start"),
+        };
+        OperandA { source, chunks: self.chunks / 2, ..self }
     }
 
     /// Reads the operand once and keeps it in registers. The tile must be complete and visible.
@@ -100,7 +138,10 @@ impl OperandA {
         let fragment = load(k);
         match self.sign {
             Sign::Keep => fragment,
-            Sign::Negate => fragment.map(|r| k.xor(r, 0x8000_8000u32)),
+            Sign::Negate => {
+                let signs = if self.ty == MmaType::F32 { 0x8000_0000u32 } else { 0x8000_8000 };
+                fragment.map(|r| k.xor(r, signs))
+            }
             Sign::Clear => fragment.map(|_| k.mov(0)),
         }
     }
@@ -111,7 +152,8 @@ impl OperandA {
 pub struct OperandB {
     /// Reads the chunks in pairs.
     pub tile: OpenTile,
-    /// Reads the odd last chunk, if k is not a multiple of 16.
+    /// Reads the odd last chunk, if k is not a multiple of 16. For f32 along the rows of a tile, reads the odd
+    /// rows.
     pub tail: Option<OpenTile>,
 }
 
@@ -119,6 +161,10 @@ pub struct OperandB {
 pub fn mma_abt(k: &mut Builder, a: &OperandA, b: &OperandB) -> AccTile {
     let columns = b.tile.layout().rows;
     let d = AccTile::zero(k, 16 * a.m_tiles, columns);
+    let MmaType::Half(half) = a.ty else {
+        abt_of_f32(k, a, b, &d);
+        return d;
+    };
     let open = a.open(k);
     for step in 0..a.steps() {
         let fragments: Vec<Fragment> = (0..a.m_tiles).map(|m| a.fragment(k, &open, m, step)).collect();
@@ -127,11 +173,11 @@ pub fn mma_abt(k: &mut Builder, a: &OperandA, b: &OperandB) -> AccTile {
             match &b.tail {
                 Some(tail) if 2 * step + 1 == a.chunks => {
                     let b: [R32; 2] = k.ldmatrix(tail.address(16 * pair, 2 * step));
-                    product(k, a.half, &d, n, &fragments, |j| [b[j], b[j]]);
+                    product(k, half, &d, n, &fragments, |j| [b[j], b[j]]);
                 }
                 _ => {
                     let b: [R32; 4] = k.ldmatrix(b.tile.address(16 * pair, 2 * step));
-                    product(k, a.half, &d, n, &fragments, |j| [b[2 * j], b[2 * j + 1]]);
+                    product(k, half, &d, n, &fragments, |j| [b[2 * j], b[2 * j + 1]]);
                 }
             }
         }
@@ -155,7 +201,14 @@ fn product(k: &mut Builder, half: Half, d: &AccTile, n: u32, a: &[Fragment], b: 
 
 /// D += A B. The rows of the tile of B are along k and its columns are contiguous; `ldmatrix.trans`
 /// transposes it.
-pub fn mma_ab(k: &mut Builder, half: Half, a: &OperandTile, b: &OpenTile, d: &AccTile) {
+pub fn mma_ab(k: &mut Builder, ty: MmaType, a: &OperandTile, b: &OperandB, d: &AccTile) {
+    match ty {
+        MmaType::Half(half) => ab_of_halves(k, half, a, &b.tile, d),
+        MmaType::F32 => ab_of_f32(k, a, b, d),
+    }
+}
+
+fn ab_of_halves(k: &mut Builder, half: Half, a: &OperandTile, b: &OpenTile, d: &AccTile) {
     for j in 0..a.k_tiles() {
         for n in (0..d.n_tiles()).step_by(2) {
             let from = b.address(16 * j, n);
@@ -170,6 +223,92 @@ pub fn mma_ab(k: &mut Builder, half: Half, a: &OperandTile, b: &OpenTile, d: &Ac
                     k.mma_m16n8k16(half, d.tile(m, n + tile as u32), a.fragment(m, j), *b);
                 }
             }
+        }
+    }
+}
+
+/// D = A Bᵀ of f32, in steps of 8 columns. The products of large parts and the others have accumulators of
+/// their own: sums on the tensor cores are truncated, and so fewer of them have the size of D.
+fn abt_of_f32(k: &mut Builder, a: &OperandA, b: &OperandB, d: &AccTile) {
+    let small = AccTile::zero(k, 16 * d.m_tiles(), 8 * d.n_tiles());
+    let open = a.open(k);
+    for step in 0..a.steps() {
+        let fragments: Vec<[Parts; 4]> = (0..a.m_tiles)
+            .map(|m| match a.fragment(k, &open, m, step) {
+                Fragment::K16(words) => words.map(|word| Parts::of(k, word)),
+                Fragment::K8(_) => unreachable!("tiles of f32 have an even number of chunks"),
+            })
+            .collect();
+        for pair in 0..d.n_tiles() / 2 {
+            let words: [R32; 4] = k.ldmatrix(b.tile.address(16 * pair, 2 * step));
+            let [b0, b1, b2, b3] = words.map(|word| Parts::of(k, word));
+            for (m, a) in (0..).zip(&fragments) {
+                for (n, b) in [(2 * pair, [b0, b1]), (2 * pair + 1, [b2, b3])] {
+                    of_parts(k, a, &b, d.tile(m, n), small.tile(m, n));
+                }
+            }
+        }
+    }
+    add_tiles(k, d, &small);
+}
+
+/// D += A B of f32, in steps of 8 rows of B. The sums of a block have accumulators of their own: sums on the
+/// tensor cores are truncated, and an addition to D is rounded once a block.
+fn ab_of_f32(k: &mut Builder, a: &OperandTile, b: &OperandB, d: &AccTile) {
+    let [even, odd] = [Some(&b.tile), b.tail.as_ref()].map(|rows| rows.expect("readers of both rows"));
+    let parts = |k: &mut Builder, m: u32, j: u32| a.fragment(m, j).map(|word| Parts::of(k, word));
+    let fragments: Vec<Vec<[Parts; 4]>> =
+        (0..a.k_tiles()).map(|j| (0..d.m_tiles()).map(|m| parts(k, m, j)).collect()).collect();
+    for n in 0..d.n_tiles() {
+        let [large, small] = [0, 1].map(|_| AccTile::zero(k, 16 * d.m_tiles(), 8));
+        for (j, fragments) in (0..).zip(&fragments) {
+            let b = [even, odd].map(|rows| {
+                let word: R32 = k.ld(rows.address(8 * j, 2 * n));
+                Parts::of(k, word)
+            });
+            for (m, a) in (0..).zip(fragments) {
+                of_parts(k, a, &b, large.tile(m, 0), small.tile(m, 0));
+            }
+        }
+        add_tiles(k, &large, &small);
+        for m in 0..d.m_tiles() {
+            for (sum, part) in d.tile(m, n).into_iter().zip(large.tile(m, 0)) {
+                k.add_to(sum, sum, part);
+            }
+        }
+    }
+}
+
+/// An f32 as the sum of two tf32 numbers; the rest is below 2^-22 of it.
+#[derive(Clone, Copy)]
+struct Parts {
+    large: R32,
+    small: R32,
+}
+
+impl Parts {
+    fn of(k: &mut Builder, word: R32) -> Parts {
+        let value = k.from_bits(word);
+        let large = k.to_tf32(value);
+        let of_large: F32 = k.from_bits(large);
+        let rest = k.sub(value, of_large);
+        Parts { large, small: k.to_tf32(rest) }
+    }
+}
+
+/// The product of one step: that of the large parts is added to `large`, the others to `small`.
+fn of_parts(k: &mut Builder, a: &[Parts; 4], b: &[Parts; 2], large: [F32; 4], small: [F32; 4]) {
+    let [a_large, a_small] = [a.map(|parts| parts.large), a.map(|parts| parts.small)];
+    let [b_large, b_small] = [b.map(|parts| parts.large), b.map(|parts| parts.small)];
+    k.mma_tf32(small, a_small, b_large);
+    k.mma_tf32(small, a_large, b_small);
+    k.mma_tf32(large, a_large, b_large);
+}
+
+fn add_tiles(k: &mut Builder, sum: &AccTile, other: &AccTile) {
+    for (sum, other) in sum.tiles().iter().zip(other.tiles()) {
+        for (&sum, &other) in sum.iter().zip(other) {
+            k.add_to(sum, sum, other);
         }
     }
 }

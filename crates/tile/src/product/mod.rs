@@ -2,10 +2,12 @@
 
 mod mma;
 mod ones;
+mod pair_sum;
 mod reader;
 mod wgmma;
 
-pub use mma::{OperandA, OperandB, Sign, mma_ab, mma_abt};
+pub use mma::{MmaType, OperandA, OperandB, Sign, mma_ab, mma_abt};
 pub use ones::Ones;
+pub use pair_sum::PairSum;
 pub use reader::{MatrixReader, OpenTile};
 pub use wgmma::{Accumulate, Group, Products, SharedMatrix, WARPGROUP_ROWS, WARPGROUP_THREADS};

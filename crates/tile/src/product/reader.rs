@@ -24,6 +24,9 @@ pub struct MatrixReader {
     layout: TileLayout,
     /// The lane's byte offset for row 0, chunk 0.
     lane: R32,
+    /// Bytes to add to the chunks of the upper half of a swizzle group, if the reader begins in the middle of
+    /// a group ([`MatrixReader::in_halves`]).
+    wrap: Option<R32>,
 }
 
 impl MatrixReader {
@@ -43,6 +46,17 @@ impl MatrixReader {
         MatrixReader::new(k, threads, layout, Order::OneChunk)
     }
 
+    /// Reads single elements of 32 bits of a tile whose rows run along k: of each 8 rows, row `2t + odd`,
+    /// where `t` is the lane's index in its quad, and of each 8 columns the column of the quad
+    /// ([`OpenTile::address`] counts chunks of 4 columns).
+    pub fn elements(k: &mut Builder, threads: &Threads, layout: TileLayout, odd: u32) -> MatrixReader {
+        let row = if odd == 0 { threads.column } else { k.add(threads.column, odd) };
+        let chunk = k.shr_u(threads.quad, 2);
+        let lane = layout.emit_offset(k, row, chunk);
+        let in_chunk = k.and(threads.quad, 3);
+        MatrixReader { layout, lane: k.mad(in_chunk, 4, lane), wrap: None }
+    }
+
     fn new(k: &mut Builder, threads: &Threads, layout: TileLayout, order: Order) -> MatrixReader {
         let lane = threads.lane;
         let low = k.and(lane, 15);
@@ -57,7 +71,23 @@ impl MatrixReader {
                 (k.add(in_matrix, half), k.and(third, 1))
             }
         };
-        MatrixReader { layout, lane: layout.emit_offset(k, row, chunk) }
+        MatrixReader { layout, lane: layout.emit_offset(k, row, chunk), wrap: None }
+    }
+
+    /// The reader for one half of the chunks of each row: the first if `half` is 0, the second if it is 1.
+    /// Chunks count from the start of the half, which has an even number of them.
+    pub fn in_halves(self, k: &mut Builder, half: R32) -> MatrixReader {
+        let (group, chunks) = (self.layout.group(), self.layout.chunks / 2);
+        debug_assert!(self.layout.chunks % 4 == 0, "an even number of chunks a half");
+        if chunks.is_multiple_of(group) {
+            return MatrixReader { lane: k.mad(half, chunks * CHUNK_BYTES, self.lane), ..self };
+        }
+        // The second half begins in the middle of a swizzle group. Half a group further on, a chunk's place
+        // differs in one bit, and the chunks of the group's upper half lie in the next group.
+        let middle = k.mul(half, group / 2 * CHUNK_BYTES);
+        let lane = k.xor(self.lane, middle);
+        let lane = k.mad(half, (chunks - group / 2) * CHUNK_BYTES, lane);
+        MatrixReader { lane, wrap: Some(k.mul(half, group * CHUNK_BYTES)), ..self }
     }
 
     /// The reader for a tile that begins at row `first` of this layout, a multiple of 8.
@@ -72,6 +102,10 @@ impl MatrixReader {
         let addresses = (0..(self.layout.group() / 2).max(1))
             .map(|j| {
                 let base = if j == 0 { base } else { k.xor(base, 2 * j * CHUNK_BYTES) };
+                let base = match self.wrap {
+                    Some(wrap) if 2 * j >= self.layout.group() / 2 => k.add(base, wrap),
+                    _ => base,
+                };
                 Shared { base, offset: tile.offset }
             })
             .collect();

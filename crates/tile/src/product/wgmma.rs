@@ -29,6 +29,9 @@ pub struct SharedMatrix {
     offset: u32,
     /// Increment of the descriptor for 16 bytes.
     unit: i64,
+    /// For one half of the columns ([`SharedMatrix::in_halves`]): the descriptor of its half of the middle
+    /// panel, if the number of panels is odd.
+    half: Option<Option<R64>>,
 }
 
 /// Increment for which the start advances and the second panel stays: the leading dimension offset (bits
@@ -64,7 +67,7 @@ impl SharedMatrix {
         let address = k.and(address, 0x3FFF);
         let address = k.zext(address);
         let descriptor = k.or(address, descriptor_constants(tile, leading));
-        SharedMatrix { tile, major, descriptor, offset: 0, unit: 1 }
+        SharedMatrix { tile, major, descriptor, offset: 0, unit: 1, half: None }
     }
 
     /// The part from `row` on, a multiple of 8.
@@ -92,6 +95,21 @@ impl SharedMatrix {
         self.moved(k, part, rows * self.tile.row_bytes())
     }
 
+    /// One half of the columns of a K-major tile: the first panels if `half` (in a register) is 0, the last
+    /// panels if it is 1, and half of the panel between them if their number is odd. Together, two products
+    /// over these parts have all columns.
+    #[must_use]
+    pub fn in_halves(self, k: &mut Builder, half: R32) -> SharedMatrix {
+        let (panels, bytes) = (self.tile.panels(), self.tile.panel_bytes());
+        let middle = (panels % 2 == 1).then(|| {
+            let first = self.step_at(k, panels / 2 * bytes);
+            let of_half = k.mul_wide_u(half, self.tile.row_bytes() / 2 >> 4);
+            k.add(first, of_half)
+        });
+        let moved = self.moved(k, half, panels.div_ceil(2) * bytes);
+        SharedMatrix { half: Some(middle), ..moved }
+    }
+
     /// The tile in a stage of a ring, where tiles lie side by side.
     #[must_use]
     pub fn stage(self, k: &mut Builder, stage: R32) -> SharedMatrix {
@@ -102,7 +120,8 @@ impl SharedMatrix {
     fn moved(self, k: &mut Builder, count: R32, bytes: u32) -> SharedMatrix {
         let by = i64::from(bytes >> 4) * self.unit;
         let advance = if by < 0 { k.mul_wide_s(count, by as i32) } else { k.mul_wide_u(count, by as u32) };
-        SharedMatrix { descriptor: k.add(self.descriptor, advance), ..self }
+        let half = self.half.map(|middle| middle.map(|middle| k.add(middle, advance)));
+        SharedMatrix { descriptor: k.add(self.descriptor, advance), half, ..self }
     }
 
     const fn column_offset(self, column: u32) -> u32 {
@@ -112,17 +131,32 @@ impl SharedMatrix {
 
     /// Number of k steps along the tile's columns. The last step may read the zeros that pad the last panel.
     const fn column_steps(self) -> u32 {
-        (self.tile.columns * self.tile.element).div_ceil(K_BYTES)
+        match self.half {
+            None => (self.tile.columns * self.tile.element).div_ceil(K_BYTES),
+            Some(_) => self.tile.panels() * (self.tile.row_bytes() / K_BYTES) / 2,
+        }
     }
 
     /// The descriptor of one k step.
     fn step(self, k: &mut Builder, step: u32) -> (R64, Major) {
+        let whole = self.tile.panels() / 2 * (self.tile.row_bytes() / K_BYTES);
+        if let Some(Some(middle)) = self.half
+            && step >= whole
+        {
+            let by = i64::from((self.offset + (step - whole) * K_BYTES) >> 4);
+            return (k.add(middle, by.cast_unsigned()), self.major);
+        }
         let bytes = match self.major {
             Major::K => self.column_offset(step * K_BYTES / self.tile.element),
             Major::Mn => step * K_BYTES / 2 * self.tile.row_bytes(),
         };
-        let by = i64::from((self.offset + bytes) >> 4) * self.unit;
-        (k.add(self.descriptor, by.cast_unsigned()), self.major)
+        (self.step_at(k, self.offset + bytes), self.major)
+    }
+
+    /// The descriptor `bytes` bytes from the tile's start.
+    fn step_at(self, k: &mut Builder, bytes: u32) -> R64 {
+        let by = i64::from(bytes >> 4) * self.unit;
+        k.add(self.descriptor, by.cast_unsigned())
     }
 }
 

@@ -4,13 +4,14 @@ use attend::{
     Block, BlockList, BlockLists, Bound, KeyBand, KvPipeline, Lengths, Masker, OnlineSoftmax, Order,
     Partials, RowRange, ScorePrograms, Sequence, Sinks, Softcap, Steps, Stream, store_lse,
 };
-use problem::{Problem, Tensor};
+use problem::{DType, Problem, Tensor};
 use ptx::{
     Access, Builder, CmpOp, Dim3, F32, Global, Half, Launch, Pointer, R32, R64, Shared, SpecialReg,
     Violations,
 };
 use tile::{
-    AccTile, MatrixReader, OperandA, Sign, Threads, TileCopy, TileLayout, divide, mma_ab, mma_abt, store_rows,
+    AccTile, MatrixReader, MmaType, OperandA, PairSum, Sign, Threads, TileCopy, TileLayout, divide, mma_ab,
+    mma_abt, store_rows, store_words,
 };
 
 use super::plan::{Grid, MmaPlan, QueryHome};
@@ -73,7 +74,7 @@ impl MmaPlan {
 pub(super) struct Forward<'a> {
     pub plan: &'a MmaPlan,
     pub problem: &'a Problem,
-    half: Half,
+    ty: MmaType,
     params: Params,
     pub threads: Threads,
     pub rows: RowRange,
@@ -109,7 +110,7 @@ impl Params {
         let tensors = if splits > 1 { &Tensor::ALL[..3] } else { &Tensor::ALL[..] };
         let pointers: Vec<Global> = tensors.iter().map(|&tensor| c.tensor(k, tensor)).collect();
         let lse = (problem.pass.lse() && splits == 1).then(|| c.lse(k));
-        let partials = (splits > 1).then(|| split::declare(k, c, problem, splits, Access::Write));
+        let partials = (splits > 1).then(|| split::declare(k, c, problem, plan, Access::Write));
         let tensors = tensors.iter().zip(pointers).map(|(&tensor, pointer)| {
             let [batch_bytes, head_bytes] = declare_head_strides(k, c, problem, tensor);
             (pointer, batch_bytes, head_bytes)
@@ -144,8 +145,8 @@ impl<'a> Forward<'a> {
         Forward {
             plan,
             problem,
-            half: half(problem),
-            threads: Threads::new(k, plan.threads(), plan.kv_warps),
+            ty: mma_type(problem),
+            threads: Threads::new(k, plan.threads(), plan.sharing_warps()),
             rows,
             sequence,
             tile,
@@ -175,18 +176,23 @@ impl<'a> Forward<'a> {
         blocks.start(k);
         let q = self.queries(k, &blocks);
 
-        let o = AccTile::zero(k, plan.warp_rows(), self.problem.head_dim_v as u32);
-        let mask = Masker::new(k, &self.params.band, &self.threads, rows, plan.warp_rows(), plan.warp_keys());
-        let softmax = OnlineSoftmax::new(k, self.half, plan.rescale, self.params.factor, plan.warp_rows());
+        let o = AccTile::zero(k, plan.warp_rows(), plan.columns(self.problem)[1] / plan.dim_warps);
+        let threads = &self.key_threads();
+        let mask = Masker::new(k, &self.params.band, threads, rows, plan.warp_rows(), plan.warp_keys());
+        let softmax = OnlineSoftmax::new(k, self.half(), plan.rescale, self.params.factor, plan.warp_rows());
         let programs = self.params.programs.as_ref().map(|programs| {
             let at = self.head_and_batch(k);
-            programs.for_rows(k, &self.threads, rows, (plan.warp_rows(), plan.warp_keys()), at)
+            programs.for_rows(k, threads, rows, (plan.warp_rows(), plan.warp_keys()), at)
         });
         // Partial blocks of a list may be partial by the mask program alone.
         let unmasked = list.is_some() && divides && self.params.band.is_full();
+        let sum = self.pair_sum(k);
         let scores = |k: &mut Builder, block: &Block| {
             let key = block.key(k);
             let s = mma_abt(k, &q, &key); //                     S = Q Kᵀ
+            if let Some(sum) = &sum {
+                sum.add(k, &s); //                               of both halves of the head dim
+            }
             if let Some(softcap) = &self.params.softcap {
                 softcap.apply(k, &s); //                         S = tanh(S·c')
             }
@@ -202,9 +208,13 @@ impl<'a> Forward<'a> {
             softmax.update(k, s, &o); //                         m = max(m, S·c); O, l rescaled
         };
         let accumulate = |k: &mut Builder, s: &AccTile, block: &Block| {
-            let p = softmax.probabilities(k, s); //              P = exp2(S·c − m); l += Σ P
+            let p = match self.ty {
+                //                           P = exp2(S·c − m); l += Σ P
+                MmaType::Half(_) => softmax.probabilities(k, s),
+                MmaType::F32 => softmax.probabilities_in_f32(k, s),
+            };
             let value = block.value(k);
-            mma_ab(k, self.half, &p, &value, &o); //             O += P V
+            mma_ab(k, self.ty, &p, &value, &o); //               O += P V
         };
         blocks.for_each_block(k, Steps { scores, update, accumulate });
         let (softmax, o) = self.merge(k, softmax, o);
@@ -217,6 +227,32 @@ impl<'a> Forward<'a> {
         });
         let finished = softmax.finish(k, &o, sinks.as_ref());
         self.store(k, &o, &finished.lse);
+    }
+
+    /// The type of P, or for f32 the type of the same range.
+    fn half(&self) -> Half {
+        self.ty.half().unwrap_or(Half::Bf16)
+    }
+
+    /// The thread's position among those that divide the keys of a block.
+    fn key_threads(&self) -> Threads {
+        if self.plan.dim_warps == 1 { self.threads } else { self.threads.of_all_columns() }
+    }
+
+    /// The warp's half of the head dims; `None` if the warp has all of them.
+    fn half_of_dims(&self) -> Option<R32> {
+        self.threads.part.filter(|_| self.plan.dim_warps == 2)
+    }
+
+    /// The sum of the two parts of S, if two warps divide the head dims. A barrier of the CTA follows between
+    /// the scores of two blocks.
+    fn pair_sum(&self, k: &mut Builder) -> Option<PairSum> {
+        let (plan, half) = (self.plan, self.half_of_dims()?);
+        let [_, key, value, _] = self.layouts();
+        let ring = i64::from(plan.stages * (key.bytes() + value.bytes()));
+        let room = self.shared.at(self.ring_start() + ring);
+        let at = [self.threads.lane, self.threads.row_warp, half];
+        Some(PairSum::new(k, room, at, (plan.warp_rows(), plan.block_n)))
     }
 
     fn layouts(&self) -> [TileLayout; 4] {
@@ -250,6 +286,7 @@ impl<'a> Forward<'a> {
         let stream = |k: &mut Builder, tensor, layout: TileLayout, reader, tail, tile| {
             let row_bytes = self.row_bytes(tensor);
             let copy = TileCopy::new(k, &self.threads, layout, row_bytes, self.plan.copy);
+            let copy = copy.of_width(k, self.width_bytes(tensor));
             let head = self.head(k, tensor);
             let from = copy.start(k, head, first);
             let block_bytes = i64::from(self.plan.block_n).wrapping_mul(row_bytes);
@@ -258,8 +295,17 @@ impl<'a> Forward<'a> {
         let reader = self.own_keys(k, key, MatrixReader::chunks_first);
         let tail = (key.chunks % 2 == 1).then(|| self.own_keys(k, key, MatrixReader::one_chunk));
         let keys = stream(k, Tensor::K, key, reader, tail, ring);
-        let reader = self.own_keys(k, value, MatrixReader::rows_first);
-        let values = stream(k, Tensor::V, value, reader, None, ring.at(i64::from(key.bytes())));
+        let (reader, tail) = match self.ty {
+            MmaType::Half(_) => (self.own_keys(k, value, MatrixReader::rows_first), None),
+            MmaType::F32 => {
+                let mut rows = |odd| {
+                    self.own_keys(k, value, |k, threads, tile| MatrixReader::elements(k, threads, tile, odd))
+                };
+                let [even, odd] = [rows(0), rows(1)];
+                (even, Some(odd))
+            }
+        };
+        let values = stream(k, Tensor::V, value, reader, tail, ring.at(i64::from(key.bytes())));
         let ragged = (!divides).then_some(self.rows.seq_kv);
         KvPipeline::new(
             k,
@@ -283,9 +329,10 @@ impl<'a> Forward<'a> {
     ) -> MatrixReader {
         let keys = self.plan.warp_keys();
         let reader = reader(k, &self.threads, TileLayout { rows: keys, ..block });
-        match self.threads.part {
-            None => reader,
-            Some(part) => {
+        match (self.half_of_dims(), self.threads.part) {
+            (Some(half), _) => reader.in_halves(k, half),
+            (None, None) => reader,
+            (None, Some(part)) => {
                 let first = k.mul(part, keys);
                 reader.skip_rows(k, first)
             }
@@ -296,6 +343,7 @@ impl<'a> Forward<'a> {
     fn load_queries(&self, k: &mut Builder) {
         let [layout, ..] = self.layouts();
         let copy = TileCopy::new(k, &self.threads, layout, self.row_bytes(Tensor::Q), self.plan.copy);
+        let copy = copy.of_width(k, self.width_bytes(Tensor::Q));
         let head = self.head(k, Tensor::Q);
         let from = copy.start(k, head, self.rows.first);
         let limit = self.rows_left(k, self.rows.first);
@@ -305,13 +353,17 @@ impl<'a> Forward<'a> {
     /// The warp's queries, in registers or in shared memory as the plan says.
     fn queries(&self, k: &mut Builder, blocks: &KvPipeline) -> OperandA {
         let [layout, ..] = self.layouts();
-        let (half, rows) = (self.half, self.plan.warp_rows());
+        let rows = self.plan.warp_rows();
         let sign = match self.problem.softmax_scale() {
             0.0 => Sign::Clear,
             scale if scale < 0.0 => Sign::Negate,
             _ => Sign::Keep,
         };
-        let q = OperandA::shared(k, &self.threads, half, sign, layout, self.shared, rows);
+        let q = OperandA::shared(k, &self.threads, self.ty, sign, layout, self.shared, rows);
+        let q = match self.half_of_dims() {
+            None => q,
+            Some(half) => q.in_halves(k, half),
+        };
         if self.waits_for_queries() {
             blocks.wait_for_first(k);
         }
@@ -339,7 +391,9 @@ impl<'a> Forward<'a> {
         if self.plan.kv_warps > 1 {
             return; // The merge has ordered it.
         }
-        let own_rows = self.problem.head_dim == self.problem.head_dim_v;
+        // A warp that shares rows has read a half of them alone.
+        let [dim, dim_v] = self.plan.columns(self.problem);
+        let own_rows = dim == dim_v && self.plan.dim_warps == 1;
         match (self.plan.queries, self.plan.products) {
             // All of Q had arrived before it went to registers. If rows of Q and O have the same length, a
             // warp's O overwrites only rows of Q that this warp alone has read. The lanes of the warp must
@@ -364,10 +418,19 @@ impl<'a> Forward<'a> {
 
     /// Stores O through the shared memory of Q, and the LSE.
     fn store(&self, k: &mut Builder, o: &AccTile, lse: &[F32]) {
-        self.release_queries(k);
+        if self.ty.half().is_some() {
+            self.release_queries(k);
+        } else if !self.waits_for_queries() {
+            k.cp_async_wait(0); // A CTA without keys has not waited for Q yet.
+        }
         let rows = (self.head(k, Tensor::Out), self.rows.first, self.rows.seq_q);
-        let row_bytes = self.row_bytes(Tensor::Out);
-        store_rows(k, &self.threads, self.half, o, self.shared, rows, row_bytes, self.plan.copy);
+        let width = (self.row_bytes(Tensor::Out), self.problem.head_dim_v as u32);
+        match self.ty {
+            MmaType::Half(half) => {
+                store_rows(k, &self.threads, half, o, self.shared, rows, width, self.plan.copy);
+            }
+            MmaType::F32 => store_words(k, &self.threads, o, rows, width, self.plan.copy),
+        }
         if let Some(start) = self.params.lse {
             let [head, batch] = head_and_batch(k, self.plan.tile_order);
             let first = k.mad(self.threads.row_warp, self.plan.warp_rows(), self.rows.first);
@@ -409,9 +472,19 @@ impl<'a> Forward<'a> {
         stepped(self.problem, tensor, self.problem.extents(tensor)[2], self.problem.strides(tensor).row)
     }
 
+    /// Bytes of a tensor's row.
+    fn width_bytes(&self, tensor: Tensor) -> u32 {
+        self.ty.bytes() * self.problem.extents(tensor)[3] as u32
+    }
+
     pub(super) fn rows_left(&self, k: &mut Builder, first: R32) -> R32 {
         k.sub(self.rows.seq_q, first)
     }
+}
+
+/// The type in which the kernel multiplies.
+pub(super) fn mma_type(problem: &Problem) -> MmaType {
+    if problem.dtypes.out == DType::F32 { MmaType::F32 } else { MmaType::Half(half(problem)) }
 }
 
 /// The CTA's rows, and the index of its tile in its sequence. With uneven lengths, a CTA without a row exits.

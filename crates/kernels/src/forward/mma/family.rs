@@ -28,6 +28,7 @@ impl FamilyPlan for MmaPlan {
 
     fn genes(problem: &Problem) -> Vec<Gene> {
         let tile_orders = if problem.band == Band::FULL { &[][..] } else { &["heads_first", "rows_first"] };
+        let dim_warps = if problem.head_dim_v > 256 { &[2][..] } else { &[] };
         vec![
             Gene::new("block_m").searched([16, 32, 48, 64, 128]).wider([96, 192, 256]).curing(&[
                 ("small grid", Down),
@@ -55,6 +56,10 @@ impl FamilyPlan for MmaPlan {
                 ("idle warps", Up),
                 ("latency", Up),
             ]),
+            Gene::new("dim_warps")
+                .searched(dim_warps.iter().copied())
+                .wider([1, 2])
+                .curing(&[("register spills", Up), ("local memory", Up)]),
             Gene::new("splits")
                 .searched([1, 2, 4, 8])
                 .wider([3, 6, 12, 16, 32])

@@ -1,11 +1,11 @@
 use attend::{Order, Rescale, Tanh, merge_bytes};
-use problem::{Band, Problem, Tensor};
+use problem::{Band, DType, Problem, Tensor};
 use serde::{Deserialize, Serialize};
-use tile::{CopyMode, TileLayout};
+use tile::{CopyMode, PairSum, TileLayout};
 
 use crate::error::accept;
 use crate::forward::Visits;
-use crate::forward::contract::{check_rescale, default_tanh, is_half, misaligned};
+use crate::forward::contract::{check_rescale, default_tanh, misaligned};
 use crate::forward::lengths::{check_lengths, row_blocks};
 use crate::{Arch, PlanError};
 
@@ -43,6 +43,12 @@ pub struct MmaPlan {
     /// the end). The CTA's rows are divided evenly among the `warps / kv_warps` groups. More than 1 shortens
     /// the dependency chain on a small grid.
     pub kv_warps: u32,
+    /// Warps that share the same rows and divide the head dims among them: 1 or 2. Each of two warps
+    /// multiplies its half of the columns of Q and K, adds the other's half of S through shared memory, and
+    /// computes its half of O's columns. 2 halves the registers of O, for head_dim_v above 256. Not together
+    /// with `kv_warps`.
+    #[serde(default = "one")]
+    pub dim_warps: u32,
     /// CTAs that share the same rows and divide their KV blocks among them in parts of the same length
     /// (split-KV over CTAs, FlashAttention-3's `num_splits`). A second kernel merges the results in the order
     /// of the splits, bitwise reproducibly. More than 1 gives work to idle SMs where rows are few and keys
@@ -72,6 +78,9 @@ pub struct MmaPlan {
     pub visits: Visits,
 }
 
+/// The widest O that one warp holds: with 16 rows, half of the registers of a thread.
+const WIDEST: usize = 256;
+
 /// The most splits: the merge reads all of them in one thread.
 pub(super) const MOST_SPLITS: u32 = 32;
 
@@ -92,7 +101,14 @@ impl MmaPlan {
     /// among the warps.
     pub fn default_for(problem: &Problem, arch: &Arch) -> MmaPlan {
         let dim = problem.head_dim.max(problem.head_dim_v);
-        let (block_m, block_n, warps) = tile_shape(dim, problem.band, arch);
+        let float = problem.dtypes.out == DType::F32;
+        let (block_m, block_n, warps) =
+            if float { tile_shape_of_f32(dim, arch) } else { tile_shape(dim, problem.band, arch) };
+        // The widest heads that a small grid computes with several warps on the same rows, and those whose
+        // queries fit the registers.
+        let (most_small, most_kept) = if float { (128, 32) } else { (WIDEST, 128) };
+        let dim_warps = if problem.head_dim_v > WIDEST { 2 } else { 1 };
+        let warps = if dim > WIDEST { block_m / 16 * dim_warps } else { warps };
         // Programs and, beside a window, sinks need registers: with more keys, these shapes spill.
         let windowed = !problem.band.is_full() && !problem.band.is_causal();
         let block_n = match block_n {
@@ -100,21 +116,22 @@ impl MmaPlan {
             128 if problem.score.sink && windowed => 96,
             _ => block_n,
         };
-        let small = ctas(problem, block_m) < arch.multiprocessors as usize;
+        let small = dim <= most_small && ctas(problem, block_m) < arch.multiprocessors as usize;
         let (block_m, warps) = if small { (64, 4) } else { (block_m, warps) };
         let kv_warps = if small { kv_warps(problem, arch) } else { 1 };
         let block_n = match kv_warps {
             1 => block_n,
-            _ if dim <= 128 && roomy(arch) => 128,
+            _ if dim <= 128 && roomy(arch) && !float => 128,
             _ => 64,
         };
-        let rows_per_warp = block_m / warps;
-        let in_registers = rows_per_warp == 16 && dim <= 128;
+        let rows_per_warp = block_m * dim_warps / warps;
+        let in_registers = rows_per_warp == 16 && dim <= most_kept;
         let mut plan = MmaPlan {
             block_m: block_m / kv_warps,
             block_n,
             warps,
             kv_warps,
+            dim_warps,
             splits: 1,
             stages: 2,
             products: Order::InTurn,
@@ -129,15 +146,21 @@ impl MmaPlan {
         if plan.check_problem(problem).is_err() {
             return plan; // its resource use may overflow
         }
-        if plan.check_alignment(problem).is_err() {
-            plan.copy = CopyMode::Elements;
-        }
+        plan.copy = widest_copy(problem);
         plan = plan.visiting(problem);
         if plan.check_grid(problem).is_err() {
             plan.tile_order = match plan.tile_order {
                 Grid::RowsFirst => Grid::HeadsFirst,
                 Grid::HeadsFirst => Grid::RowsFirst,
             };
+        }
+        // Rows of the widest heads fill shared memory with few keys.
+        while plan.block_n > 16 && (float || dim > WIDEST) {
+            let least = MmaPlan { stages: 1, ..plan.clone() };
+            if least.check_resources(problem, arch).is_ok() {
+                break;
+            }
+            plan.block_n -= 16;
         }
         // Two resident CTAs per SM are worth more than two stages; a CTA of 8 warps has all registers of its
         // SM. If every SM has at most one CTA, all keys may be in flight at once.
@@ -151,7 +174,7 @@ impl MmaPlan {
             wanted.check_resources(problem, arch).is_ok()
         };
         plan.stages = choices.iter().find(fits).map_or(1, |choice| choice.1);
-        if plan.kv_warps > 1 && plan.stages > 1 {
+        if plan.kv_warps > 1 && plan.stages > 1 && !float {
             let ahead = MmaPlan { products: Order::ScoresAhead, ..plan.clone() };
             plan = if ahead.check_resources(problem, arch).is_ok() { ahead } else { plan };
         }
@@ -180,19 +203,37 @@ impl MmaPlan {
         self.block_n / self.kv_warps
     }
 
+    /// Warps that share the same rows.
+    pub(super) const fn sharing_warps(&self) -> u32 {
+        self.kv_warps * self.dim_warps
+    }
+
     /// Number of row groups in a CTA.
-    const fn row_warps(&self) -> u32 {
-        self.warps / self.kv_warps
+    pub(super) const fn row_warps(&self) -> u32 {
+        self.warps / self.sharing_warps()
+    }
+
+    /// Columns of Q and K, and of V and O, in shared memory: whole chunks, and with two `dim_warps` and in f32
+    /// an even number of them a warp. Columns beyond the head dims are zeros.
+    pub(super) const fn columns(&self, problem: &Problem) -> [u32; 2] {
+        let step = match (problem.dtypes.out, self.dim_warps) {
+            // f32 is multiplied in steps of two chunks.
+            (DType::F32, warps) => 8 * warps,
+            (_, 1) => 8,
+            (_, warps) => 16 * warps,
+        };
+        let (dim, dim_v) = (problem.head_dim as u32, problem.head_dim_v as u32);
+        [dim.next_multiple_of(step), dim_v.next_multiple_of(step)]
     }
 
     /// Tiles of Q, K, V and O in shared memory; O reuses the place of Q.
     pub(super) fn layouts(&self, problem: &Problem) -> [TileLayout; 4] {
-        let (dim, dim_v) = (problem.head_dim as u32, problem.head_dim_v as u32);
+        let [dim, dim_v] = self.columns(problem).map(|columns| columns * problem.dtypes.out.bytes() as u32);
         [
-            TileLayout::new(self.block_m, dim),
-            TileLayout::new(self.block_n, dim),
-            TileLayout::new(self.block_n, dim_v),
-            TileLayout::new(self.block_m, dim_v),
+            TileLayout::of_bytes(self.block_m, dim),
+            TileLayout::of_bytes(self.block_n, dim),
+            TileLayout::of_bytes(self.block_n, dim_v),
+            TileLayout::of_bytes(self.block_m, dim_v),
         ]
     }
 
@@ -201,21 +242,32 @@ impl MmaPlan {
         let [q, k, v, o] = self.layouts(problem).map(|tile| u64::from(tile.bytes()));
         let merge = match self.kv_warps {
             1 => 0,
-            _ => u64::from(merge_bytes(self.warps, self.warp_rows(), problem.head_dim_v as u32)),
+            _ => u64::from(merge_bytes(self.warps, self.warp_rows(), self.columns(problem)[1])),
         };
-        q.max(o) + (u64::from(self.stages) * (k + v)).max(merge)
+        q.max(o) + (u64::from(self.stages) * (k + v)).max(merge) + u64::from(self.sum_bytes())
+    }
+
+    /// Shared memory in which two `dim_warps` add their parts of S, after the ring of keys and values.
+    const fn sum_bytes(&self) -> u32 {
+        match self.dim_warps {
+            1 => 0,
+            _ => PairSum::bytes(self.row_warps(), self.warp_rows(), self.block_n),
+        }
     }
 
     /// Estimated registers of a thread: accumulators of O and S, the P fragments that S becomes, and the Q
     /// fragments if they are kept.
     pub fn registers(&self, problem: &Problem) -> u32 {
         let m_tiles = self.warp_rows() / 16;
-        let (dim, dim_v) = (problem.head_dim as u32, problem.head_dim_v as u32);
+        let [dim, dim_v] = self.columns(problem).map(|columns| columns / self.dim_warps);
         let (o, s) = (m_tiles * dim_v / 2, m_tiles * self.warp_keys() / 2);
+        let float = problem.dtypes.out == DType::F32;
         let q = match self.queries {
-            QueryHome::Registers => m_tiles * dim / 4,
+            QueryHome::Registers => m_tiles * dim / if float { 2 } else { 4 },
             QueryHome::Shared => 0,
         };
+        // In f32, S has two accumulators, and P two parts.
+        let s = if float { 2 * s } else { s };
         // Scores of two blocks; ptxas keeps a part of them already as probabilities.
         let s = if self.products == Order::ScoresAhead { s + s / 2 } else { s };
         o + s + q + OTHER_REGISTERS
@@ -228,12 +280,10 @@ impl MmaPlan {
     pub fn check(&self, problem: &Problem, arch: &Arch) -> Result<(), PlanError> {
         self.check_problem(problem)?;
         self.check_genes(problem)?;
-        let columns = problem.head_dim_v as u32 / 8;
+        let columns = self.columns(problem)[1] / 8;
         let even = columns.is_multiple_of(self.kv_warps);
-        accept("kv_warps", self.kv_warps.into(), even, "divisors of head_dim_v / 8")?;
-        if self.copy == CopyMode::Async16 {
-            self.check_alignment(problem)?;
-        }
+        accept("kv_warps", self.kv_warps.into(), even, "divisors of head_dim_v / 8, rounded up")?;
+        check_alignment(problem, self.copy)?;
         self.check_grid(problem)?;
         self.check_lists(problem)?;
         self.check_resources(problem, arch)?;
@@ -259,13 +309,13 @@ impl MmaPlan {
     }
 
     fn check_problem(&self, problem: &Problem) -> Result<(), PlanError> {
-        if !is_half(problem) {
-            let (family, accepted) = ("mma", "f16, bf16");
+        if problem.dtypes.one().is_none() {
+            let (family, accepted) = ("mma", "f16, bf16, f32");
             return Err(PlanError::DType { family, dtype: problem.dtypes, accepted });
         }
-        for (what, dim) in [("head_dim", problem.head_dim), ("head_dim_v", problem.head_dim_v)] {
-            let fits = dim.is_multiple_of(8) && (8..=256).contains(&dim);
-            accept(what, dim as u64, fits, "multiples of 8 from 8 to 256")?;
+        let dims = [("head_dim", problem.head_dim, 576), ("head_dim_v", problem.head_dim_v, 512)];
+        for (what, dim, most) in dims {
+            accept(what, dim as u64, (1..=most).contains(&dim), &format!("1 to {most}"))?;
         }
         check_lengths(problem, self.block_m, 1)
     }
@@ -275,11 +325,21 @@ impl MmaPlan {
         accept("warps", self.warps.into(), warps, "1 to 16")?;
         let divides = self.kv_warps > 0 && self.warps.is_multiple_of(self.kv_warps);
         accept("kv_warps", self.kv_warps.into(), divides, "divisors of warps")?;
+        accept("dim_warps", self.dim_warps.into(), [1, 2].contains(&self.dim_warps), "1 and 2")?;
+        let divides = self.warps.is_multiple_of(self.sharing_warps());
+        accept("dim_warps", self.dim_warps.into(), divides, "divisors of warps")?;
+        let alone = self.dim_warps == 1 || self.kv_warps == 1;
+        accept("dim_warps", self.dim_warps.into(), alone, "1 with kv_warps > 1")?;
         let splits = (1..=MOST_SPLITS).contains(&self.splits);
         accept("splits", self.splits.into(), splits, &format!("1 to {MOST_SPLITS}"))?;
         let row_step = 16 * self.row_warps();
         let rows = self.block_m > 0 && self.block_m.is_multiple_of(row_step) && self.block_m <= 1024;
-        accept("block_m", self.block_m.into(), rows, "multiples of 16 · warps / kv_warps up to 1024")?;
+        accept(
+            "block_m",
+            self.block_m.into(),
+            rows,
+            "multiples of 16 · warps / kv_warps / dim_warps up to 1024",
+        )?;
         let step = 16 * self.kv_warps;
         let keys = self.block_n > 0 && self.block_n.is_multiple_of(step) && self.block_n <= 512;
         accept("block_n", self.block_n.into(), keys, "multiples of 16 · kv_warps up to 512")?;
@@ -294,16 +354,6 @@ impl MmaPlan {
             accept("resident_ctas", resident.into(), (1..=16).contains(&resident), "1 to 16")?;
         }
         check_rescale(self.rescale, problem.dtypes.weights())
-    }
-
-    /// 16-byte copies need every row to be aligned to 16 bytes.
-    fn check_alignment(&self, problem: &Problem) -> Result<(), PlanError> {
-        let mut tensors = Tensor::ALL.into_iter();
-        let found = tensors.find_map(|tensor| Some((tensor.name(), misaligned(problem, tensor, 8)?)));
-        match found {
-            Some((tensor, (what, value))) => Err(PlanError::Misaligned { tensor, what, value }),
-            None => Ok(()),
-        }
     }
 
     /// Limits of the merge: its grid, and indices of 31 bits.
@@ -345,6 +395,22 @@ impl MmaPlan {
     }
 }
 
+/// Whether every row is aligned for copies of this width.
+fn check_alignment(problem: &Problem, copy: CopyMode) -> Result<(), PlanError> {
+    let found = Tensor::ALL.into_iter().find_map(|tensor| {
+        let elements = (copy.bytes() / problem.dtypes.of(tensor).bytes() as u32).max(1);
+        let (what, value) = misaligned(problem, tensor, elements)?;
+        Some(PlanError::Misaligned { tensor: tensor.name(), what, value, elements })
+    });
+    found.map_or(Ok(()), Err)
+}
+
+/// The widest copies that the strides allow.
+pub(super) fn widest_copy(problem: &Problem) -> CopyMode {
+    let fits = |&copy: &CopyMode| check_alignment(problem, copy).is_ok();
+    CopyMode::ALL.into_iter().find(fits).unwrap_or(CopyMode::Elements)
+}
+
 /// Number of splits that give a CTA to every SM, if at most a quarter of the SMs have one otherwise. A split
 /// has [`LEAST_KEYS`] keys or more.
 pub(super) fn default_splits(problem: &Problem, rows: u32, arch: &Arch) -> u32 {
@@ -365,7 +431,7 @@ fn ctas(problem: &Problem, rows: u32) -> usize {
 /// number.
 fn kv_warps(problem: &Problem, arch: &Arch) -> u32 {
     let fits = |&&parts: &&u32| {
-        let columns = problem.head_dim_v.is_multiple_of(8 * parts as usize);
+        let columns = problem.head_dim_v.div_ceil(8).is_multiple_of(parts as usize);
         columns && ctas(problem, 64 / parts) <= arch.multiprocessors as usize
     };
     [4, 2].iter().find(fits).copied().unwrap_or(1)
@@ -391,9 +457,21 @@ fn tile_shape(dim: usize, mask: Band, arch: &Arch) -> (u32, u32, u32) {
         // 64 keys are as fast and spill two registers.
         (113..=128, true) => (128, 48, 4),
         (65..=128, false) => (128, 32, 4),
+        (257.., true) => (64, 48, 8),
+        (257.., false) => (32, 16, 4),
         (_, true) => (128, 64, 8),
         // At some of these head dims, 32 keys make ptxas limit itself to 128 registers and spill.
         (129..=176, false) => (64, 48, 4),
         (_, false) => (64, 32, 4),
+    }
+}
+
+/// Like [`tile_shape`], for f32: rows have twice the bytes, and S and P twice the registers.
+fn tile_shape_of_f32(dim: usize, arch: &Arch) -> (u32, u32, u32) {
+    match (dim, roomy(arch)) {
+        (..=128, _) => (64, 32, 4),
+        (..=256, _) => (64, 16, 4),
+        (_, true) => (32, 16, 4),
+        (_, false) => (16, 16, 2),
     }
 }

@@ -4,12 +4,12 @@
 use attend::{OnlineSoftmax, Partials, Sinks};
 use problem::{Problem, Tensor};
 use ptx::{Access, Builder, CmpOp, Dim3, F32, Global, Launch, Pointer, R32, R64, SpecialReg, Violations};
-use tile::{AccTile, CopyMode, divide};
+use tile::{AccTile, MmaType, divide};
 
-use super::emit::{Forward, head_and_batch};
+use super::emit::{Forward, head_and_batch, mma_type};
 use super::plan::{Grid, MmaPlan};
 use crate::contract::Contract;
-use crate::forward::contract::{declare_head_strides, half, lse_of_row, row_of_output};
+use crate::forward::contract::{declare_head_strides, lse_of_row, row_of_output};
 use crate::{Arch, Program};
 
 const ENTRY: &str = "flash_forward_merge";
@@ -21,7 +21,7 @@ const COLUMNS: u32 = 4;
 impl MmaPlan {
     /// Threads of the merge for a head.
     pub(super) const fn merging_threads(problem: &Problem) -> u64 {
-        problem.seq_q as u64 * (problem.head_dim_v as u64 / COLUMNS as u64)
+        problem.seq_q as u64 * (problem.head_dim_v as u64).div_ceil(COLUMNS as u64)
     }
 
     /// The kernel that merges the splits; the plan has been checked.
@@ -43,7 +43,7 @@ impl MmaPlan {
 
     /// Each thread computes [`COLUMNS`] columns of a row.
     fn merge_body(&self, k: &mut Builder, c: &mut Contract<'_>, problem: &Problem) {
-        let partials = declare(k, c, problem, self.splits, Access::Read);
+        let partials = declare(k, c, problem, self, Access::Read);
         let out = c.tensor(k, Tensor::Out);
         let lse = problem.pass.lse().then(|| c.lse(k));
         let sinks = c.sinks(k);
@@ -54,7 +54,7 @@ impl MmaPlan {
             [SpecialReg::CtaidX, SpecialReg::CtaidY, SpecialReg::CtaidZ, SpecialReg::TidX]
                 .map(|register| k.special(register));
         let index = k.mad(cta, THREADS, thread);
-        let chunks = problem.head_dim_v as u32 / COLUMNS;
+        let chunks = (problem.head_dim_v as u32).div_ceil(COLUMNS);
         let row = divide(k, index, chunks);
         let before = k.mul(row, chunks);
         let chunk = k.sub(index, before);
@@ -67,8 +67,8 @@ impl MmaPlan {
         let sink = sinks.map(|start| Sinks::of_head(k, start, head));
         let (o, log_sum) = partials.merge(k, (first, seq_q, self.splits), column, sink);
         let to = row_of_output(k, problem, (out, strides), [batch, head, row]);
-        let to = k.index(to, column, 2);
-        self.store_columns(k, problem, to, o);
+        let to = k.index(to, column, problem.dtypes.out.bytes() as u32);
+        self.store_columns(k, problem, to, column, o);
         if let Some(lse) = lse {
             let to = lse_of_row(k, problem, (lse, seq_q), [batch, head, row]);
             let first = k.setp_u(CmpOp::Eq, column, 0);
@@ -76,18 +76,39 @@ impl MmaPlan {
         }
     }
 
-    /// Rounds four columns and stores them, as 8 bytes if rows are aligned to 16.
-    fn store_columns(&self, k: &mut Builder, problem: &Problem, to: Global, [a, b, c, d]: [F32; 4]) {
-        let half = half(problem);
+    /// Rounds the four columns from `column` on and stores those that exist, as 8 bytes if rows are aligned to
+    /// as many.
+    fn store_columns(
+        &self,
+        k: &mut Builder,
+        problem: &Problem,
+        to: Global,
+        column: R32,
+        [a, b, c, d]: [F32; 4],
+    ) {
+        let cut = problem.head_dim_v as u32 % COLUMNS;
+        let store = |k: &mut Builder, number: u32, store: &dyn Fn(&mut Builder)| {
+            if cut == 0 || number < cut {
+                return store(k);
+            }
+            let columns = (problem.head_dim_v as u32).saturating_sub(number);
+            let exists = k.setp_u(CmpOp::Lt, column, columns);
+            k.guarded(exists, store);
+        };
+        let MmaType::Half(half) = mma_type(problem) else {
+            for (number, value) in (0..).zip([a, b, c, d]) {
+                store(k, number, &|k| k.st(to.at(4 * i64::from(number)), value));
+            }
+            return;
+        };
         let pairs = [k.pack(half, a, b), k.pack(half, c, d)];
-        match self.copy {
-            CopyMode::Async16 => k.st_vec(to, pairs),
-            CopyMode::Elements => {
-                for (place, pair) in (0..).zip(pairs) {
-                    for (element, value) in (0..).zip(k.split16(pair)) {
-                        k.st(to.at(4 * place + 2 * element), value);
-                    }
-                }
+        if self.copy.bytes() >= 8 && cut == 0 {
+            return k.st_vec(to, pairs);
+        }
+        for (place, pair) in (0..).zip(pairs) {
+            for (element, value) in (0..).zip(k.split16(pair)) {
+                let number = 2 * place + element;
+                store(k, number, &|k| k.st(to.at(2 * i64::from(number)), value));
             }
         }
     }
@@ -98,15 +119,16 @@ pub(super) fn declare(
     k: &mut Builder,
     c: &mut Contract<'_>,
     problem: &Problem,
-    splits: u32,
+    plan: &MmaPlan,
     access: Access,
 ) -> Partials {
-    let rows = splits as usize * problem.batch * problem.heads_q * problem.seq_q;
-    let (columns, out_bytes) = (problem.head_dim_v, Partials::out_bytes(rows, problem.head_dim_v));
+    let rows = plan.splits as usize * problem.batch * problem.heads_q * problem.seq_q;
+    let [_, columns] = plan.columns(problem);
+    let out_bytes = Partials::out_bytes(rows, columns as usize);
     Partials {
         out: c.temporary(k, "partial_out", out_bytes, access),
         statistics: c.temporary(k, "partial_statistics", Partials::statistics_bytes(rows), access),
-        columns: columns as u32,
+        columns,
     }
 }
 

@@ -193,7 +193,8 @@ impl SmallPlan {
 
     /// The plan with the heads of a group packed if that fills tiles better.
     pub(crate) fn filled(mut self, problem: &Problem) -> SmallPlan {
-        let packs = packs_well(problem, WARPGROUP_ROWS);
+        let packs =
+            packs_well(problem, WARPGROUP_ROWS) && WARPGROUP_ROWS.is_multiple_of(problem.group_size() as u32);
         self.packing = if packs { Packing::Packed } else { Packing::Apart };
         self
     }

@@ -304,7 +304,8 @@ impl SmallPlan {
             accept("seq_kv", keys, keys <= most, &accepted)?;
         }
         let accepted = "divisors of 64 with packing = packed, or of 64 · row_warpgroups with stages > 1, too";
-        check_packing(problem, self.packed_heads(problem), self.query_tile(problem).rows, accepted)?;
+        let heads = self.packed_heads(problem);
+        check_packing(problem, heads, self.query_tile(problem).rows.is_multiple_of(heads), accepted)?;
         check_tensor_maps(problem, FAMILY)
     }
 

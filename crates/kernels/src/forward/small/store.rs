@@ -42,7 +42,7 @@ impl Forward<'_> {
             let at = place(k, row);
             row_of_output(k, self.problem, (out, self.params.out_strides), at)
         };
-        store_fragments_at(k, &self.threads, self.half, o, limits, row_of_out, self.plan.store);
+        store_fragments_at(k, &self.threads, self.half, o, limits, row_of_out, self.plan.store, None);
         if let Some(start) = self.params.lse {
             let lse: Vec<F32> = softmax.lse(k);
             let to = |k: &mut Builder, row: R32| {

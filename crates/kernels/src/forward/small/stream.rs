@@ -98,6 +98,7 @@ impl Forward<'_> {
             order: Order::ScoresAhead,
             products: self.products(),
             output_products: self.products(),
+            sum: None,
             softcap: self.params.softcap,
             chains: Chains { max: 2, sum: 1 },
             shared_probs: None,

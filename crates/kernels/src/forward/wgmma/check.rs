@@ -1,12 +1,13 @@
 //! Checks whether a plan fits a problem and an architecture.
 
-use attend::Sums;
+use attend::{Sums, Tiles};
 use problem::{Band, DType, Problem, Tensor};
 use tile::{Handout, RowStore, Tail, Turns};
 
 use super::fp8::transposes_values;
 use super::plan::{
-    Diagonal, Ends, FEEDING_REGISTERS, Rescaling, Store, WgmmaPlan, largest_limit, largest_threshold,
+    Diagonal, Ends, FEEDING_REGISTERS, Probabilities, Rescaling, Share, Store, WgmmaPlan, largest_limit,
+    largest_threshold,
 };
 use crate::error::accept;
 use crate::forward::contract::{band, check_tensor_map, check_tensor_maps, misaligned, most_rows};
@@ -25,6 +26,7 @@ impl WgmmaPlan {
         accept("sm", arch.sm.into(), arch.sm == 90, "90, whose target is sm_90a")?;
         self.check_problem(problem)?;
         self.check_genes(problem)?;
+        self.check_share(problem)?;
         self.check_uneven(problem)?;
         self.check_lists(problem)?;
         self.check_resources(problem, arch)?;
@@ -45,9 +47,9 @@ impl WgmmaPlan {
             return Err(PlanError::DType { family, dtype: problem.dtypes, accepted });
         }
         WgmmaPlan::check_fp8_problem(problem, FAMILY)?;
-        for (what, dim) in [("head_dim", problem.head_dim), ("head_dim_v", problem.head_dim_v)] {
-            let fits = dim.is_multiple_of(8) && (8..=256).contains(&dim);
-            accept(what, dim as u64, fits, "multiples of 8 from 8 to 256")?;
+        let dims = [("head_dim", problem.head_dim, 576), ("head_dim_v", problem.head_dim_v, 512)];
+        for (what, dim, most) in dims {
+            accept(what, dim as u64, (1..=most).contains(&dim), &format!("1 to {most}"))?;
         }
         let (most, accepted) = most_rows(problem);
         let accepted = format!("1 {}: a tensor map has no empty dimension", accepted.replacen("up ", "", 1));
@@ -67,6 +69,57 @@ impl WgmmaPlan {
                 value: stride.to_string(),
                 accepted: "multiples of 2 elements".to_owned(),
             }),
+        }
+    }
+
+    /// Whether the warpgroups can divide a tile as the plan says.
+    fn check_share(&self, problem: &Problem) -> Result<(), PlanError> {
+        let dim = problem.head_dim_v as u64;
+        if self.share == Share::Rows {
+            return accept("head_dim_v", dim, dim <= 256, "1 to 256 with share = rows");
+        }
+        let refuse = |what: &str, value: &str, accepted: &str| {
+            let accepted = format!("{accepted} with share = head_dim");
+            let (what, value) = (what.to_owned(), value.to_owned());
+            Err(PlanError::Problem { family: FAMILY, what, value, accepted })
+        };
+        if problem.dtypes.q.is_fp8() {
+            return refuse("types", &problem.dtypes.to_string(), "16-bit inputs");
+        }
+        // The two warpgroups have the same rows, and a barrier of theirs after the scores of each block.
+        for (what, value, accepted) in [
+            ("consumers", self.consumers, 2),
+            ("resident_ctas", self.resident_ctas, 1),
+            ("exps_by_fma", self.exps_by_fma, 0),
+        ] {
+            if value != accepted {
+                return refuse(what, &value.to_string(), &accepted.to_string());
+            }
+        }
+        if self.tiles != Tiles::InTurn {
+            return refuse("tiles", "overlapped", "in_turn");
+        }
+        if self.turns != Turns::Free {
+            return refuse("turns", "ping_pong", "free");
+        }
+        if self.ends != Ends::Common {
+            return refuse("ends", "own", "common");
+        }
+        if self.tail != Tail::Whole {
+            return refuse("tail", "shared", "whole");
+        }
+        if self.store != Store::Direct {
+            return refuse("store", "bulk", "direct");
+        }
+        if self.sums != Sums::Lanes {
+            return refuse("sums", "product", "lanes");
+        }
+        if self.probabilities != Probabilities::Registers {
+            return refuse("probabilities", "shared", "registers");
+        }
+        match self.rescale {
+            Rescaling::Speculative { .. } => refuse("rescale", "speculative", "always or beyond"),
+            Rescaling::Always | Rescaling::Beyond(_) => Ok(()),
         }
     }
 
@@ -91,7 +144,7 @@ impl WgmmaPlan {
         if self.store == Store::Bulk {
             return refuse("store", "bulk", "direct");
         }
-        check_lengths(problem, self.block_m(), self.packed_heads(problem))
+        check_lengths(problem, self.tile_rows(problem), self.packed_heads(problem))
     }
 
     /// Whether blocks can be listed: all warpgroups of a tile, and no other tile, visit those of its list.
@@ -126,8 +179,9 @@ impl WgmmaPlan {
         within("cluster", self.cluster, 1, 2)?;
         let keys = self.block_n.is_multiple_of(16) && (16..=256).contains(&self.block_n);
         accept("block_n", self.block_n.into(), keys, "multiples of 16 up to 256")?;
-        let accepted = "divisors of a tile's rows (64 · consumers) with packing = packed";
-        check_packing(problem, self.packed_heads(problem), self.block_m(), accepted)?;
+        let heads = self.packed_heads(problem);
+        let accepted = "up to a tile's rows (64 · consumers) with packing = packed";
+        check_packing(problem, heads, heads <= self.block_m(), accepted)?;
         within("stages", self.stages, 1, 8)?;
         within("section_mib", self.section_mib, 1, 4096)?;
         let refuse = |what: &str, value: &str, accepted: &str| {

@@ -5,7 +5,7 @@ use problem::{DType, Problem};
 use tile::{Handout, Tail, TileOrder, Turns};
 
 use super::fp8::key_steps;
-use super::plan::{Diagonal, Ends, Probabilities, Rescaling, Store, WgmmaPlan, section_mib};
+use super::plan::{Diagonal, Ends, Probabilities, Rescaling, Share, Store, WgmmaPlan, section_mib};
 use crate::Arch;
 use crate::forward::Visits;
 use crate::forward::contract::default_tanh;
@@ -25,6 +25,7 @@ impl WgmmaPlan {
         let crowded = programs || problem.score.sink && !causal && !problem.band.is_full();
         let base = WgmmaPlan {
             consumers: 2,
+            share: Share::Rows,
             resident_ctas: 1,
             cluster: 1,
             packing: Packing::Apart,
@@ -77,6 +78,16 @@ impl WgmmaPlan {
             (97..=128, true) => base,
             (97..=128, false) if problem.seq_kv > 4096 => WgmmaPlan { block_n: 144, ..in_order },
             (97..=128, false) => WgmmaPlan { turns: Turns::PingPong, ..in_order },
+            // Blocks of 64 keys in one stage each: S of fewer keys would read Q from shared memory more often.
+            (257.., _) if problem.head_dim_v > 256 => WgmmaPlan {
+                share: Share::HeadDim,
+                ends: Ends::Common,
+                block_n: 64,
+                stages: 1,
+                rescale: lazy,
+                sums: Sums::Lanes,
+                ..base
+            },
             (129..=192, _) => WgmmaPlan { block_n: 112, rescale: lazy, ..base },
             _ => WgmmaPlan { block_n: 80, rescale: lazy, ..base },
         };
@@ -108,7 +119,7 @@ impl WgmmaPlan {
             // The producer reads the lengths of the next tile while the consumers compute.
             self.handout = Handout::Dynamic;
             // The last tile of each sequence may have warpgroups without a query.
-            self.ends = Ends::Own;
+            self.ends = if self.share == Share::Rows { Ends::Own } else { Ends::Common };
         }
         if self.visits.lists(problem) {
             // All warpgroups of a tile, and no other tile, visit the blocks of its list.
@@ -137,7 +148,10 @@ impl WgmmaPlan {
     /// The plan with as few empty rows as possible: they are computed without any use.
     pub(crate) fn filled(mut self, problem: &Problem) -> WgmmaPlan {
         self.packing = if packs_well(problem, self.block_m()) { Packing::Packed } else { Packing::Apart };
-        while self.consumers > 1 && self.rows(problem) <= 64 * (u64::from(self.consumers) - 1) {
+        while self.share == Share::Rows
+            && self.consumers > 1
+            && self.rows(problem) <= 64 * (u64::from(self.consumers) - 1)
+        {
             self.consumers -= 1;
             self.turns = if self.consumers == 1 { Turns::Free } else { self.turns };
         }

@@ -13,13 +13,13 @@ use ptx::{
 };
 use tile::{
     AccTile, BulkStore, COUNTER_BYTES, Cluster, Consumer, Handout, Locate, Ones, OperandTile, OperandType,
-    PingPong, Pipeline, Products, Roles, SharedMatrix, StreamK, SwizzledTile, Tail, TileBroadcast, TileGrid,
-    TileRing, TileScheduler, TileStream, Turns, WarpRows, WarpgroupVote, WorkTile,
+    PairSum, PingPong, Pipeline, Products, Roles, SharedMatrix, StreamK, SwizzledTile, Tail, TileBroadcast,
+    TileGrid, TileRing, TileScheduler, TileStream, Turns, WarpRows, WarpgroupVote, WorkTile,
 };
 
 use super::descale::Descale;
 use super::fp8::{operand_type, transposes_values, weights};
-use super::plan::{Diagonal, Ends, Rescaling, Store, WgmmaPlan};
+use super::plan::{Diagonal, Ends, Rescaling, Share, Store, WgmmaPlan};
 use super::transpose::TransposedValues;
 use crate::contract::Contract;
 use crate::forward::contract::{
@@ -45,7 +45,7 @@ impl WgmmaPlan {
         let params = Params::declare(&mut k, &mut contract, problem, self, arch);
         let tiles = params.lengths.map(|lengths| SequenceTiles {
             lengths,
-            rows: self.block_m(),
+            rows: self.tile_rows(problem),
             heads: self.packed_heads(problem),
         });
         let locate = tiles.as_ref().map(|tiles| tiles as &dyn Locate);
@@ -65,7 +65,8 @@ impl WgmmaPlan {
     /// The tiles for which blocks are listed; `None` if the plan does not list any.
     pub(super) fn list_tiles(&self, problem: &Problem) -> Option<ListTiles> {
         let heads = self.packed_heads(problem);
-        let tiles = ListTiles { rows: self.block_m(), heads, block_n: self.block_n, at_least_one: true };
+        let rows = self.tile_rows(problem);
+        let tiles = ListTiles { rows, heads, block_n: self.block_n, at_least_one: true };
         self.visits.lists(problem).then_some(tiles)
     }
 
@@ -104,7 +105,7 @@ impl WgmmaPlan {
             Sums::Lanes => 0,
             Sums::Product => Ones::BYTES,
         };
-        tiles + probs + rows_out + ones + barriers + broadcast
+        tiles + probs + self.sum_bytes() + rows_out + ones + barriers + broadcast
     }
 }
 
@@ -149,6 +150,8 @@ pub(super) struct Forward<'a> {
     /// The first warpgroup's P in shared memory, if P V takes it from there; those of the other warpgroups
     /// follow.
     pub(super) probs: Option<(SwizzledTile, Shared)>,
+    /// Where warpgroups that divide the head dim add their parts of S.
+    pub(super) sum_room: Option<Shared>,
     /// The ones beside V, if products compute the row sums.
     pub(super) ones: Option<Ones>,
 }
@@ -280,6 +283,7 @@ impl<'a> Forward<'a> {
             [(q, plan.query_stages(), None), (key, plan.stages, cluster), (value, plan.stages, cluster)]
                 .map(|(tile, stages, cluster)| (tile, stages, cluster, take(stages * tile.bytes())));
         let probs = plan.prob_tile().map(|tile| (tile, take(plan.consumers * tile.bytes())));
+        let sum_room = (plan.share == Share::HeadDim).then(|| take(plan.sum_bytes()));
         let bytes = 4 * plan.consumers * BulkStore::tile(problem.head_dim_v as u32).bytes();
         let rows_out = params.out_map.map(|map| (map, take(bytes)));
         let ones = (plan.sums == Sums::Product).then(|| Ones { at: take(Ones::BYTES) });
@@ -321,6 +325,7 @@ impl<'a> Forward<'a> {
             merge,
             rows_out,
             probs,
+            sum_room,
             ones,
             params,
         }
@@ -406,6 +411,12 @@ impl<'a> Forward<'a> {
     /// A consumer warpgroup: 64 rows of each tile. The loop over the KV blocks is [`MainLoop::attend`].
     fn consume(&self, k: &mut Builder, consumer: &Consumer) {
         let plan = self.plan;
+        let sharing = (plan.share == Share::HeadDim).then(|| consumer.sharing_rows(k));
+        let consumer = sharing.as_ref().unwrap_or(consumer);
+        let key_threads = match plan.share {
+            Share::Rows => consumer.threads,
+            Share::HeadDim => consumer.threads.of_all_columns(),
+        };
         let main_loop = self.main_loop(k, consumer);
         let bulk = self
             .rows_out
@@ -425,13 +436,12 @@ impl<'a> Forward<'a> {
                 self.skip_last(k, &main_loop, tile, &walk);
             }
             self.halve(k, &main_loop, &own);
-            let mask =
-                Masker::new(k, &self.params.band, &consumer.threads, &rows, 16, plan.block_n).by_bits();
+            let mask = Masker::new(k, &self.params.band, &key_threads, &rows, 16, plan.block_n).by_bits();
             let factor = self.tile_factor(k, tile, main_loop.softcap.as_ref());
             let softmax = self.softmax(k, factor);
             let programs = self.params.programs.as_ref().map(|programs| {
                 let at = [tile.head, tile.batch];
-                programs.for_rows(k, &consumer.threads, &rows, (16, plan.block_n), at)
+                programs.for_rows(k, &key_threads, &rows, (16, plan.block_n), at)
             });
             // Partial blocks of a list may be partial by the mask program alone.
             let unmasked = list.is_some() && self.params.band.is_full() && self.divides();
@@ -505,6 +515,19 @@ impl<'a> Forward<'a> {
             None => TileStream::over_rows(k, self.values, consumer),
             Some(ones) => TileStream::over_rows_beside(k, self.values, ones, consumer),
         };
+        let half = consumer.threads.part.filter(|_| plan.share == Share::HeadDim);
+        let [queries, keys, values] = match half {
+            None => [queries, keys, values],
+            Some(half) => [
+                queries.in_halves(k, half),
+                keys.in_halves(k, half),
+                values.column_part(k, half, plan.columns_out(self.problem)),
+            ],
+        };
+        let sum = half.zip(self.sum_room).map(|(half, room)| {
+            let at = [consumer.threads.lane, consumer.threads.row_warp, half];
+            PairSum::new(k, room, at, (16, plan.block_n))
+        });
         let ping_pong = (plan.turns == Turns::PingPong).then(|| PingPong::new(k, consumer, plan.consumers));
         MainLoop {
             weights: self.weights,
@@ -512,6 +535,7 @@ impl<'a> Forward<'a> {
             order: plan.products,
             output_products: Products::new([self.weights.ty(), value]),
             products: if self.problem.softmax_scale() < 0.0 { products.negating() } else { products },
+            sum,
             softcap,
             chains: plan.chains,
             tiles: plan.tiles,

@@ -15,14 +15,7 @@ use crate::{Arch, Features, PlanError, Program};
 
 impl FamilyPlan for WgmmaPlan {
     fn features() -> Features {
-        Features {
-            lengths: true,
-            sink: true,
-            programs: true,
-            fp8: true,
-            scales: true,
-            block_scales: false,
-        }
+        Features { lengths: true, sink: true, programs: true, fp8: true, scales: true, block_scales: false }
     }
 
     fn default_for(problem: &Problem, arch: &Arch) -> WgmmaPlan {
@@ -41,6 +34,7 @@ impl FamilyPlan for WgmmaPlan {
         // Sums of 16-bit products lose nothing that a second level would keep.
         let truncates = transposes_values(problem);
         let output_sums = if truncates { &["running", "by_block"][..] } else { &[] };
+        let shares = if problem.head_dim_v > 256 { &["head_dim"][..] } else { &[] };
         let beyond = |threshold: u32| json!({ "beyond": threshold });
         let speculative = |limit: u32| json!({ "speculative": { "beyond": 8, "limit": limit } });
         let chains = |max: u32| json!({ "max": max, "sum": 1 });
@@ -50,6 +44,7 @@ impl FamilyPlan for WgmmaPlan {
                 ("redundant loads", Up),
                 ("l2", Up),
             ]),
+            Gene::new("share").searched(shares.iter().copied()).wider(["rows", "head_dim"]),
             Gene::new("resident_ctas").searched([1, 2, 3]).wider([4]).curing(RESIDENT_CTAS),
             Gene::new("cluster").searched([1, 2]).curing(CLUSTER),
             Gene::new("packing")

@@ -9,7 +9,7 @@ use problem::{DType, Problem, Tensor};
 use ptx::{Half, Type};
 use tile::{Handout, OperandType, Tail, TileOrder, Turns};
 
-use super::plan::{Diagonal, Ends, Probabilities, Rescaling, Store, WgmmaPlan, section_mib};
+use super::plan::{Diagonal, Ends, Probabilities, Rescaling, Share, Store, WgmmaPlan, section_mib};
 use crate::PlanError;
 use crate::error::accept;
 use crate::forward::Visits;
@@ -122,6 +122,7 @@ impl WgmmaPlan {
         let dim = problem.head_dim.max(problem.head_dim_v);
         let base = WgmmaPlan {
             consumers: 2,
+            share: Share::Rows,
             resident_ctas: 1,
             cluster: 1,
             packing: Packing::Apart,

@@ -7,6 +7,9 @@
 //! first. S = Q Kᵀ of a block is in flight together with O += P V of the block before it, and the softmax of
 //! a block overlaps the end of both (FlashAttention-3, Algorithm 2).
 //!
+//! Two warpgroups can divide the head dims instead of the rows ([`Share::HeadDim`]), for O of more than 256
+//! columns: each computes S over half of Q's columns, and the other half is added through shared memory.
+//!
 //! Genes change this structure: several resident CTAs per SM; clusters of two CTAs on neighbouring tiles that
 //! load every KV block once by multicast; pack-GQA; warpgroups that skip the blocks their own rows do not
 //! see, and halve the first block they visit; O stored by TMA while the next tile is computed; the tiles of
@@ -34,4 +37,4 @@ mod rows;
 mod store;
 mod transpose;
 
-pub use plan::{Diagonal, Ends, Probabilities, Rescaling, Store, WgmmaPlan};
+pub use plan::{Diagonal, Ends, Probabilities, Rescaling, Share, Store, WgmmaPlan};

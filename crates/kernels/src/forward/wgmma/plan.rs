@@ -3,14 +3,16 @@
 use attend::{Chains, Order, OutputSums, Packing, Rescale, Sums, Tanh, Tiles};
 use problem::{DType, Problem, Tensor};
 use serde::{Deserialize, Deserializer, Serialize};
-use tile::{Handout, LastWave, Ones, RowStore, SwizzledTile, Tail, TileOrder, Turns, WARPGROUP_ROWS};
+use tile::{
+    Handout, LastWave, Ones, PairSum, RowStore, SwizzledTile, Tail, TileOrder, Turns, WARPGROUP_ROWS,
+};
 
 use super::fp8::transposes_values;
 use crate::Arch;
 use crate::forward::Visits;
 use crate::forward::contract::misaligned;
 use crate::forward::lengths::{keys_are_uneven, row_blocks};
-use crate::forward::packing::packed_heads;
+use crate::forward::packing::{packed_heads, whole_positions};
 
 /// How the softmax reference follows the row max. Rows with the former names are read: `classic`,
 /// `{"lazy": {"slack": n}}` and `{"optimistic": {"slack": n, "limit": m}}`.
@@ -123,6 +125,19 @@ pub enum Store {
     Bulk,
 }
 
+/// What the consumer warpgroups of a CTA divide.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Share {
+    /// The rows of a tile, 64 each.
+    #[default]
+    Rows,
+    /// The head dims of a tile of 64 rows, between two warpgroups. Each multiplies its half of the columns of
+    /// Q and K, adds the other's half of S through shared memory, and computes its half of O's columns. O of
+    /// up to 512 columns then fits the registers.
+    HeadDim,
+}
+
 /// Where P V takes P from.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -138,8 +153,11 @@ pub enum Probabilities {
 /// default.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct WgmmaPlan {
-    /// Consumer warpgroups, of 64 query rows each.
+    /// Consumer warpgroups, of 64 query rows each unless they [share](Share) rows.
     pub consumers: u32,
+    /// What the consumer warpgroups divide.
+    #[serde(default)]
+    pub share: Share,
     /// Resident CTAs per SM. More than one hides latency.
     #[serde(default = "one", alias = "resident")]
     pub resident_ctas: u32,
@@ -238,7 +256,16 @@ impl WgmmaPlan {
 
     /// Query rows of a CTA.
     pub const fn block_m(&self) -> u32 {
-        64 * self.consumers
+        match self.share {
+            Share::Rows => WARPGROUP_ROWS * self.consumers,
+            Share::HeadDim => WARPGROUP_ROWS,
+        }
+    }
+
+    /// Query rows from one tile to the next: as many whole positions of the packed heads as a CTA has rows
+    /// for.
+    pub(super) fn tile_rows(&self, problem: &Problem) -> u32 {
+        whole_positions(self.block_m(), self.packed_heads(problem))
     }
 
     /// Registers of a producer thread and of a consumer thread (FlashAttention-3's split if one CTA is
@@ -264,19 +291,41 @@ impl WgmmaPlan {
     /// Tiles of Q, K and V in shared memory.
     pub(super) fn tile_shapes(&self, problem: &Problem) -> [SwizzledTile; 3] {
         let (dim, dim_v) = (problem.head_dim as u32, problem.head_dim_v as u32);
-        let bytes = |tensor| problem.dtypes.of(tensor).bytes() as u32;
+        let tile = |tensor, rows, width: u32, step| {
+            let bytes = problem.dtypes.of(tensor).bytes() as u32;
+            SwizzledTile::new(rows, width.next_multiple_of(step)).of_bytes(bytes).of_width(width)
+        };
+        // Each half of the columns of V begins a panel.
+        let half = match self.share {
+            Share::Rows => 8,
+            Share::HeadDim => 2 * SwizzledTile::PANEL,
+        };
         let value = if transposes_values(problem) {
-            SwizzledTile::new(dim_v, self.block_n).along_columns()
+            let bytes = problem.dtypes.v.bytes() as u32;
+            SwizzledTile::new(dim_v, self.block_n).of_bytes(bytes).along_columns()
         } else {
-            SwizzledTile::new(self.block_n, dim_v).ragged(keys_are_uneven(problem))
+            tile(Tensor::V, self.block_n, dim_v, half).ragged(keys_are_uneven(problem))
         };
         [
-            SwizzledTile::new(self.block_m(), dim)
-                .of_bytes(bytes(Tensor::Q))
-                .packed(self.packed_heads(problem)),
-            SwizzledTile::new(self.block_n, dim).of_bytes(bytes(Tensor::K)).in_parts(self.cluster),
-            value.of_bytes(bytes(Tensor::V)).in_parts(self.cluster),
+            tile(Tensor::Q, self.query_rows(problem), dim, 8).packed(self.packed_heads(problem)),
+            tile(Tensor::K, self.block_n, dim, 8).in_parts(self.cluster),
+            value.in_parts(self.cluster),
         ]
+    }
+
+    /// Rows of Q in shared memory. Packed heads are loaded by whole positions, at least as many as give every
+    /// consumer its rows, and the swizzle needs a multiple of 8.
+    fn query_rows(&self, problem: &Problem) -> u32 {
+        let heads = self.packed_heads(problem);
+        self.block_m().next_multiple_of(heads).next_multiple_of(8)
+    }
+
+    /// Bytes of shared memory in which warpgroups that divide the head dim add their parts of S.
+    pub(super) const fn sum_bytes(&self) -> u32 {
+        match self.share {
+            Share::Rows => 0,
+            Share::HeadDim => PairSum::bytes(4, WARPGROUP_ROWS / 4, self.block_n),
+        }
     }
 
     /// The tile of a warpgroup's P, if P V takes it from shared memory.
@@ -298,7 +347,11 @@ impl WgmmaPlan {
 
     /// Columns of the P V accumulator: O, and the sums if products compute them.
     pub(super) fn columns_out(&self, problem: &Problem) -> u32 {
-        let own = (problem.head_dim_v as u32).next_multiple_of(8);
+        let dim = problem.head_dim_v as u32;
+        let own = match self.share {
+            Share::Rows => dim.next_multiple_of(8),
+            Share::HeadDim => dim.next_multiple_of(2 * SwizzledTile::PANEL) / 2,
+        };
         match self.sums {
             Sums::Lanes => own,
             Sums::Product => own + Ones::COLUMNS,
@@ -322,7 +375,8 @@ impl WgmmaPlan {
 
     /// Tiles of a head (or group); the tiles of a cluster count as one.
     pub(super) fn row_blocks(&self, problem: &Problem) -> u64 {
-        let [tiles, _] = row_blocks(problem, self.cluster * self.block_m(), self.packed_heads(problem));
+        let [tiles, _] =
+            row_blocks(problem, self.cluster * self.tile_rows(problem), self.packed_heads(problem));
         tiles
     }
 
@@ -399,8 +453,8 @@ impl WgmmaPlan {
     /// The width of O's stores, which the output's strides limit.
     pub(super) fn row_store(&self, problem: &Problem) -> RowStore {
         match misaligned(problem, Tensor::Out, RowStore::Chunks.elements()) {
-            None => RowStore::Chunks,
-            Some(_) => RowStore::Pairs,
+            None if problem.head_dim_v.is_multiple_of(8) => RowStore::Chunks,
+            _ => RowStore::Pairs,
         }
     }
 }

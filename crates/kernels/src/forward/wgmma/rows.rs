@@ -15,15 +15,16 @@ impl Forward<'_> {
             None => tile.row_block,
             Some(cluster) => k.mad(tile.row_block, cluster.ctas, cluster.rank),
         };
-        self.range(k, tile, row_block, self.plan.block_m())
+        self.range(k, tile, row_block, 1)
     }
 
-    /// Range `number` of ranges of `rows` query rows of the tile's head.
-    fn range(&self, k: &mut Builder, tile: &WorkTile, number: R32, rows: u32) -> RowRange {
+    /// Range `number` of ranges of the query rows of `tiles` tiles of a head. It includes rows that belong to
+    /// the next range, if packed heads do not fill a tile.
+    fn range(&self, k: &mut Builder, tile: &WorkTile, number: R32, tiles: u32) -> RowRange {
         let [seq_q, seq_kv] = self.lengths(tile);
         RowRange {
-            first: k.mul(number, rows),
-            rows,
+            first: k.mul(number, tiles * self.plan.tile_rows(self.problem)),
+            rows: tiles * self.plan.block_m(),
             seq_q,
             seq_kv,
             heads: self.plan.packed_heads(self.problem),
@@ -42,7 +43,7 @@ impl Forward<'_> {
 
     /// The KV blocks of a tile, over all CTAs of a cluster.
     fn tile_bound(&self, k: &mut Builder, tile: &WorkTile) -> Bound {
-        let rows = self.range(k, tile, tile.row_block, self.plan.cluster * self.plan.block_m());
+        let rows = self.range(k, tile, tile.row_block, self.plan.cluster);
         self.bound_of(k, &rows)
     }
 

@@ -11,7 +11,14 @@ impl Forward<'_> {
     /// The warp's first row, and one past the last that is stored.
     pub(super) fn row_limits(&self, k: &mut Builder, consumer: &Consumer, rows: &RowRange) -> (R32, R32) {
         let first = k.mad(consumer.threads.row_warp, 16, rows.first);
-        (first, k.mul(rows.seq_q, rows.heads))
+        let limit = k.mul(rows.seq_q, rows.heads);
+        let tile_rows = self.plan.tile_rows(self.problem);
+        if tile_rows == self.plan.block_m() {
+            return (first, limit);
+        }
+        // The rows of a position that the tile does not have whole belong to the next tile.
+        let end = k.add(rows.first, tile_rows);
+        (first, k.min_u(limit, end))
     }
 
     /// Stores the warp's rows of O.
@@ -24,9 +31,25 @@ impl Forward<'_> {
         o: &AccTile,
     ) {
         let limits = self.row_limits(k, consumer, rows);
-        let place = |k: &mut Builder, row: R32| self.place(k, tile, rows, row);
+        let (columns, dim) = (8 * o.n_tiles(), self.problem.head_dim_v as u32);
+        let before = consumer.threads.part.map(|part| k.mul(part, columns));
+        let place = |k: &mut Builder, row: R32| {
+            let place = self.place(k, tile, rows, row);
+            match before {
+                None => place,
+                Some(before) => k.index(place, before, 2),
+            }
+        };
+        let width = match before {
+            Some(before) if 2 * columns > dim => {
+                let all = k.mov(dim);
+                Some(k.sub(all, before))
+            }
+            None if columns > dim => Some(k.mov(dim)),
+            _ => None,
+        };
         let store = self.plan.row_store(self.problem);
-        store_fragments_at(k, &consumer.threads, self.half, o, limits, place, store);
+        store_fragments_at(k, &consumer.threads, self.half, o, limits, place, store, width);
     }
 
     /// Stores the warp's rows of O by TMA.

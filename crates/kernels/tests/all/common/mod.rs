@@ -14,28 +14,49 @@ use ptx::{Kernel, Machine};
 /// Inputs and outputs of one run, as the kernel's buffers hold them.
 pub struct Run {
     problem: Problem,
-    /// Q, K and V.
-    inputs: [Vec<u16>; 3],
-    out: Vec<u16>,
+    /// The bits of Q, K and V.
+    inputs: [Vec<u32>; 3],
+    out: Vec<u32>,
     lse: Vec<f32>,
 }
 
-/// A bit pattern that is NaN in f16 and bf16. Kernels must not read it in inputs and must overwrite it in
-/// outputs.
+/// Two bytes of a bit pattern that is NaN in every type. Kernels must not read it in inputs and must overwrite
+/// it in outputs.
 const POISON: u16 = 0x7FFF;
 
-fn decode(dtype: DType, bits: u16) -> f64 {
+/// An element of bytes that are all poison.
+const fn poison(dtype: DType) -> u32 {
     match dtype {
-        DType::Bf16 => bf16::from_bits(bits).to_f64(),
-        _ => f16::from_bits(bits).to_f64(),
+        DType::F32 => (POISON as u32) << 16 | POISON as u32,
+        _ => POISON as u32,
     }
 }
 
-fn encode(dtype: DType, value: f64) -> u16 {
+fn decode(dtype: DType, bits: u32) -> f64 {
     match dtype {
-        DType::Bf16 => bf16::from_f64(value).to_bits(),
-        _ => f16::from_f64(value).to_bits(),
+        DType::Bf16 => bf16::from_bits(bits as u16).to_f64(),
+        DType::F32 => f32::from_bits(bits).into(),
+        _ => f16::from_bits(bits as u16).to_f64(),
     }
+}
+
+fn encode(dtype: DType, value: f64) -> u32 {
+    match dtype {
+        DType::Bf16 => bf16::from_f64(value).to_bits().into(),
+        DType::F32 => (value as f32).to_bits(),
+        _ => f16::from_f64(value).to_bits().into(),
+    }
+}
+
+/// The elements as they lie in memory.
+fn stored(dtype: DType, elements: &[u32]) -> Vec<u8> {
+    let bytes = elements.iter().flat_map(|bits| bits.to_le_bytes().into_iter().take(dtype.bytes()));
+    bytes.collect()
+}
+
+fn loaded(dtype: DType, bytes: &[u8]) -> Vec<u32> {
+    let element = |bytes: &[u8]| bytes.iter().rev().fold(0, |bits, &byte| bits << 8 | u32::from(byte));
+    bytes.chunks_exact(dtype.bytes()).map(element).collect()
 }
 
 /// Draws from a roughly normal distribution of variance 1 (xorshift64*, sum of four uniforms).
@@ -62,13 +83,13 @@ fn rows(problem: &Problem, tensor: Tensor) -> impl Iterator<Item = ([usize; 3], 
     })
 }
 
-fn input(problem: &Problem, tensor: Tensor, seed: u64) -> Vec<u16> {
+fn input(problem: &Problem, tensor: Tensor, seed: u64) -> Vec<u32> {
     let (elements, _) = problem.span(tensor).expect("the problem was checked");
-    let mut data = vec![POISON; elements];
+    let mut data = vec![poison(problem.dtypes.of(tensor)); elements];
     let mut state = seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1;
     for (_, start) in rows(problem, tensor) {
         for element in &mut data[start..start + problem.extents(tensor)[3]] {
-            *element = encode(problem.dtypes.q, draw(&mut state));
+            *element = encode(problem.dtypes.of(tensor), draw(&mut state));
         }
     }
     data
@@ -108,14 +129,14 @@ fn run_steps<M: Machine>(
     let mut contents: Vec<Vec<u8>> = Vec::new();
     for spec in &kernel.buffers {
         let data = match spec.name.as_str() {
-            "q" => inputs[0].clone(),
-            "k" => inputs[1].clone(),
-            "v" => inputs[2].clone(),
+            "q" => stored(problem.dtypes.q, &inputs[0]),
+            "k" => stored(problem.dtypes.k, &inputs[1]),
+            "v" => stored(problem.dtypes.v, &inputs[2]),
             // A counter must be zero before and after a launch.
-            "counter" => vec![0; spec.bytes / 2],
-            _ => vec![POISON; spec.bytes / 2],
+            "counter" => vec![0; spec.bytes],
+            _ => bytes(&vec![POISON; spec.bytes / 2], u16::to_le_bytes),
         };
-        contents.push(bytes(&data, u16::to_le_bytes));
+        contents.push(data);
     }
     let mut buffers: Vec<M::Buffer> = contents
         .iter()
@@ -137,8 +158,7 @@ fn run_steps<M: Machine>(
         machine.download(buffer, data).expect("download");
     }
     let named = |name| kernel.buffers.iter().position(|spec| spec.name == name).map(|i| &contents[i]);
-    let out = named("out").expect("an output").chunks_exact(2);
-    let out = out.map(|b| u16::from_le_bytes([b[0], b[1]])).collect();
+    let out = loaded(problem.dtypes.out, named("out").expect("an output"));
     assert!(
         named("counter").is_none_or(|data| data.iter().all(|&byte| byte == 0)),
         "the counter is left in use"
@@ -152,7 +172,7 @@ fn run_steps<M: Machine>(
 impl Run {
     /// The raw bits of O and the LSE.
     #[allow(dead_code, reason = "not every test compares runs")]
-    pub fn bits(&self) -> (Vec<u16>, Vec<u32>) {
+    pub fn bits(&self) -> (Vec<u32>, Vec<u32>) {
         (self.out.clone(), self.lse.iter().map(|value| value.to_bits()).collect())
     }
 
@@ -222,7 +242,7 @@ impl Run {
         }
         for (i, &bits) in self.out.iter().enumerate() {
             assert!(
-                written[i] || bits == POISON,
+                written[i] || bits == poison(p.dtypes.out),
                 "{p:?}\nelement {i} of out lies between rows and was written"
             );
         }

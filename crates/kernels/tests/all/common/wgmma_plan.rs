@@ -8,6 +8,7 @@ use tile::{Handout, Tail, TileOrder, Turns};
 /// Small tiles, and each gene at its simplest value.
 pub fn plain() -> WgmmaPlan {
     WgmmaPlan {
+        share: flashcore_kernels::forward::wgmma::Share::Rows,
         consumers: 1,
         resident_ctas: 1,
         cluster: 1,

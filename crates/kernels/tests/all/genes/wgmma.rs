@@ -2,7 +2,7 @@
 
 use attend::{Order, OutputSums, Packing, Sums, Tiles};
 use flashcore_kernels::forward::Visits;
-use flashcore_kernels::forward::wgmma::{Diagonal, Ends, Probabilities, Rescaling, Store, WgmmaPlan};
+use flashcore_kernels::forward::wgmma::{Diagonal, Ends, Probabilities, Rescaling, Share, Store, WgmmaPlan};
 use problem::{DType, Layout, Problem};
 use tile::{Handout, Tail, TileOrder, Turns};
 
@@ -47,6 +47,7 @@ const fn speculative(beyond: u8, limit: u8) -> Rescaling {
 pub const TABLE: &[Line<WgmmaPlan>] = &[
     (causal, alone, |p| p.consumers = 2),
     (full, alone, |p| p.consumers = 3),
+    (causal, two, |p| p.share = Share::HeadDim),
     (full, alone, |p| p.resident_ctas = 2),
     (causal, alone, |p| p.resident_ctas = 3),
     (full, alone, |p| p.resident_ctas = 4),

@@ -1,0 +1,73 @@
+//! The sum of the accumulators that two warps have for the same tile.
+
+use ptx::{Builder, F32, Pointer, R32, Shared};
+
+use crate::AccTile;
+
+/// Bytes of four registers of every lane.
+const QUAD_BYTES: u32 = 16 * 32;
+/// Threads of a pair of warps.
+const PAIR_THREADS: u32 = 64;
+
+/// Adds the accumulators of two warps that divide the k dimension of a product: both get the sum, with equal
+/// bits. Registers pass through shared memory in fragment layout, so every access is 16 bytes a lane with
+/// contiguous lanes.
+#[derive(Clone, Copy, Debug)]
+pub struct PairSum {
+    own: Shared,
+    other: Shared,
+    barrier: R32,
+}
+
+impl PairSum {
+    /// The most pairs of a CTA. Named barrier 0 is the CTA's.
+    pub const MOST_PAIRS: u32 = 15;
+
+    /// Bytes of shared memory for `pairs` pairs of warps, with accumulators of `rows` × `columns`.
+    pub const fn bytes(pairs: u32, rows: u32, columns: u32) -> u32 {
+        2 * pairs * PairSum::message_bytes(rows, columns)
+    }
+
+    const fn message_bytes(rows: u32, columns: u32) -> u32 {
+        (rows / 16) * (columns / 8) * QUAD_BYTES
+    }
+
+    /// For warp `half` (0 or 1) of pair `pair`, with accumulators of `shape` rows and columns. `room` has
+    /// [`PairSum::bytes`] bytes. The pair uses the named barrier `1 + pair`.
+    pub fn new(
+        k: &mut Builder,
+        room: Shared,
+        [lane, pair, half]: [R32; 3],
+        (rows, columns): (u32, u32),
+    ) -> PairSum {
+        let bytes = PairSum::message_bytes(rows, columns);
+        let lanes = k.shared_index(room, lane, 16);
+        let first = k.shared_index(lanes, pair, 2 * bytes);
+        let peer = k.xor(half, 1);
+        PairSum {
+            own: k.shared_index(first, half, bytes),
+            other: k.shared_index(first, peer, bytes),
+            barrier: k.add(pair, 1),
+        }
+    }
+
+    /// Adds the other warp's accumulator. Between this call and the next one, a barrier must order this
+    /// warp's reads before the other warp's writes.
+    pub fn add(&self, k: &mut Builder, acc: &AccTile) {
+        for (i, tile) in (0..).zip(acc.tiles()) {
+            k.st_vec(self.own.at(i * i64::from(QUAD_BYTES)), *tile);
+        }
+        self.wait(k);
+        for (i, tile) in (0..).zip(acc.tiles()) {
+            let other: [F32; 4] = k.ld_vec(self.other.at(i * i64::from(QUAD_BYTES)));
+            for (&sum, other) in tile.iter().zip(other) {
+                k.add_to(sum, sum, other);
+            }
+        }
+    }
+
+    /// A barrier of the pair.
+    pub fn wait(&self, k: &mut Builder) {
+        k.named_barrier_sync(self.barrier, PAIR_THREADS);
+    }
+}
