@@ -5,8 +5,9 @@ use crate::common::wgmma_plan::plain;
 use crate::tools;
 use attend::{Order, OutputSums, Packing, Tiles};
 use emu::{Emulator, Options};
-use flashcore_kernels::forward::wgmma::{Diagonal, Ends, Rescaling, Store, WgmmaPlan};
-use flashcore_kernels::{Arch, Operand, Plan, Program, emit};
+use flashcore_kernels::forward::mma::MmaPlan;
+use flashcore_kernels::forward::wgmma::{Diagonal, Ends, Rescaling, Share, Store, WgmmaPlan};
+use flashcore_kernels::{Arch, Family, Operand, Plan, Program, emit};
 use half::{bf16, f16};
 use problem::{Band, DType, DTypes, E4m3, E5m2, Layout, Problem, ScaleLayout, Tensor};
 use ptx::Machine;
@@ -324,6 +325,27 @@ fn lines(text: &str, change: impl Fn(&str, Option<&str>) -> Option<String>) -> S
     let lines: Vec<&str> = text.lines().collect();
     let changed = (0..lines.len()).filter_map(|i| change(lines[i], lines.get(i + 1).copied()));
     changed.map(|line| line + "\n").collect()
+}
+
+/// Warpgroups that divide the head dim multiply 16-bit inputs only, and `mma` has no products of 8 bits.
+#[test]
+fn combinations_without_a_kernel_are_refused() {
+    let wide = Problem { head_dim_v: 512, ..Problem::new(1, 1, 64, 64, DType::E4m3) };
+    let refused = |plan: Plan| plan.check(&wide, &Arch::SM_90).expect_err("refused").to_string();
+    let divided = WgmmaPlan { share: Share::HeadDim, consumers: 2, ..plain() };
+    let refused_share = refused(Plan::Wgmma(divided));
+    assert!(
+        refused_share.starts_with("invalid value 'e4m3' for types")
+            && refused_share.contains("16-bit inputs with share = head_dim"),
+        "{refused_share}"
+    );
+    let refused_dim = refused(Plan::Wgmma(base()));
+    assert!(refused_dim.contains("head_dim_v: expected 1 to 256 with share = rows"), "{refused_dim}");
+    let refused_type = refused(Plan::Mma(MmaPlan::default_for(&wide, &Arch::SM_90)));
+    assert!(refused_type.contains("family mma does not compute 8-bit inputs"), "{refused_type}");
+    let genes = Family::Wgmma.genes(&wide);
+    let share = genes.iter().find(|gene| gene.name == "share").expect("a gene");
+    assert!(share.searched.is_empty(), "{share:?}");
 }
 
 /// Kernels with one fault each are told from the right one.

@@ -34,7 +34,8 @@ impl FamilyPlan for WgmmaPlan {
         // Sums of 16-bit products lose nothing that a second level would keep.
         let truncates = transposes_values(problem);
         let output_sums = if truncates { &["running", "by_block"][..] } else { &[] };
-        let shares = if problem.head_dim_v > 256 { &["head_dim"][..] } else { &[] };
+        let shares =
+            if problem.head_dim_v > 256 && !problem.dtypes.q.is_fp8() { &["head_dim"][..] } else { &[] };
         let beyond = |threshold: u32| json!({ "beyond": threshold });
         let speculative = |limit: u32| json!({ "speculative": { "beyond": 8, "limit": limit } });
         let chains = |max: u32| json!({ "max": max, "sum": 1 });
