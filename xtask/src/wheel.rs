@@ -62,7 +62,7 @@ const PORTABLE: [&str; 3] = ["--zig", "--compatibility", "manylinux_2_28"];
 ///
 /// # Errors
 /// A build that fails, or a wheel that is too large or not portable.
-pub fn release(root: &Path, features: &str) -> Result<(), XtaskError> {
+pub fn release(root: &Path, features: &'static str) -> Result<(), XtaskError> {
     let python = environment(root)?;
     let out = root.join("target/wheels");
     // A wheel that does not know its commit cannot write evidence with `python -m flashcore_attn.bench`.
@@ -170,7 +170,7 @@ fn build(
     python: &Path,
     out: &Path,
     options: &[&str],
-    features: &str,
+    features: &'static str,
     commit: &str,
 ) -> Result<PathBuf, XtaskError> {
     let io = |source| XtaskError::Io { path: out.to_owned(), source };

@@ -1,5 +1,6 @@
 //! What Triton's compiler needs of a launch, and what it gives back.
 
+use problem::DType;
 use ptx::Arg;
 
 use super::memory::BufferType;
@@ -31,12 +32,14 @@ impl LaunchSpec {
             ArgSpec::Buffer(memory) => {
                 element(memory.dtype).map(|name| format!("*{name}{ALIGNED}")).ok_or_else(|| refuse("buffer"))
             }
-            ArgSpec::Tensor(_) => {
-                let dtype = self.problem.as_ref().map(|problem| problem.dtype);
+            ArgSpec::Tensor(tensor) => {
+                let dtype = self.problem.as_ref().map(|problem| problem.dtypes.of(*tensor));
                 let name = match dtype {
-                    Some(problem::DType::F16) => "fp16",
-                    Some(problem::DType::Bf16) => "bf16",
-                    _ => "fp32",
+                    Some(DType::E4m3) => "fp8e4nv",
+                    Some(DType::E5m2) => "fp8e5",
+                    Some(DType::F16) => "fp16",
+                    Some(DType::Bf16) => "bf16",
+                    Some(DType::F32) | None => "fp32",
                 };
                 Ok(format!("*{name}{ALIGNED}"))
             }
