@@ -31,12 +31,14 @@ impl LaunchSpec {
             ArgSpec::Buffer(memory) => {
                 element(memory.dtype).map(|name| format!("*{name}{ALIGNED}")).ok_or_else(|| refuse("buffer"))
             }
-            ArgSpec::Tensor(_) => {
-                let dtype = self.problem.as_ref().map(|problem| problem.dtype);
+            ArgSpec::Tensor(tensor) => {
+                let dtype = self.problem.as_ref().map(|problem| problem.dtypes.of(*tensor));
                 let name = match dtype {
                     Some(problem::DType::F16) => "fp16",
                     Some(problem::DType::Bf16) => "bf16",
-                    _ => "fp32",
+                    Some(problem::DType::E4m3) => "fp8e4nv",
+                    Some(problem::DType::E5m2) => "fp8e5",
+                    Some(problem::DType::F32) | None => "fp32",
                 };
                 Ok(format!("*{name}{ALIGNED}"))
             }
