@@ -78,7 +78,9 @@ pub fn causes(hazards: &[Hazard], sources: &Sources) -> Vec<Cause> {
         known.insert(key, found.len());
         // Where lines of the source are named, a line that the message itself names must say of what it is.
         let message = match &lines.0 {
-            Some(_) if hazard.kind != HazardKind::AssertionFailed => hazard.message.replace(" line ", " PTX line "),
+            Some(_) if hazard.kind != HazardKind::AssertionFailed => {
+                hazard.message.replace(" line ", " PTX line ")
+            }
             _ => hazard.message.clone(),
         };
         found.push(Cause {

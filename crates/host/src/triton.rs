@@ -63,7 +63,8 @@ impl Request {
         let fail = |reason: String| TritonError::Python { python: python.clone(), reason };
         let scratch = Scratch::new().map_err(|error| fail(error.to_string()))?;
         let (driver, answer) = (scratch.path("compile.py"), scratch.path("answer.json"));
-        std::fs::write(&driver, include_bytes!("triton_compile.py")).map_err(|error| fail(error.to_string()))?;
+        std::fs::write(&driver, include_bytes!("triton_compile.py"))
+            .map_err(|error| fail(error.to_string()))?;
         let request = serde_json::json!({
             "file": self.file,
             "function": self.function,

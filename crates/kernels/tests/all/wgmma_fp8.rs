@@ -389,7 +389,9 @@ fn faults_are_seen() {
 fn default_plans_are_not_serialised() {
     let Some(ptxas) = tools::find("FLASHCORE_PTXAS") else { return };
     let nvdisasm = tools::find("FLASHCORE_NVDISASM");
-    for (dim, types) in [(64, "e4m3"), (128, "e4m3"), (128, "e5m2:f16"), (256, "e4m3"), (128, "e4m3/e4m3/bf16")] {
+    for (dim, types) in
+        [(64, "e4m3"), (128, "e4m3"), (128, "e5m2:f16"), (256, "e4m3"), (128, "e4m3/e4m3/bf16")]
+    {
         for band in [Band::FULL, Band::CAUSAL, Band::window(1023, 0)] {
             let dtypes: DTypes = types.parse().expect("types");
             let problem = Problem::new(2, 16, 8192, dim, DType::E4m3).with_dtypes(dtypes).with_band(band);

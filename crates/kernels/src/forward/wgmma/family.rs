@@ -15,14 +15,7 @@ use crate::{Arch, Features, PlanError, Program};
 
 impl FamilyPlan for WgmmaPlan {
     fn features() -> Features {
-        Features {
-            lengths: true,
-            sink: true,
-            programs: true,
-            fp8: true,
-            scales: true,
-            block_scales: false,
-        }
+        Features { lengths: true, sink: true, programs: true, fp8: true, scales: true, block_scales: false }
     }
 
     fn default_for(problem: &Problem, arch: &Arch) -> WgmmaPlan {
