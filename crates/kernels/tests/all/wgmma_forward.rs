@@ -303,6 +303,7 @@ fn genes_get_along() {
             probabilities: [Probabilities::Registers, Probabilities::Shared][draw(2)],
             chains: Chains { max: 2, sum: 1 },
             sums: [Sums::Lanes, Sums::Product][draw(2)],
+            output_sums: attend::OutputSums::Running,
             diagonal: [Diagonal::Whole, Diagonal::Halved][draw(2)],
             ends: [Ends::Common, Ends::Own][draw(2)],
             handout: [Handout::Static, Handout::Dynamic, Handout::Folded, Handout::Grid][draw(4)],
