@@ -41,8 +41,8 @@ const CARRIED: [&str; 5] = ["pytest==9.2.0", "iniconfig", "pluggy", "packaging",
 pub const ATTENTION: &str = "";
 /// Features of a wheel that also has the search, for `flashcore_attn.ray`.
 pub const SEARCH: &str = "flashcore-python/evolve";
-/// Features of the whole workspace: those of the wheel and of the command with the search. All builds of `xtask`
-/// that share a target folder use them, so that each crate is compiled once.
+/// Features of the whole workspace: those of the wheel and of the command with the search. All builds of
+/// `xtask` that share a target folder use them, so that each crate is compiled once.
 pub const ALL: &str = "flashcore-python/evolve,flashcore-cli/search";
 /// The name under which Python imports the package. The distribution is `flashcore-attn`: `flashcore` on the
 /// package index belongs to another project.
