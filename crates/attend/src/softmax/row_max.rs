@@ -35,8 +35,10 @@ const F16_BELOW_MAXIMA: u8 = 7;
 /// The last power of two in f16.
 pub(super) const F16_LARGEST_POWER: u8 = 15;
 
-/// The last power of two in e4m3, whose largest number is 448.
-pub(super) const E4M3_LARGEST_POWER: u8 = 8;
+/// The last power of two in e4m3.
+const E4M3_LARGEST_POWER: u8 = 8;
+/// The largest number in e4m3.
+pub(super) const E4M3_LARGEST: f32 = 448.0;
 
 /// Powers of two by which stored maxima lie above the row max, where nothing else asks for more.
 ///

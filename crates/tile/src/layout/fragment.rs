@@ -220,6 +220,24 @@ impl OperandTile {
         k.setp_u(CmpOp::Eq, reached, 0)
     }
 
+    /// Whether all elements are below 448, if they are e4m3 and none is negative: none was too large, infinite
+    /// or NaN. 448 and NaN are the codes 0x7E and 0x7F. Costs two instructions per register, which holds four
+    /// elements, plus the reduction of four chains.
+    pub fn below_448(&self, k: &mut Builder) -> Pred {
+        const TO_SIGN: u32 = 0x0202_0202;
+        const SIGNS: u32 = 0x8080_8080;
+        let mut chains: [Option<R32>; 4] = [None; 4];
+        for fragment in &self.fragments {
+            for (chain, &register) in chains.iter_mut().zip(fragment) {
+                let raised = k.add(register, TO_SIGN);
+                *chain = Some(chain.map_or(raised, |chain| k.or(chain, raised)));
+            }
+        }
+        let all = chains.into_iter().flatten().reduce(|a, b| k.or(a, b)).expect("a tile has fragments");
+        let reached = k.and(all, SIGNS);
+        k.setp_u(CmpOp::Eq, reached, 0)
+    }
+
     /// Steps along k, of 32 bytes.
     pub fn k_tiles(&self) -> u32 {
         self.k_tiles
