@@ -255,7 +255,7 @@ fn plans_that_cannot_work_are_refused_with_the_reason() {
 /// Products compute sums only in bf16, whose range they need, and never with an LSE.
 #[test]
 fn lanes_sum_where_products_may_not() {
-    let of = |dtype| {
+    let of = |dtype: DType| {
         let problem = Problem { dtypes: dtype.into(), ..problem(64, 8192, Band::FULL) };
         (WgmmaPlan::default_for(&problem, &ARCH), problem)
     };
