@@ -42,8 +42,8 @@ pub(super) const E4M3_LARGEST: f32 = 448.0;
 
 /// Powers of two by which stored maxima lie above the row max, where nothing else asks for more.
 ///
-/// The smallest number of e4m3 is 2^-9, so a row's largest probability is the last power of two that a rise of
-/// the maximum within the threshold does not take out of the range: 2^8 without a threshold, as in
+/// The smallest number of e4m3 is 2^-9, so a row's largest probability is the last power of two that a rise
+/// of the maximum within the threshold does not take out of the range: 2^8 without a threshold, as in
 /// FlashAttention-3.
 pub(super) const fn usual_headroom(weights: OperandType, rescale: Rescale) -> f32 {
     match (weights, rescale) {
