@@ -4,7 +4,7 @@
 use crate::common;
 use crate::common::cases;
 use crate::common::wgmma_plan::plain;
-use attend::{Chains, Order, Packing, Sums, Tanh, Tiles};
+use attend::{Chains, Order, OutputSums, Packing, Sums, Tanh, Tiles};
 use emu::{Emulator, Options, Schedule};
 use flashcore_kernels::forward::Visits;
 use flashcore_kernels::forward::wgmma::{Diagonal, Ends, Probabilities, Rescaling, Store, WgmmaPlan};
@@ -303,7 +303,7 @@ fn genes_get_along() {
             probabilities: [Probabilities::Registers, Probabilities::Shared][draw(2)],
             chains: Chains { max: 2, sum: 1 },
             sums: [Sums::Lanes, Sums::Product][draw(2)],
-            output_sums: attend::OutputSums::Running,
+            output_sums: [OutputSums::Running, OutputSums::ByBlock][draw(2)],
             diagonal: [Diagonal::Whole, Diagonal::Halved][draw(2)],
             ends: [Ends::Common, Ends::Own][draw(2)],
             handout: [Handout::Static, Handout::Dynamic, Handout::Folded, Handout::Grid][draw(4)],
