@@ -41,8 +41,8 @@ const CARRIED: [&str; 5] = ["pytest==9.2.0", "iniconfig", "pluggy", "packaging",
 pub const ATTENTION: &str = "";
 /// Features of a wheel that also has the search, for `flashcore_attn.ray`.
 pub const SEARCH: &str = "flashcore-python/evolve";
-/// Features of the whole workspace: those of the wheel and of the command with the search. All builds of `xtask`
-/// that share a target folder use them, so that each crate is compiled once.
+/// Features of the whole workspace: those of the wheel and of the command with the search. All builds of
+/// `xtask` that share a target folder use them, so that each crate is compiled once.
 pub const ALL: &str = "flashcore-python/evolve,flashcore-cli/search";
 /// The name under which Python imports the package. The distribution is `flashcore-attn`: `flashcore` on the
 /// package index belongs to another project.
@@ -62,7 +62,7 @@ const PORTABLE: [&str; 3] = ["--zig", "--compatibility", "manylinux_2_28"];
 ///
 /// # Errors
 /// A build that fails, or a wheel that is too large or not portable.
-pub fn release(root: &Path, features: &str) -> Result<(), XtaskError> {
+pub fn release(root: &Path, features: &'static str) -> Result<(), XtaskError> {
     let python = environment(root)?;
     let out = root.join("target/wheels");
     // A wheel that does not know its commit cannot write evidence with `python -m flashcore_attn.bench`.
@@ -170,7 +170,7 @@ fn build(
     python: &Path,
     out: &Path,
     options: &[&str],
-    features: &str,
+    features: &'static str,
     commit: &str,
 ) -> Result<PathBuf, XtaskError> {
     let io = |source| XtaskError::Io { path: out.to_owned(), source };

@@ -1,9 +1,9 @@
 //! The error of forward attention on 8-bit inputs over the number of keys, as tensor cores of sm_90 sum.
 //!
-//! [`errors`] computes [`ROWS`] query rows of one head block by block, with the arithmetic of a kernel: scores
-//! and P V by the emulator's tensor-core numerics, the online softmax in f32, P rounded to e4m3. It does not
-//! run a kernel, so that a million keys take seconds. The sums of O are computed by several [`Scheme`]s from
-//! the same P. The error is that against attention in f64 on the same 8-bit inputs.
+//! [`errors`] computes [`ROWS`] query rows of one head block by block, with the arithmetic of a kernel:
+//! scores and P V by the emulator's tensor-core numerics, the online softmax in f32, P rounded to e4m3. It
+//! does not run a kernel, so that a million keys take seconds. The sums of O are computed by several
+//! [`Scheme`]s from the same P. The error is that against attention in f64 on the same 8-bit inputs.
 
 use emu::numerics::Lanes32;
 use emu::numerics::tensor::{Accumulator, Input, MmaKind, Shape, TensorRules, mma};

@@ -1,7 +1,7 @@
 //! The `flashcore` command: attention, and the automated search that tunes it, from the terminal.
 //!
-//! The search and its ledger are behind the feature `search`. They bring SQLite, Parquet and a web server, for
-//! which `climb`, `check` and `explain` need not wait.
+//! The search and its ledger are behind the feature `search`. They bring SQLite, Parquet and a web server,
+//! for which `climb`, `check` and `explain` need not wait.
 #![cfg_attr(not(feature = "search"), allow(dead_code, reason = "parts that only the search uses"))]
 
 mod accuracy;

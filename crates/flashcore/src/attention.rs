@@ -506,7 +506,8 @@ mod tests {
         let bands = [(full.clone().causal(), Band::CAUSAL), (full.causal_top_left(), Band::CAUSAL_TOP_LEFT)];
         for (call, mask) in bands {
             let output = call.clone().run().unwrap();
-            let (problem, _) = call.problem([1, 4, 5, 8], Layout::Bhsd.strides(4, 5, 8), true).unwrap();
+            let (problem, _) =
+                call.problem(T::DTYPE, [1, 4, 5, 8], Layout::Bhsd.strides(4, 5, 8), true).unwrap();
             assert_eq!(problem.band, mask);
             let oracle = oracle::oracle(&problem, &q, &k, &v).unwrap();
             for (ours, exact) in output.data.iter().zip(&oracle.out) {

@@ -35,13 +35,15 @@ const F16_BELOW_MAXIMA: u8 = 7;
 /// The last power of two in f16.
 pub(super) const F16_LARGEST_POWER: u8 = 15;
 
-/// The last power of two in e4m3, whose largest number is 448.
-pub(super) const E4M3_LARGEST_POWER: u8 = 8;
+/// The last power of two in e4m3.
+const E4M3_LARGEST_POWER: u8 = 8;
+/// The largest number in e4m3.
+pub(super) const E4M3_LARGEST: f32 = 448.0;
 
 /// Powers of two by which stored maxima lie above the row max, where nothing else asks for more.
 ///
-/// The smallest number of e4m3 is 2^-9, so a row's largest probability is the last power of two that a rise of
-/// the maximum within the threshold does not take out of the range: 2^8 without a threshold, as in
+/// The smallest number of e4m3 is 2^-9, so a row's largest probability is the last power of two that a rise
+/// of the maximum within the threshold does not take out of the range: 2^8 without a threshold, as in
 /// FlashAttention-3.
 pub(super) const fn usual_headroom(weights: OperandType, rescale: Rescale) -> f32 {
     match (weights, rescale) {

@@ -4,7 +4,7 @@
 use ptx::{Builder, CmpOp, F32, Half, Pred};
 use tile::{OperandTile, OperandType, WarpgroupVote};
 
-use super::row_max::{E4M3_LARGEST_POWER, F16_LARGEST_POWER, usual_headroom};
+use super::row_max::{E4M3_LARGEST, F16_LARGEST_POWER, usual_headroom};
 use super::{OnlineSoftmax, Rescale, Sums};
 
 /// The speculation of a warpgroup: a block's scores are assumed not to exceed the stored row maxima by much,
@@ -30,20 +30,32 @@ impl SpeculativeMax {
         SpeculativeMax { limit: largest_sum(weights.into(), rescale, limit), vote }
     }
 
-    /// Whether the assumption holds for a block in all rows of the warpgroup, from the lane's sums of the
-    /// block or from the rounded probabilities.
-    pub(crate) fn holds(
+    /// Runs `recompute` unless the assumption holds for a block in all rows of the warpgroup, by the lane's
+    /// sums of the block or by the rounded probabilities.
+    ///
+    /// In e4m3 the bound of the sums lies little above a single maximum, so that flat rows reach it. Then the
+    /// probabilities themselves decide: the conversion has turned what lies outside the range into 448.
+    pub(crate) fn check(
         &self,
         k: &mut Builder,
         softmax: &OnlineSoftmax,
         sums: &[F32],
         p: &OperandTile,
-    ) -> Pred {
+        recompute: impl FnOnce(&mut Builder),
+    ) {
         let good = match softmax.sums {
             Sums::Lanes => all_below(k, sums, self.limit),
             Sums::Product => p.below_two(k),
         };
-        self.vote.all(k, good)
+        let holds = self.vote.all(k, good);
+        k.if_(!holds, |k| match softmax.weights {
+            OperandType::Half(_) => recompute(k),
+            OperandType::E4m3 => {
+                let good = p.below_448(k);
+                let holds = self.vote.all(k, good);
+                k.if_(!holds, recompute);
+            }
+        });
     }
 }
 
@@ -51,11 +63,11 @@ impl SpeculativeMax {
 /// of the maximum, and none leaves the range of f16 or e4m3.
 fn largest_sum(weights: OperandType, rescale: Rescale, limit: u8) -> f32 {
     let power = f32::from(limit) - usual_headroom(weights, rescale);
-    f32::exp2(match weights {
-        OperandType::Half(Half::F16) => power.min(F16_LARGEST_POWER.into()),
-        OperandType::Half(Half::Bf16) => power,
-        OperandType::E4m3 => power.min(E4M3_LARGEST_POWER.into()),
-    })
+    match weights {
+        OperandType::Half(Half::F16) => power.min(F16_LARGEST_POWER.into()).exp2(),
+        OperandType::Half(Half::Bf16) => power.exp2(),
+        OperandType::E4m3 => power.exp2().min(E4M3_LARGEST),
+    }
 }
 
 /// Whether all values are below the limit. NaN is not.

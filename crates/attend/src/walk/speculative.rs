@@ -24,8 +24,7 @@ impl MainLoop {
         values.release(k);
         s.round_to(k, *weights, p);
         self.add_output(k);
-        let holds = speculative.holds(k, softmax, &sums, p);
-        k.if_(!holds, |k| {
+        speculative.check(k, softmax, &sums, p, |k| {
             self.issue(k, |k| self.scores(k, s)); //                     S = Q Kᵀ, again
             k.wgmma_wait(0);
             self.cap(k, s);

@@ -1,7 +1,7 @@
 //! Probes of `wgmma`, alone and together with other work of the same warps. They show whether accumulators,
 //! which a product reads and writes in the register file, slow this work down.
 
-use ptx::{Builder, F32, Half, Major, R64};
+use ptx::{Builder, F32, Major, R64, Type};
 
 use super::list::probe;
 use super::{Bench, Kind, Probe};
@@ -58,8 +58,8 @@ fn timed<const SUMS: usize>(b: &mut Bench, source: Source, count: usize, unit: U
     b.repeat(|k, _| {
         k.wgmma_fence();
         match source {
-            Source::Registers => k.wgmma_rs(Half::F16, &sums, a, (matrix, Major::K), true),
-            Source::Shared => k.wgmma_ss(Half::F16, &sums, (matrix, Major::K), (matrix, Major::K), true),
+            Source::Registers => k.wgmma_rs([Type::F16; 2], &sums, a, (matrix, Major::K), true),
+            Source::Shared => k.wgmma_ss([Type::F16; 2], &sums, (matrix, Major::K), (matrix, Major::K), true),
         }
         k.wgmma_commit();
         (0..count).for_each(|i| unit(k, x[i % CHAINS], one));
@@ -76,7 +76,7 @@ fn waited(b: &mut Bench) {
     b.k.fence_proxy_async();
     b.repeat(|k, _| {
         k.wgmma_fence();
-        k.wgmma_ss(Half::F16, &sums, (matrix, Major::K), (matrix, Major::K), true);
+        k.wgmma_ss([Type::F16; 2], &sums, (matrix, Major::K), (matrix, Major::K), true);
         k.wgmma_commit();
         k.wgmma_wait(0);
     });

@@ -250,6 +250,7 @@ fn wgmma() -> Vec<Suspect> {
         probabilities: Probabilities::Registers,
         chains: Chains { max: 2, sum: 1 },
         sums: Sums::Lanes,
+        output_sums: attend::OutputSums::Running,
         diagonal: Diagonal::Whole,
         ends: Ends::Common,
         handout: Handout::Dynamic,
@@ -304,7 +305,6 @@ fn small() -> Vec<Suspect> {
         overlapping: false,
         resident_ctas: 1,
         tanh: attend::Tanh::Exp2,
-        visits: kernels::forward::Visits::Band,
     };
     let streams = SmallPlan {
         stages: 2,

@@ -35,10 +35,10 @@ impl LaunchSpec {
             ArgSpec::Tensor(tensor) => {
                 let dtype = self.problem.as_ref().map(|problem| problem.dtypes.of(*tensor));
                 let name = match dtype {
-                    Some(DType::F16) => "fp16",
-                    Some(DType::Bf16) => "bf16",
                     Some(DType::E4m3) => "fp8e4nv",
                     Some(DType::E5m2) => "fp8e5",
+                    Some(DType::F16) => "fp16",
+                    Some(DType::Bf16) => "bf16",
                     Some(DType::F32) | None => "fp32",
                 };
                 Ok(format!("*{name}{ALIGNED}"))

@@ -12,7 +12,7 @@ use crate::order::{Access, Agent, Conflict};
 use ptx::Space;
 
 /// log2 of the bytes that one entry stands for. A coarser entry only makes more reads doubted.
-const SHIFT: u32 = 4;
+const SHIFT: u32 = 2;
 
 /// The most entries that are kept. With more, no read counts as unused.
 const MOST: usize = 1 << 20;

@@ -88,7 +88,8 @@ fn golden_cases() -> Vec<(&'static str, Problem, Plan, Arch)> {
     .collect()
 }
 
-/// `FLASHCORE_BLESS=1 cargo test -p flashcore-kernels --test all emit::` rewrites the goldens; review the diff.
+/// `FLASHCORE_BLESS=1 cargo test -p flashcore-kernels --test all emit::` rewrites the goldens. Review the
+/// diff.
 #[test]
 fn histograms_are_the_golden_ones() {
     let folder = filetest::root().join("emit");

@@ -1,5 +1,5 @@
-//! The `wgmma` family on 8-bit inputs, in the emulator: no hazards with every check on, and results within the
-//! rounding of P and O.
+//! The `wgmma` family on 8-bit inputs, in the emulator: no hazards with every check on, and results within
+//! the rounding of P and O.
 
 use crate::common::wgmma_plan::plain;
 use crate::tools;

@@ -5,8 +5,8 @@ use ptx::{Builder, CmpOp, Global, Pointer, R32, Shared};
 
 use crate::{column_of_byte, divide};
 
-/// A tile of [`ByteTranspose::ROWS`] rows × `columns` bytes, which a CTA of [`ByteTranspose::THREADS`] threads
-/// transposes.
+/// A tile of [`ByteTranspose::ROWS`] rows × `columns` bytes, which a CTA of [`ByteTranspose::THREADS`]
+/// threads transposes.
 ///
 /// In each group of 16, the rows are put in the order in which a rounded accumulator holds its columns
 /// ([`column_of_byte`]). The transposed tile is then the B operand of a product with that accumulator as A.
@@ -20,8 +20,8 @@ pub struct ByteTranspose {
 const CHUNK: u32 = 16;
 /// Groups of 16 rows in a tile.
 const GROUPS: u32 = ByteTranspose::ROWS / CHUNK;
-/// Bytes in shared memory between groups of 16 rows besides their rows. With 16, the words that the lanes of a
-/// warp read (4 of each of 8 groups) lie in 32 banks.
+/// Bytes in shared memory between groups of 16 rows besides their rows. With 16, the words that the lanes of
+/// a warp read (4 of each of 8 groups) lie in 32 banks.
 const GAP: u32 = 16;
 
 impl ByteTranspose {

@@ -183,9 +183,9 @@ impl AccTile {
     }
 }
 
-/// The column of an accumulator that byte `byte` of a rounded row holds ([`AccTile::round`]). In each group of
-/// 16 columns, a lane has columns `2t`, `2t + 1`, `2t + 8` and `2t + 9` of the accumulator, and bytes `4t` to
-/// `4t + 3` of the fragment.
+/// The column of an accumulator that byte `byte` of a rounded row holds ([`AccTile::round`]). In each group
+/// of 16 columns, a lane has columns `2t`, `2t + 1`, `2t + 8` and `2t + 9` of the accumulator, and bytes `4t`
+/// to `4t + 3` of the fragment.
 pub const fn column_of_byte(byte: u32) -> u32 {
     let (lane, tile, odd) = (byte / 4 % 4, byte / 2 % 2, byte % 2);
     byte / 16 * 16 + 8 * tile + 2 * lane + odd
@@ -230,6 +230,24 @@ impl OperandTile {
             .fold(*first, |chains, fragment| std::array::from_fn(|i| k.or(chains[i], fragment[i])));
         let all = chains.into_iter().reduce(|a, b| k.or(a, b)).expect("four chains");
         let reached = k.and(all, HIGHEST);
+        k.setp_u(CmpOp::Eq, reached, 0)
+    }
+
+    /// Whether all elements are below 448, if they are e4m3 and none is negative: none was too large,
+    /// infinite or NaN. 448 and NaN are the codes 0x7E and 0x7F. Costs two instructions per register, which
+    /// holds four elements, plus the reduction of four chains.
+    pub fn below_448(&self, k: &mut Builder) -> Pred {
+        const TO_SIGN: u32 = 0x0202_0202;
+        const SIGNS: u32 = 0x8080_8080;
+        let mut chains: [Option<R32>; 4] = [None; 4];
+        for fragment in &self.fragments {
+            for (chain, &register) in chains.iter_mut().zip(fragment) {
+                let raised = k.add(register, TO_SIGN);
+                *chain = Some(chain.map_or(raised, |chain| k.or(chain, raised)));
+            }
+        }
+        let all = chains.into_iter().flatten().reduce(|a, b| k.or(a, b)).expect("a tile has fragments");
+        let reached = k.and(all, SIGNS);
         k.setp_u(CmpOp::Eq, reached, 0)
     }
 

@@ -1,6 +1,6 @@
 //! Warpgroup-level products on m64nNk16, or m64nNk32 for 8-bit operands: four warps of 16 rows each, B and
-//! optionally A straight from shared memory. A warp's part of the accumulator is an [`AccTile`] of 16 rows; the
-//! register fragments are those of `mma.m16n8k16`, tile by tile (PTX ISA, "Register Fragments for
+//! optionally A straight from shared memory. A warp's part of the accumulator is an [`AccTile`] of 16 rows;
+//! the register fragments are those of `mma.m16n8k16`, tile by tile (PTX ISA, "Register Fragments for
 //! wgmma.mma_async.m64nNk16").
 //!
 //! Products are asynchronous. They read registers and shared memory until [`Products::wait`] has returned for

@@ -62,8 +62,8 @@ impl Forward<'_> {
         Some(k.selp(product, f32::NAN, valid))
     }
 
-    /// The factor of a tile's scores in the exponent, positive or NaN. With a cap, the factor of the scores in
-    /// the cap is set instead.
+    /// The factor of a tile's scores in the exponent, positive or NaN. With a cap, the factor of the scores
+    /// in the cap is set instead.
     pub(super) fn tile_factor(&self, k: &mut Builder, tile: &WorkTile, cap: Option<&Softcap>) -> F32 {
         let Some(descale) = self.score_descale(k, tile) else { return self.params.factor };
         match cap.zip(self.params.softcap) {
