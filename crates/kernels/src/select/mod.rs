@@ -482,7 +482,10 @@ mod tests {
             }
         }
         let f32 = Problem { dtypes: DType::F32.into(), ..Problem::mission() };
-        assert!(choose(&f32, &H200, &table).is_err());
+        choose(&f32, &H200, &table).unwrap().plan.check(&f32, &H200.arch).unwrap();
+        let fp8 = Problem { dtypes: DType::E4m3.into(), ..Problem::mission() };
+        choose(&fp8, &H200, &table).unwrap().plan.check(&fp8, &H200.arch).unwrap();
+        assert!(choose(&fp8, &Device { name: "any", arch: Arch::SM_80 }, &table).is_err());
     }
 
     #[test]
