@@ -10,7 +10,7 @@ use attend::{Chains, Order, Packing, Rescale, Sums, Tiles};
 use emu::Schedule;
 use kernels::forward::mma::{MmaPlan, QueryHome};
 use kernels::forward::small::{Merge, Requests, RowOrder, Scores, SmallPlan};
-use kernels::forward::wgmma::{Diagonal, Ends, Probabilities, Rescaling, Store, WgmmaPlan};
+use kernels::forward::wgmma::{Diagonal, Ends, Probabilities, Rescaling, Share, Store, WgmmaPlan};
 use kernels::{Arch, Family, Plan};
 use problem::{Band, DType, Layout, Problem};
 use rayon::prelude::*;
@@ -233,6 +233,7 @@ fn wgmma() -> Vec<Suspect> {
     let full = [&short[..], &[rectangle(2, 140, 150, Band::CAUSAL)]].concat();
     let guessing = Rescaling::Speculative { beyond: 0, limit: 1 };
     let plain = WgmmaPlan {
+        share: Share::Rows,
         consumers: 2,
         resident_ctas: 1,
         cluster: 1,
