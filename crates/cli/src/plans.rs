@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use bench::provenance::iso8601_now;
-use bench::{BenchError, Comparison, Deck, SpeedVerdict, race_plans};
+use bench::{BenchError, Comparison, RaceInputs, SpeedVerdict, race_plans};
 use cpu::CpuPlan;
 use cpu::kept::{KeptPlan, KeptPlans, Line, processor};
 use host::store;
@@ -199,9 +199,9 @@ fn check(args: &PlansCheck) -> Result<Status, CliError> {
 /// The race of a kept plan against the built-in choice.
 fn race(kept: &KeptPlan, seconds: f64) -> Result<Comparison, CliError> {
     let problem = kept.problem.problem();
-    let deck = Deck::draw(&problem, 1).map_err(BenchError::from)?;
+    let inputs = RaceInputs::draw(&problem, 1).map_err(BenchError::from)?;
     let built_in = CpuPlan::for_threads(&problem, kept.threads);
-    let race = race_plans(&deck, &[kept.plan, built_in], seconds)?;
+    let race = race_plans(&inputs, &[kept.plan, built_in], seconds)?;
     let out = |index: usize| {
         let entrant = race.measurements.get(index)?;
         Some(BenchError::Out { name: entrant.name.clone(), fault: entrant.fault.clone()? })
