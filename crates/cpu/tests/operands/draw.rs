@@ -52,7 +52,7 @@ impl Others {
             used_kv: &self.used_kv,
             left_pad: &self.left_pad,
         };
-        run(&Operands { lengths, sinks: &self.sinks, tables: &tables })
+        run(&Operands { lengths, sinks: &self.sinks, tables: &tables, ..Operands::default() })
     }
 }
 

@@ -338,7 +338,7 @@ fn wrong_operands_are_refused() {
     let tables = [TableData::F32(&slopes)];
     let lengths =
         LengthValues { used_q: &good, used_kv: &good, left_pad: &[0, 8], ..LengthValues::default() };
-    let operands = Operands { lengths, sinks: &[], tables: &tables };
+    let operands = Operands { lengths, tables: &tables, ..Operands::default() };
     let message = |operands: &Operands<'_>| refused(&p, operands).to_string();
     let of = |lengths| message(&Operands { lengths, ..operands });
     assert!(

@@ -71,7 +71,7 @@ impl Device {
             arch,
             compiled: Mutex::default(),
             compilers: Vec::new(),
-            drawn: Mutex::new((DType::F32, Vec::new())),
+            drawn: Mutex::new((DType::F32.into(), Vec::new())),
         })
     }
 

@@ -272,6 +272,7 @@ impl Evaluator for CpuEvaluator {
 #[cfg(test)]
 mod tests {
     use cpu::{Isa, Lanes};
+    use problem::DType;
 
     use super::*;
     use crate::Target;
