@@ -145,7 +145,7 @@ impl Plan {
     /// A good plan for the problem on the architecture, where nothing was measured: on sm_90 the first of
     /// `small`, `wgmma` and `mma` that computes it and suits its grid. Where rows are few and keys many,
     /// `mma` comes first with [`splits`](crate::forward::mma::MmaPlan::splits): it alone divides the keys
-    /// over more CTAs than a cluster has.
+    /// over more CTAs than a cluster has. What `mma` does not compute, 8-bit inputs, suits any grid.
     ///
     /// # Errors
     /// When the problem cannot be stated or no family computes it.
@@ -157,7 +157,7 @@ impl Plan {
         }
         for family in specific.into_iter().rev() {
             if let Ok(plan) = family.default_for(problem, arch)
-                && family.suits(problem, arch)
+                && (default.is_err() || family.suits(problem, arch))
             {
                 return Ok(plan);
             }
