@@ -332,7 +332,7 @@ fn lines(text: &str, change: impl Fn(&str, Option<&str>) -> Option<String>) -> S
 fn combinations_without_a_kernel_are_refused() {
     let wide = Problem { head_dim_v: 512, ..Problem::new(1, 1, 64, 64, DType::E4m3) };
     let refused = |plan: Plan| plan.check(&wide, &Arch::SM_90).expect_err("refused").to_string();
-    let divided = WgmmaPlan { share: Share::HeadDim, consumers: 2, ..plain() };
+    let divided = WgmmaPlan { share: Share::HeadDim, consumers: 2, ..base() };
     let refused_share = refused(Plan::Wgmma(divided));
     assert!(
         refused_share.starts_with("invalid value 'e4m3' for types")
