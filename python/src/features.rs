@@ -37,8 +37,8 @@ pub type Described = (
     [Option<DescribedScales>; 3],
 );
 
-/// Address, strides of batch entries, KV heads and blocks of rows in elements, and the rows of a block (0: one
-/// factor per KV head).
+/// Address, strides of batch entries, KV heads and blocks of rows in elements, and the rows of a block (0:
+/// one factor per KV head).
 pub type DescribedScales = (usize, [i64; 3], u32);
 
 /// The features of a call without addresses: what changes the problem.

@@ -1,5 +1,6 @@
-//! Predicted times of small grids in each family, with even and with uneven lengths: what a packed batch costs
-//! because the family `small` computes even lengths only. `cargo run --example uneven -p flashcore-check`.
+//! Predicted times of small grids in each family, with even and with uneven lengths: what a packed batch
+//! costs because the family `small` computes even lengths only. `cargo run --example uneven -p
+//! flashcore-check`.
 
 use check::forecast;
 use flashcore_check as check;

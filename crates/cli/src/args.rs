@@ -79,7 +79,8 @@ pub enum Command {
     Report(Report),
     /// Show a ledger in a browser, live
     Serve(Serve),
-    /// Show what attention on 8-bit inputs loses over the number of keys, by the sums of Hopper's tensor cores
+    /// Show what attention on 8-bit inputs loses over the number of keys, by the sums of Hopper's tensor
+    /// cores
     Accuracy(Accuracy),
     /// Show what this machine has and what each part enables
     Doctor(Doctor),

@@ -1,7 +1,8 @@
 //! Attention without a GPU: native kernels.
 //!
-//! [`attention`] computes on the CPU: f32, f16 and bf16 in and out, 8-bit floats in, f32 accumulation, online softmax over
-//! blocks of keys, memory linear in the sequence length. A [`CpuPlan`] (plain data) determines how it runs.
+//! [`attention`] computes on the CPU: f32, f16 and bf16 in and out, 8-bit floats in, f32 accumulation,
+//! online softmax over blocks of keys, memory linear in the sequence length. A [`CpuPlan`] (plain data)
+//! determines how it runs.
 //!
 //! Rows without mass: a query that sees no key, or only keys whose logit is −∞, has O = 0 and LSE = −∞. For a
 //! row with a visible logit of NaN or +∞, O and LSE are NaN. A key that a row does not see does not affect

@@ -12,8 +12,8 @@ use crate::view::origin;
 pub struct Quantization {
     /// `E4m3` or `E5m2`.
     pub dtype: DType,
-    /// Rows that share a factor: 64 or 128. `None` means one factor per KV head; Q's factors are shared by the
-    /// query heads of a KV head.
+    /// Rows that share a factor: 64 or 128. `None` means one factor per KV head; Q's factors are shared by
+    /// the query heads of a KV head.
     pub rows: Option<u32>,
     /// Rotates rows of Q and K by a Hadamard matrix with random signs, which this seed determines. The
     /// rotation spreads outliers over the head dim. It must be the same for Q and K: it is orthogonal, so
@@ -73,8 +73,8 @@ impl From<ProblemError> for QuantizeError {
 /// largest number.
 ///
 /// # Errors
-/// A [`QuantizeError`] that names the option, or a problem with lengths: the rows of a packed tensor belong to
-/// sequences that only the arrays of a call state.
+/// A [`QuantizeError`] that names the option, or a problem with lengths: the rows of a packed tensor belong
+/// to sequences that only the arrays of a call state.
 pub fn quantize<T: Element>(
     problem: &Problem,
     tensor: Tensor,

@@ -426,8 +426,8 @@ fn resident_clusters(context: &Context) -> usize {
     room.min(usize::try_from(held).unwrap_or(RESIDENT)).max(1)
 }
 
-/// Checks that a grid which overlaps with the previous one waits for its end somewhere. If it does not, it may
-/// end first, and the next grid's wait for this one says nothing about the previous one.
+/// Checks that a grid which overlaps with the previous one waits for its end somewhere. If it does not, it
+/// may end first, and the next grid's wait for this one says nothing about the previous one.
 fn check_grid_after_next(context: &Context, options: &Options, total: &mut Total) {
     let waits = |(inst, counter): (&Inst, &Counter)| {
         matches!(inst.op, Op::Griddepcontrol(GridDependency::Wait)) && counter.lanes > 0

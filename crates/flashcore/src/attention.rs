@@ -348,7 +348,8 @@ impl<'a, Q: Element, K: Element, V: Element> Attention<'a, Q, K, V> {
         self
     }
 
-    /// Computes into new memory of type `T`: the inputs' type, or any type of 16 or 32 bits for 8-bit Q and K.
+    /// Computes into new memory of type `T`: the inputs' type, or any type of 16 or 32 bits for 8-bit Q and
+    /// K.
     ///
     /// # Errors
     /// When the shapes of q, k and v disagree, when [`Problem::check`] rejects the problem, or when the

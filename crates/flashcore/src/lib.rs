@@ -17,9 +17,10 @@
 //! # Ok::<(), flashcore::AttentionError>(())
 //! ```
 //!
-//! Element types are `f32`, [`half::f16`] and [`half::bf16`], and [`E4m3`] and [`E5m2`] for inputs. Sums are always f32. Memory grows linearly with
-//! the sequence length. Query heads may share K/V heads (grouped-query attention). A causal mask is aligned
-//! to the bottom right, as in FlashAttention, or to the top left, as in PyTorch.
+//! Element types are `f32`, [`half::f16`] and [`half::bf16`], and [`E4m3`] and [`E5m2`] for inputs. Sums
+//! are always f32. Memory grows linearly with the sequence length. Query heads may share K/V heads
+//! (grouped-query attention). A causal mask is aligned to the bottom right, as in FlashAttention, or to the
+//! top left, as in PyTorch.
 //!
 //! With an NVIDIA driver of CUDA 12.0 or later and a GPU of sm_80 or later, f16 and bf16 run on the GPU. No
 //! CUDA toolkit is needed. For tensors that are already in device memory, use [`gpu`]: it enqueues the kernel

@@ -229,8 +229,8 @@ impl<'a> Contract<'a> {
         self.memory(k, Operand::Temporary(name), bytes, access)
     }
 
-    /// A tensor map of a temporary of `bytes` bytes that the kernel reads, in the parameter `<name>_map`. `map`
-    /// makes it from the index of the buffer.
+    /// A tensor map of a temporary of `bytes` bytes that the kernel reads, in the parameter `<name>_map`.
+    /// `map` makes it from the index of the buffer.
     pub fn temporary_map(
         &mut self,
         k: &mut Builder,

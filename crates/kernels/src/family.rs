@@ -46,8 +46,8 @@ pub(crate) trait FamilyPlan {
     fn emit(&self, problem: &Problem, arch: &Arch) -> Result<Program, Violations>;
 
     /// The plan with the nearest genes that the problem allows. A plan that was found for another shape also
-    /// loses the genes that fill tiles with queries or the GPU with CTAs. Plans are found without a softcap, so
-    /// the softcap's instructions are the default ones.
+    /// loses the genes that fill tiles with queries or the GPU with CTAs. Plans are found without a
+    /// softcap, so the softcap's instructions are the default ones.
     #[must_use]
     fn adapted(self, problem: &Problem, arch: &Arch, own_shape: bool) -> Self
     where

@@ -103,9 +103,9 @@ pub fn oracle_with(
 ///
 /// - With 16- and 32-bit inputs, Q·scale, S, P and O are rounded to their type; sums and the softmax are f32.
 /// - With 8-bit Q and K, S = Q Kᵀ is summed as tensor cores sum 8-bit products, and is f32 from there on.
-/// - With 8-bit V, P is multiplied by [`WEIGHT_FACTOR`] and rounded to e4m3, and P V is summed as tensor cores
-///   sum 8-bit products, [`SUM_KEYS`] keys at a time; those sums are added in f32. The softmax's denominator
-///   is the sum of unrounded weights. With 16-bit V, P is rounded to V's type.
+/// - With 8-bit V, P is multiplied by [`WEIGHT_FACTOR`] and rounded to e4m3, and P V is summed as tensor
+///   cores sum 8-bit products, [`SUM_KEYS`] keys at a time; those sums are added in f32. The softmax's
+///   denominator is the sum of unrounded weights. With 16-bit V, P is rounded to V's type.
 ///
 /// # Errors
 /// An [`OracleError`] if the problem or a buffer is rejected.

@@ -61,7 +61,8 @@ def _forward(function: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
-# ---- FlashAttention-4: score and mask functions of CuTe have twins of torch, which the tests compare them with.
+# ---- FlashAttention-4: score and mask functions of CuTe have twins of torch, which the tests compare them
+# with.
 
 
 class _Anything(types.ModuleType):

@@ -96,9 +96,9 @@ pub struct Steps<S, F, C> {
 }
 
 impl KvPipeline {
-    /// A ring over the blocks of `bound`, or over those of `list` at its positions. The streams point at block
-    /// `bound.end − 1`, or at block 0 with a list. `ragged` is the number of keys, or `None` if `block_n`
-    /// divides it.
+    /// A ring over the blocks of `bound`, or over those of `list` at its positions. The streams point at
+    /// block `bound.end − 1`, or at block 0 with a list. `ragged` is the number of keys, or `None` if
+    /// `block_n` divides it.
     #[allow(clippy::too_many_arguments, reason = "the ring's genes and its streams")]
     pub fn new(
         k: &mut Builder,

@@ -50,7 +50,8 @@ pub enum Style {
     /// masks show to all queries, to some, or to one. The element must not change the output of queries that
     /// do not see it.
     Outlier,
-    /// Normal, with the largest numbers of the type, of both signs, in one element in 64 of Q and in eight of V.
+    /// Normal, with the largest numbers of the type, of both signs, in one element in 64 of Q and in eight
+    /// of V.
     Saturated,
     /// Normal, with one descale factor of each of Q and K that is 0, negative, infinite or NaN.
     BadFactors,

@@ -14,7 +14,8 @@ pub struct Torture {
     pub problem: Problem,
 }
 
-/// The torture set for element types and a head dim. All problems are small: the difficulty lies in their edges.
+/// The torture set for element types and a head dim. All problems are small: the difficulty lies in their
+/// edges.
 pub fn problems(dtypes: impl Into<DTypes>, head_dim: usize) -> Vec<Torture> {
     let (layout, dtypes) = (Layout::Bhsd, dtypes.into());
     let dense =

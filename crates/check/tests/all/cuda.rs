@@ -1,4 +1,5 @@
-//! The kernels of `filetests/cuda`: CUDA C++ and Triton, with the launch and the expected hazards in comments.
+//! The kernels of `filetests/cuda`: CUDA C++ and Triton, with the launch and the expected hazards in
+//! comments.
 //!
 //! ```text
 //! // What the kernel does.

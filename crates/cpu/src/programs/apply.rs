@@ -113,8 +113,8 @@ pub(super) fn copy(a: Operand<'_>, to: &mut [f32], width: usize) {
     map(a, to, width, |x| x);
 }
 
-/// A sum, a difference or a negation of integers that grows by `step` from word to word. Word `origin` is that
-/// of the operands' values `of`.
+/// A sum, a difference or a negation of integers that grows by `step` from word to word. Word `origin` is
+/// that of the operands' values `of`.
 pub(super) fn ramp(op: &Op, of: impl Fn(Id) -> i32, (origin, step): (usize, i32), to: &mut [f32]) {
     let value = match *op {
         Op::Unary(_, a) => of(a).wrapping_neg(),

@@ -2,8 +2,8 @@
 //!
 //! An operation whose value depends on the query alone is evaluated once per panel, one that depends on the
 //! key alone once per block of keys, and the others once per score, some lines of a tile at a time. A value
-//! that depends on the difference of query and key alone, as ALiBi's and relative biases do, is evaluated once
-//! for each diagonal of a tile; every line of the tile is a part of the line of diagonals. Every
+//! that depends on the difference of query and key alone, as ALiBi's and relative biases do, is evaluated
+//! once for each diagonal of a tile; every line of the tile is a part of the line of diagonals. Every
 //! buffer holds f32 words: a float, the bits of an integer, or all bits set for true and none for false.
 //!
 //! Before a mask is evaluated, the ranges of its values over a panel and a block of keys tell whether the
@@ -375,8 +375,8 @@ pub(crate) fn evaluate<S: Simd>(s: S, program: &Compiled<'_>, values: &mut Value
     }
 }
 
-/// Evaluates the values that depend on the diagonal alone, over the diagonals of a tile: from that of the last
-/// line's first word to that of the first line's last word.
+/// Evaluates the values that depend on the diagonal alone, over the diagonals of a tile: from that of the
+/// last line's first word to that of the first line's last word.
 #[inline(always)]
 fn diagonals<S: Simd>(s: S, program: &Compiled<'_>, values: &mut Values, panel: usize, tile: Shape) {
     // The diagonal of the first row and the first key.

@@ -10,8 +10,8 @@
 //! nothing.
 //!
 //! One thread that waits keeps its grid from ending before the previous one. A grid in which no thread waits
-//! may end first. The grid after it, which waits for it alone, may then overlap with the one before it; that is
-//! checked when the launch has ended (`grid.rs`).
+//! may end first. The grid after it, which waits for it alone, may then overlap with the one before it;
+//! that is checked when the launch has ended (`grid.rs`).
 
 use ptx::Space;
 

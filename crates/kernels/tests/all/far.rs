@@ -1,5 +1,5 @@
-//! Tensors whose elements lie more than 2^31 elements apart, in every family: offsets have 64 bits. The buffers
-//! of the emulator take memory only where rows are.
+//! Tensors whose elements lie more than 2^31 elements apart, in every family: offsets have 64 bits. The
+//! buffers of the emulator take memory only where rows are.
 
 use emu::{Buffer, Options, run};
 use flashcore_kernels::{Arch, Family, Plan, emit};

@@ -1,5 +1,5 @@
-//! Head dims of every size on the emulator: wide ones, whose columns two warps divide, and those that no chunk
-//! of 16 bytes divides.
+//! Head dims of every size on the emulator: wide ones, whose columns two warps divide, and those that no
+//! chunk of 16 bytes divides.
 
 use crate::{common, tools};
 use std::path::Path;

@@ -90,8 +90,8 @@ impl SwizzledTile {
     }
 
     /// Loads the tile that begins at `row` of a head asynchronously. With packed heads, `head` is the index
-    /// of the group. For a ragged tile, `row` and `batch` are those of [`SwizzledTile::ragged_at`]. For a tile
-    /// along the columns, `row` is the first column, and all rows are loaded. `barrier` counts
+    /// of the group. For a ragged tile, `row` and `batch` are those of [`SwizzledTile::ragged_at`]. For a
+    /// tile along the columns, `row` is the first column, and all rows are loaded. `barrier` counts
     /// [`SwizzledTile::loaded_bytes`]. Run by one thread.
     pub fn load(
         self,

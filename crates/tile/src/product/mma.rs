@@ -1,5 +1,5 @@
-//! Warp-level products on `mma.m16n8k16`, and of f32 on `mma.m16n8k8` of tf32. A warp holds all columns of its
-//! rows, so the next product with the result as its A operand needs no exchange between warps.
+//! Warp-level products on `mma.m16n8k16`, and of f32 on `mma.m16n8k8` of tf32. A warp holds all columns of
+//! its rows, so the next product with the result as its A operand needs no exchange between warps.
 
 use ptx::{Builder, F32, Half, R32, Shared};
 
@@ -152,8 +152,8 @@ impl OperandA {
 pub struct OperandB {
     /// Reads the chunks in pairs.
     pub tile: OpenTile,
-    /// Reads the odd last chunk, if k is not a multiple of 16. For f32 along the rows of a tile, reads the odd
-    /// rows.
+    /// Reads the odd last chunk, if k is not a multiple of 16. For f32 along the rows of a tile, reads the
+    /// odd rows.
     pub tail: Option<OpenTile>,
 }
 

@@ -28,8 +28,8 @@ use crate::{Arch, Program};
 const ENTRY: &str = "flash_forward_mma";
 
 impl MmaPlan {
-    /// The kernel, before it the kernel that lists blocks if the plan does, and after it the kernel that merges
-    /// if CTAs divide the keys; the plan has been checked.
+    /// The kernel, before it the kernel that lists blocks if the plan does, and after it the kernel that
+    /// merges if CTAs divide the keys; the plan has been checked.
     pub(crate) fn emit(&self, problem: &Problem, arch: &Arch) -> Result<Program, Violations> {
         let mut k = Builder::kernel(ENTRY);
         k.max_threads(self.threads());
@@ -265,7 +265,8 @@ impl<'a> Forward<'a> {
         i64::from(q.bytes().max(o.bytes()))
     }
 
-    /// The ring of keys and values. It points at the last block that the CTA visits, or, with a list, at block
+    /// The ring of keys and values. It points at the last block that the CTA visits, or, with a list, at
+    /// block
     /// 0.
     fn keys_and_values(
         &self,

@@ -213,8 +213,8 @@ impl MmaPlan {
         self.warps / self.sharing_warps()
     }
 
-    /// Columns of Q and K, and of V and O, in shared memory: whole chunks, and with two `dim_warps` and in f32
-    /// an even number of them a warp. Columns beyond the head dims are zeros.
+    /// Columns of Q and K, and of V and O, in shared memory: whole chunks, and with two `dim_warps` and in
+    /// f32 an even number of them a warp. Columns beyond the head dims are zeros.
     pub(super) const fn columns(&self, problem: &Problem) -> [u32; 2] {
         let step = match (problem.dtypes.out, self.dim_warps) {
             // f32 is multiplied in steps of two chunks.

@@ -76,8 +76,8 @@ impl MmaPlan {
         }
     }
 
-    /// Rounds the four columns from `column` on and stores those that exist, as 8 bytes if rows are aligned to
-    /// as many.
+    /// Rounds the four columns from `column` on and stores those that exist, as 8 bytes if rows are aligned
+    /// to as many.
     fn store_columns(
         &self,
         k: &mut Builder,

@@ -78,7 +78,8 @@ impl WgmmaPlan {
             (97..=128, true) => base,
             (97..=128, false) if problem.seq_kv > 4096 => WgmmaPlan { block_n: 144, ..in_order },
             (97..=128, false) => WgmmaPlan { turns: Turns::PingPong, ..in_order },
-            // Blocks of 64 keys in one stage each: S of fewer keys would read Q from shared memory more often.
+            // Blocks of 64 keys in one stage each: S of fewer keys would read Q from shared memory more
+            // often.
             (257.., _) if problem.head_dim_v > 256 => WgmmaPlan {
                 share: Share::HeadDim,
                 ends: Ends::Common,

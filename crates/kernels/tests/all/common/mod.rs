@@ -20,8 +20,8 @@ pub struct Run {
     lse: Vec<f32>,
 }
 
-/// Two bytes of a bit pattern that is NaN in every type. Kernels must not read it in inputs and must overwrite
-/// it in outputs.
+/// Two bytes of a bit pattern that is NaN in every type. Kernels must not read it in inputs and must
+/// overwrite it in outputs.
 const POISON: u16 = 0x7FFF;
 
 /// An element of bytes that are all poison.
