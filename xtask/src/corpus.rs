@@ -366,8 +366,8 @@ fn generated(lists: &[Repository], rows: &[Row]) -> String {
         let [failed, differs, incomplete, same] = mutants;
         let _ = writeln!(
             text,
-            "\nOf {all} mutants of the kernels that pass, the check finds {failed} by a hazard. {differs} have no hazard and \
-             change an output,\nwhich a reference judges; {incomplete} end without a verdict. {same} have no \
+            "\nOf {all} mutants of the kernels that pass, the check finds {failed} by a hazard. {differs} have no hazard \
+             and change an\noutput, which a reference judges; {incomplete} end without a verdict. {same} have no \
              hazard and equal outputs."
         );
     }

@@ -144,7 +144,20 @@ fn blesses() -> bool {
 fn bless(path: &Path, ptx: &str) {
     let absolute = std::fs::canonicalize(folder()).unwrap().display().to_string();
     let text = ptx.trim_end_matches('\0').replace(&folder().display().to_string(), "filetests/cuda");
-    std::fs::write(path, text.replace(&absolute, "filetests/cuda")).unwrap();
+    let lines = text.replace(&absolute, "filetests/cuda").split_inclusive('\n').map(of_no_machine).collect();
+    std::fs::write::<_, String>(path, lines).unwrap();
+}
+
+/// A line of PTX, in which the folder of installed Python packages has a name that does not depend on the
+/// machine.
+fn of_no_machine(line: &str) -> String {
+    const PACKAGES: &str = "/site-packages/";
+    match (line.find("\"/"), line.find(PACKAGES)) {
+        (Some(start), Some(end)) if line.trim_start().starts_with(".file") && start < end => {
+            format!("{}\"/usr/lib/python3{}", &line[..start], &line[end..])
+        }
+        _ => line.to_owned(),
+    }
 }
 
 /// A newer compiler may place the instructions elsewhere; the source lines stay.
