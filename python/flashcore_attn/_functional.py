@@ -122,7 +122,7 @@ def flash_attn_func(
     to that. Keys that ``causal``, ``window_size`` or ``attention_chunk`` hide have ``s = -inf``, after all of them.
 
     Args:
-        q: ``(batch, seqlen_q, heads, head_dim)``, float16, bfloat16, float32 or, on the CPU, float8_e4m3fn or
+        q: ``(batch, seqlen_q, heads, head_dim)``, float16, bfloat16 or, on the CPU, float32, float8_e4m3fn or
             float8_e5m2. With 8-bit q and k, v is of an 8-bit type, float16 or bfloat16.
         k: ``(batch, seqlen_k, heads_k, head_dim)``; ``heads_k`` divides ``heads``, and query head ``h`` reads key head
             ``h // (heads // heads_k)``.

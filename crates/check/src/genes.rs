@@ -80,7 +80,7 @@ mod tests {
         for (genes, message) in [
             (json!({ "block_x": 1 }), "the family mma has no gene block_x; its genes are block_m, block_n"),
             (json!({ "block_n": "many" }), "invalid type: string \"many\""),
-            (json!(7), "accepted: an object"),
+            (json!(7), "expected an object"),
         ] {
             let error = with_genes(&plan, &genes).unwrap_err().to_string();
             assert!(error.contains(message), "{error}");

@@ -489,8 +489,8 @@ fn tensor_maps() {
         "tensor map of to: invalid value '1039' for memory in bytes: expected at least 1040, which the extents reach",
     );
     let odd = whole.part(8, 1032).unwrap();
-    refuse(|_| (), &[odd], "accepted: multiples of 16 that are not 0");
-    refuse(|_| (), &[DeviceSlice::EMPTY], "accepted: multiples of 16 that are not 0");
+    refuse(|_| (), &[odd], "expected multiples of 16 that are not 0");
+    refuse(|_| (), &[DeviceSlice::EMPTY], "expected multiples of 16 that are not 0");
     refuse(|_| (), &[], "names buffer 0 of 0");
     refuse(
         |k| k.tensor_maps[0].strides[0] = 24,

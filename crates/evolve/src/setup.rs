@@ -401,9 +401,9 @@ mod tests {
             let arch = if name == "l4" { Arch::SM_89 } else { Arch::SM_90 };
             config(None, target, gpu.name, Some(arch), wanted).map_err(|error| error.to_string())
         };
-        let odd = Wanted { held_out: Some(vec![shape(64, 67)]), ..wanted() };
+        let odd = Wanted { held_out: Some(vec![shape(64, 600)]), ..wanted() };
         let said = on("h200", odd).unwrap_err();
-        assert!(said.contains("'1,1,64,67,f16' for held_out: expected a problem"), "{said}");
+        assert!(said.contains("'1,1,64,600,f16' for held_out: expected a problem"), "{said}");
         let searched = Wanted { held_out: Some(vec![Shape::of(&Problem::mission())]), ..wanted() };
         assert!(on("h200", searched).unwrap_err().contains("does not search itself"));
         let other = Wanted { held_out: Some(vec![shape(64, 64)]), ..wanted() };

@@ -229,13 +229,13 @@ mod tests {
         assert_eq!((spec().box_bytes(), spec().reach()), (128 * 128, 512 * 128));
         type Change = fn(&mut TensorMapSpec);
         let cases: [(Change, &str); 11] = [
-            (|s| s.extents.clear(), "rank = 0"),
-            (|s| s.strides.push(16), "strides = 2"),
-            (|s| s.box_extents.truncate(1), "box_extents = 1"),
-            (|s| s.offset = 8, "offset in bytes = 8"),
-            (|s| s.extents[1] = 0, "extent = 0"),
-            (|s| s.strides[0] = 24, "stride in bytes = 24"),
-            (|s| s.box_extents[1] = 257, "box extent = 257"),
+            (|s| s.extents.clear(), "invalid value '0' for rank"),
+            (|s| s.strides.push(16), "invalid value '2' for strides"),
+            (|s| s.box_extents.truncate(1), "invalid value '1' for box_extents"),
+            (|s| s.offset = 8, "invalid value '8' for offset in bytes"),
+            (|s| s.extents[1] = 0, "invalid value '0' for extent"),
+            (|s| s.strides[0] = 24, "invalid value '24' for stride in bytes"),
+            (|s| s.box_extents[1] = 257, "invalid value '257' for box extent"),
             (|s| s.box_extents[0] = 4, "invalid value '8' for box row in bytes: expected multiples of 16"),
             (|s| s.swizzle = Swizzle::Bytes64, "invalid value '128' for box row in bytes: expected up to 64"),
             (|s| s.extents[1] = 513, "invalid value '65536' for buffer's bytes: expected at least 65664"),

@@ -217,7 +217,7 @@ fn element(
     let noise = normal(rng);
     match (style, tensor) {
         (Style::Normal | Style::PoisonedPadding | Style::Outlier | Style::BadFactors, _) => noise,
-        (Style::Saturated, Tensor::Q | Tensor::V) => {
+        (Style::Saturated, Tensor::Q | Tensor::V) if problem.dtypes.of(tensor).is_fp8() => {
             let one_in = if tensor == Tensor::Q { 64 } else { 8 };
             let largest = problem.dtypes.of(tensor).largest();
             if rng.random_range(0..one_in) == 0 { largest.copysign(noise) } else { noise }

@@ -152,7 +152,7 @@ fn bad_usage_is_named_and_exits_with_3() {
     let folder = Folder::new("usage");
     let launch = folder.write("launch.toml", LAUNCH);
     let ptx = folder.write("right.ptx", &PTX.replace("BARRIER", "bar.sync 0;"));
-    let broken = folder.write("broken.ptx", &PTX.replace("BARRIER", "frobnicate.sync 0;"));
+    let broken = folder.write("broken.ptx", &PTX.replace("BARRIER", "bar.sync 0 0;"));
     let wrong_launch = folder.write("wrong.toml", &LAUNCH.replace("64]", "0]"));
     let two = folder.write("two.toml", &format!("{LAUNCH}{}", &LAUNCH[LAUNCH.find("[[arg]]").unwrap()..]));
     let illegal = folder.write("illegal.ptx", &PTX.replace("BARRIER", "add.f32 %rd1, %r1, %r2;"));
@@ -223,7 +223,7 @@ fn bad_usage_is_named_and_exits_with_3() {
         (&["check", &ptx, "--launch", "none.toml"], "cannot read none.toml"),
         (&["check", &launch, "--launch", &launch], "expected a .ptx or a .cu file"),
         (&["check", &ptx, "--launch", &ptx], "launch file:"),
-        (&["check", &broken, "--launch", &launch], "frobnicate"),
+        (&["check", &broken, "--launch", &launch], "line 19, column"),
         (&["check", &ptx, "--launch", &wrong_launch], "invalid value '[0]' for launch.block"),
         (&["check", &ptx, "--launch", &two], "2 [[arg]] given, but entry shift takes 1 parameters"),
         (&["explain", &ptx, "--launch", &launch, "--gpu", "TPU"], "invalid value 'TPU' for --gpu: expected "),

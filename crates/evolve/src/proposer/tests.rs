@@ -93,7 +93,11 @@ fn what_is_no_answer_is_refused_with_its_reason() {
         ("echo '{}'", "proposer", "none of them"),
         ("echo '{\"ptx\": \"x\"}'", "proposer", "has ptx; accepted"),
         ("echo '{\"ptx\": \"x\", \"cuda\": \"y\", \"launch\": \"\"}'", "proposer", "ptx, cuda, launch"),
-        ("echo '{\"ptx\": \"x\", \"launch\": \"\", \"predicted_us\": -1}'", "proposer", "predicted_us = -1"),
+        (
+            "echo '{\"ptx\": \"x\", \"launch\": \"\", \"predicted_us\": -1}'",
+            "proposer",
+            "invalid value '-1e0' for predicted_us",
+        ),
         (
             "echo '{\"ptx\": \"x\", \"launch\": \"\", \"predicted_us\": 1e-310}'",
             "proposer",

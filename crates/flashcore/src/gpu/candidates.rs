@@ -3,8 +3,8 @@
 use attend::Order;
 use kernels::forward::mma::{MmaPlan, QueryHome};
 use kernels::select::{self, Source, TunedTable};
-use kernels::{Arch, Family, KernelError, Plan};
-use problem::Problem;
+use kernels::{Arch, Family, KernelError, Plan, PlanError};
+use problem::{DType, Problem};
 use tile::CopyMode;
 
 /// Where a plan came from.
@@ -48,6 +48,12 @@ pub(super) fn candidates(
     }
     if let Some(plan) = given {
         return Ok((vec![of(plan, PlanSource::Given)], vec!["chosen: the plan that was given".to_owned()]));
+    }
+    if problem.dtypes.one() == Some(DType::F32) {
+        // `mma` computes f32 in three products of tf32. Tensor cores truncate their sums, so the mean error is up
+        // to three times what the gate allows. A caller who accepts that gives the plan.
+        let (family, accepted) = ("mma", "f16, bf16 without a plan");
+        return Err(PlanError::DType { family, dtype: problem.dtypes, accepted }.into());
     }
     let choice = select::choose(problem, device, TunedTable::builtin())?;
     let default = Plan::default_for(problem, &device.arch)?;
@@ -168,10 +174,10 @@ mod tests {
     #[test]
     fn what_no_family_computes_is_refused_with_what_is_accepted() {
         let refuse = |problem: Problem| candidates(&problem, &H200, None).unwrap_err().to_string();
-        assert!(
-            refuse(Problem { head_dim_v: 520, ..Problem::new(1, 1, 8, 64, DType::F32) })
-                .contains("invalid value '520' for head_dim_v: expected 1 to 512")
-        );
+        let f32 = refuse(Problem::new(1, 1, 8, 64, DType::F32));
+        assert!(f32.contains("invalid value 'f32' for dtype with family mma: expected f16, bf16"), "{f32}");
+        let wide = refuse(Problem { head_dim_v: 520, ..Problem::new(1, 1, 8, 64, DType::F16) });
+        assert!(wide.contains("invalid value '520' for head_dim_v: expected 1 to 512"), "{wide}");
         assert!(
             refuse(Problem::new(1, 1, 8, 600, DType::F16))
                 .contains("invalid value '600' for head_dim: expected 1 to 576")

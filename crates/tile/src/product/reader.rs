@@ -78,7 +78,7 @@ impl MatrixReader {
     /// Chunks count from the start of the half, which has an even number of them.
     pub fn in_halves(self, k: &mut Builder, half: R32) -> MatrixReader {
         let (group, chunks) = (self.layout.group(), self.layout.chunks / 2);
-        debug_assert!(self.layout.chunks % 4 == 0, "an even number of chunks a half");
+        debug_assert!(self.layout.chunks.is_multiple_of(4), "an even number of chunks a half");
         if chunks.is_multiple_of(group) {
             return MatrixReader { lane: k.mad(half, chunks * CHUNK_BYTES, self.lane), ..self };
         }

@@ -103,7 +103,7 @@ impl SharedMatrix {
         let (panels, bytes) = (self.tile.panels(), self.tile.panel_bytes());
         let middle = (panels % 2 == 1).then(|| {
             let first = self.step_at(k, panels / 2 * bytes);
-            let of_half = k.mul_wide_u(half, self.tile.row_bytes() / 2 >> 4);
+            let of_half = k.mul_wide_u(half, (self.tile.row_bytes() / 2) >> 4);
             k.add(first, of_half)
         });
         let moved = self.moved(k, half, panels.div_ceil(2) * bytes);

@@ -30,7 +30,7 @@ pub(super) struct TransposedValues {
 
 impl TransposedValues {
     pub(super) fn new(problem: &Problem) -> TransposedValues {
-        let [batch, heads, keys, dim] = distinct_extents(problem, Tensor::V).map(|n| n as usize);
+        let [batch, heads, keys, dim] = distinct_extents(problem, Tensor::V);
         TransposedValues { batch, heads, dim, keys: keys.next_multiple_of(GROUP) }
     }
 
