@@ -169,16 +169,14 @@ impl Addresses {
     fn tables(&self, problem: &Problem) -> Result<Vec<TableData<'_>>, Error> {
         let mut tables = Vec::new();
         for &(operand, address, bytes) in &self.others {
-            match operand {
-                Operand::Table(i) => tables.push(match problem.programs.tables[usize::from(i)].dtype {
-                    TableType::F32 => TableData::F32(elements(operand, address, bytes)?),
-                    TableType::F16 => TableData::F16(elements(operand, address, bytes)?),
-                    TableType::Bf16 => TableData::Bf16(elements(operand, address, bytes)?),
-                    TableType::I32 => TableData::I32(elements(operand, address, bytes)?),
-                    TableType::U8 => TableData::U8(elements(operand, address, bytes)?),
-                }),
-                _ => {}
-            }
+            let Operand::Table(i) = operand else { continue };
+            tables.push(match problem.programs.tables[usize::from(i)].dtype {
+                TableType::F32 => TableData::F32(elements(operand, address, bytes)?),
+                TableType::F16 => TableData::F16(elements(operand, address, bytes)?),
+                TableType::Bf16 => TableData::Bf16(elements(operand, address, bytes)?),
+                TableType::I32 => TableData::I32(elements(operand, address, bytes)?),
+                TableType::U8 => TableData::U8(elements(operand, address, bytes)?),
+            });
         }
         Ok(tables)
     }

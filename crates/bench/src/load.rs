@@ -209,7 +209,7 @@ mod tests {
         let mut noisy = |middle: f64, spread: f64| middle * (1.0 + spread * (rng.random::<f64>() - 0.5));
         // The samples of the review: one of two virtual processors belongs to somebody else now and then.
         let seen = [1795.0, 2535.0, 1804.0, 3560.0, 1837.0, 3469.0];
-        let share = |i: usize| if i % 3 == 0 { 3500.0 } else { 1800.0 };
+        let share = |i: usize| if i.is_multiple_of(3) { 3500.0 } else { 1800.0 };
         let samples: Vec<f64> = (0..24).map(|i| noisy(share(i), 0.1)).collect();
         let [fast, slow, share] = two_modes(&samples).unwrap();
         assert!((1700.0..1900.0).contains(&fast) && (3300.0..3700.0).contains(&slow) && share < 0.4);

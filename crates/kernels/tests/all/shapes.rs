@@ -28,7 +28,7 @@ fn problem(i: usize, (dim, dim_v): (usize, usize), heads: (usize, usize)) -> Pro
     let mut problem = Problem::new(1, heads.0, seq_q, dim, [DType::F16, DType::Bf16][i % 2]);
     (problem.heads_kv, problem.head_dim_v, problem.seq_kv) = (heads.1, dim_v, seq_kv);
     let layout = [Layout::Bhsd, Layout::Bshd][i / 2 % 2];
-    problem.with_band(Band::NAMED[i % Band::NAMED.len()]).with_lse(i % 3 != 0).with_layout(layout)
+    problem.with_band(Band::NAMED[i % Band::NAMED.len()]).with_lse(!i.is_multiple_of(3)).with_layout(layout)
 }
 
 /// The problem with rows that begin at multiples of 16 bytes, with NaN between them.
