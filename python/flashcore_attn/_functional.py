@@ -292,7 +292,7 @@ def _of_heads(backend: Any, batch: int, heads: int, slopes: Any, sink: Any, chun
 def _with_scales(features: Any, backend: Any, k: Any, factors: tuple[Any, Any, Any]) -> Any:
     """The features with descale factors."""
     batch, heads = k.shape[0], k.shape[2]
-    scales = tuple(
+    scales: Any = tuple(
         None if x is None else backend.as_scale(name, x, batch, heads) for name, x in zip(_features.SCALES, factors)
     )
     return (_features.Features() if features is None else features)._replace(scales=scales)

@@ -58,7 +58,9 @@ def _check(name: str, array: np.ndarray[Any, Any]) -> None:
         raise UnsupportedError(invalid_words(f"the type of {name}", "MaskedArray", expected), "masked array")
     if array.dtype.name not in _DTYPES or not array.dtype.isnative:
         hint = "; view it as ml_dtypes.bfloat16 if it holds bfloat16" if array.dtype.name == "uint16" else ""
-        expected = f"float16, bfloat16, float8_e4m3fn, float8_e5m2 (of ml_dtypes) or float32, in native byte order{hint}"
+        expected = (
+            f"float16, bfloat16, float8_e4m3fn, float8_e5m2 (of ml_dtypes) or float32, in native byte order{hint}"
+        )
         raise DTypeError(invalid_words(f"the dtype of {name}", array.dtype, expected))
 
 
@@ -206,6 +208,7 @@ def _described(features: Features) -> DescribedFeatures:
     """Addresses, types, shapes and strides of features, for Rust."""
     lengths, batch, max_q, max_k, sink, score, mask, floats, ints, tables, scales = features
     address = [None if x is None else x.ctypes.data for x in lengths]
+    factors: list[Any] = [None if x is None else (x.ctypes.data, (*strides(x), 0), 0) for x in scales]
     return (
         (batch, max_q, max_k, address) if features.uneven else None,
         None if sink is None else sink.ctypes.data,
@@ -214,7 +217,7 @@ def _described(features: Features) -> DescribedFeatures:
         floats,
         ints,
         [(x.ctypes.data, _TABLE_CODES[x.dtype.name], x.shape, strides(x)) for x in tables],
-        [None if x is None else (x.ctypes.data, (*strides(x), 0), 0) for x in scales],
+        factors,
     )
 
 

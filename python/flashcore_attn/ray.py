@@ -296,7 +296,9 @@ class _Drive:
                 else:
                     self.submitted += 1
                     pending_task = _Pending(json.dumps(said["task"]), self.submitted)
-                    self.pending[self.cluster.submit(pending_task.task, pending_task.number, said["device"])] = pending_task
+                    self.pending[self.cluster.submit(pending_task.task, pending_task.number, said["device"])] = (
+                        pending_task
+                    )
         except BaseException:
             # The ledger has every recorded outcome. Tasks that are still under way are not waited for.
             self.abandon()
@@ -370,7 +372,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--held-out", action="append", help="a problem that the search does not see")
     parser.add_argument("--configuration", default="full", help="free, insight or full")
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--random-share", type=float, default=0.5, help="part of the candidates that are random samples")
+    parser.add_argument(
+        "--random-share", type=float, default=0.5, help="part of the candidates that are random samples"
+    )
     parser.add_argument("--family", action="append", default=[], help="a kernel family to draw from")
     parser.add_argument("--no-early-stop", action="store_true", help="use the whole budget")
     parser.add_argument("--price", type=float, help="of an hour of the device")

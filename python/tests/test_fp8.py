@@ -50,7 +50,9 @@ def test_factors_have_any_strides():
     (q, k, v), _ = draw([TYPES[0]] * 3)
     one = np.broadcast_to(np.float32(0.5), (2, 2))
     strided = np.arange(8, dtype=np.float32).reshape(2, 4)[:, ::2] / 8 + 0.25
-    out, lse, _ = flash_attn_func(q, k, v, descale_q=one, descale_k=strided, descale_v=strided.T, return_attn_probs=True)
+    out, lse, _ = flash_attn_func(
+        q, k, v, descale_q=one, descale_k=strided, descale_v=strided.T, return_attn_probs=True
+    )
     close(out, attention(q, k, v, (one, strided, strided.T)))
     assert np.isfinite(lse).all()
 

@@ -12,8 +12,9 @@ OURS = "flashcore"  # the name that rows give to our own kernels, and to nobody 
 
 EXPECTED = (
     "BATCH,HEADS,SEQ,DIM,DTYPE[,MASK][,softcap:CAP] as in 1,8,512,64,f16; HEADS may be QUERY/KEY heads as in 32/8, "
-    "SEQ may be QUERIESxKEYS as in 1x8192, DTYPE is f16, bf16, e4m3 or e5m2, MASK is causal, causal-top-left, or a sliding window, "
-    "window:BEFORE:AFTER or window-top-left:BEFORE:AFTER, of keys before and after the query's own (inf for all)"
+    "SEQ may be QUERIESxKEYS as in 1x8192, DTYPE is f16, bf16, e4m3 or e5m2, MASK is causal, causal-top-left, or a "
+    "sliding window, window:BEFORE:AFTER or window-top-left:BEFORE:AFTER, of keys before and after the query's own "
+    "(inf for all)"
 )
 
 
