@@ -121,7 +121,7 @@ pub(super) fn unaligned(plan: &Plan, problem: &Problem, arch: &Arch) -> Plan {
 mod tests {
     use super::*;
     use kernels::ladder::RungPlan;
-    use problem::{Band, DType};
+    use problem::{Band, DType, Layout};
 
     const H200: select::Device<'_> = select::Device { name: "NVIDIA H200", arch: Arch::SM_90 };
 
@@ -176,7 +176,8 @@ mod tests {
         let refuse = |problem: Problem| candidates(&problem, &H200, None).unwrap_err().to_string();
         let f32 = refuse(Problem::new(1, 1, 8, 64, DType::F32));
         assert!(f32.contains("invalid value 'f32' for dtype with family mma: expected f16, bf16"), "{f32}");
-        let wide = refuse(Problem { head_dim_v: 520, ..Problem::new(1, 1, 8, 64, DType::F16) });
+        let wide = Problem { head_dim_v: 520, ..Problem::new(1, 1, 8, 64, DType::F16) };
+        let wide = refuse(wide.with_layout(Layout::Bhsd));
         assert!(wide.contains("invalid value '520' for head_dim_v: expected 1 to 512"), "{wide}");
         assert!(
             refuse(Problem::new(1, 1, 8, 600, DType::F16))
