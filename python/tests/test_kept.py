@@ -10,7 +10,7 @@ PROGRAM = """
 import flashcore_attn, numpy
 q = numpy.random.default_rng(0).standard_normal((1, 32, 2, 16), dtype="float32")
 out = flashcore_attn.flash_attn_func(q, q, q, causal=True)
-assert numpy.array_equal(out[:, 0], q[:, 0])
+assert numpy.allclose(out[:, 0], q[:, 0], rtol=1e-5, atol=1e-6)
 """
 
 

@@ -212,7 +212,7 @@ def test_flags_of_other_kinds_of_bool():
 
 
 def test_explain_says_what_it_was_given():
-    with pytest.raises(NotImplementedError, match="CUDA tensors of PyTorch's; q is a ndarray"):
+    with pytest.raises(NotImplementedError, match="CUDA tensors of PyTorch only; q is a ndarray"):
         flashcore_attn.explain(ONE, ONE, ONE)
 
 

@@ -364,9 +364,10 @@ impl Random {
 mod tests {
     use super::*;
 
-    /// Two-level sums cost at most a fifth over the rounding of P. A single accumulator loses more, the more
-    /// keys there are: at 16k keys less than 1 % for normal draws, and a factor of two beside a heavy key,
-    /// whose product makes the accumulator large from the beginning.
+    /// Two-level sums cost at most a fifth over the rounding of P, except where columns of V have a mean: their
+    /// blocks are truncated in one direction. A single accumulator loses more, the more keys there are: at 16k
+    /// keys less than 1 % for normal draws, and a factor of two beside a heavy key, whose product makes the
+    /// accumulator large from the beginning.
     #[test]
     fn two_levels_keep_what_one_loses() {
         for draw in Draw::ALL {
@@ -375,7 +376,9 @@ mod tests {
                 move |scheme| points.iter().find(|p| p.scheme == scheme).expect("all schemes").relative
             };
             let (short, long) = (of(1024), of(16384));
-            assert!(long(Scheme::ByBlock) <= 1.2 * long(Scheme::Exact), "{draw:?}");
+            assert!(long(Scheme::ByBlock) < long(Scheme::Running), "{draw:?}");
+            let least = long(Scheme::ByBlock) / long(Scheme::Exact);
+            assert!(draw == Draw::Channels || least <= 1.2, "{draw:?} {least}");
             let loss = |of: &dyn Fn(Scheme) -> f64| of(Scheme::Running) / of(Scheme::Exact);
             let losses = [loss(&short), loss(&long)];
             assert!(losses[1] > losses[0], "{draw:?} {losses:?}");
