@@ -35,6 +35,7 @@ pub fn test(root: &Path, cargo: impl Fn() -> Command) -> Result<(), XtaskError> 
     fs::create_dir_all(&folder).map_err(io)?;
     let flashcore = |args: &[&str]| {
         let mut command = Command::new(&program);
+        command.env("FLASHCORE_CONFIG_DIR", folder.join("config"));
         command.current_dir(&folder).args(args);
         command
     };

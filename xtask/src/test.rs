@@ -158,6 +158,8 @@ fn cargo(root: &Path, tools: &Tools) -> Command {
     let mut command = Command::new(env!("CARGO"));
     command.current_dir(root).env("FLASHCORE_PTXAS", &tools.ptxas);
     command.env("FLASHCORE_NVDISASM", &tools.nvdisasm).env("FLASHCORE_NVRTC", &tools.nvrtc);
+    // Tests neither read nor keep plans of the user who runs them.
+    command.env("FLASHCORE_CONFIG_DIR", root.join("target/config"));
     command
 }
 

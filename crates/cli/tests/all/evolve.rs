@@ -35,7 +35,9 @@ impl Drop for Folder {
 
 fn command(args: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_flashcore"));
-    command.arg("evolve").args(args);
+    // Plans that are kept are not those of the user who runs the tests.
+    let config = std::env::temp_dir().join(format!("flashcore-evolve-{}", std::process::id()));
+    command.arg("evolve").args(args).env("FLASHCORE_CONFIG_DIR", config);
     command
 }
 
@@ -65,6 +67,8 @@ fn a_second_run_on_a_processor_takes_over_what_the_first_found() {
         "1,1,48,32,f32",
         "--candidates",
         "12",
+        // A kept plan would be the baseline of the second run.
+        "--no-keep",
     ];
     let again =
         || json(&run(&[&args[..], &["--ledger", &ledger, "--price-per-hour", price, "--json"]].concat()));
