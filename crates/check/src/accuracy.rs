@@ -364,10 +364,10 @@ impl Random {
 mod tests {
     use super::*;
 
-    /// Two-level sums cost at most a fifth over the rounding of P, except where columns of V have a mean: their
-    /// blocks are truncated in one direction. A single accumulator loses more, the more keys there are: at 16k
-    /// keys less than 1 % for normal draws, and a factor of two beside a heavy key, whose product makes the
-    /// accumulator large from the beginning.
+    /// Two-level sums cost at most a fifth over the rounding of P, except where columns of V have a mean:
+    /// their blocks are truncated in one direction. A single accumulator loses more, the more keys there
+    /// are: at 16k keys less than 1 % for normal draws, and a factor of two beside a heavy key, whose
+    /// product makes the accumulator large from the beginning.
     #[test]
     fn two_levels_keep_what_one_loses() {
         for draw in Draw::ALL {

@@ -46,11 +46,21 @@ impl Bitmap {
         }
     }
 
-    /// Sets the bits that are set in another map.
+    /// Sets the bits that are set in another map. Words without one are not written, so that they take no
+    /// memory in a new map.
     pub fn union(&mut self, other: &Bitmap) {
         for (mine, theirs) in self.words.iter_mut().zip(&other.words) {
-            *mine.get_mut() |= theirs.load(Relaxed);
+            let theirs = theirs.load(Relaxed);
+            if theirs != 0 {
+                *mine.get_mut() |= theirs;
+            }
         }
+    }
+
+    /// The blocks of 64 bytes, the last one shorter, in which some bit is set.
+    pub fn blocks(&self) -> impl Iterator<Item = std::ops::Range<usize>> {
+        let set = self.words.iter().enumerate().filter(|(_, word)| word.load(Relaxed) != 0);
+        set.map(|(i, _)| 64 * i..self.bytes.min(64 * (i + 1)))
     }
 
     /// The first byte of the range whose bit is clear, and the number of such bytes.

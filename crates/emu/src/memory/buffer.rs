@@ -9,19 +9,22 @@ pub struct Buffer {
     pub(crate) words: Vec<AtomicU32>,
     pub(crate) bytes: usize,
     pub(crate) initialised: Bitmap,
+    /// Whether words without an initialised byte are zero, and take memory only when they are written.
+    sparse: bool,
 }
 
 impl Buffer {
     /// `bytes` of uninitialised memory, filled with ones (a NaN in every float format).
     pub fn uninitialised(bytes: usize) -> Buffer {
         let words = (0..bytes.div_ceil(4)).map(|_| AtomicU32::new(!0)).collect();
-        Buffer { words, bytes, initialised: Bitmap::new(bytes) }
+        Buffer { words, bytes, initialised: Bitmap::new(bytes), sparse: false }
     }
 
     /// `bytes` of uninitialised memory, filled with zeros. The operating system provides memory only for
     /// pages that are written, so a buffer may be larger than the memory of the machine.
     pub fn sparse(bytes: usize) -> Buffer {
-        Buffer { words: bytemuck::zeroed_vec(bytes.div_ceil(4)), bytes, initialised: Bitmap::new(bytes) }
+        let words = bytemuck::zeroed_vec(bytes.div_ceil(4));
+        Buffer { words, bytes, initialised: Bitmap::new(bytes), sparse: true }
     }
 
     /// A buffer of `bytes` zeros.
@@ -29,7 +32,7 @@ impl Buffer {
         let words = (0..bytes.div_ceil(4)).map(|_| AtomicU32::new(0)).collect();
         let mut initialised = Bitmap::new(bytes);
         initialised.set_range(0..bytes);
-        Buffer { words, bytes, initialised }
+        Buffer { words, bytes, initialised, sparse: false }
     }
 
     /// A buffer with these contents.
@@ -41,10 +44,21 @@ impl Buffer {
 
     /// Another buffer with the same contents.
     pub(crate) fn copy(&self) -> Buffer {
-        let words = self.words.iter().map(|word| AtomicU32::new(word.load(Relaxed))).collect();
+        let words = if self.sparse {
+            let mut words: Vec<AtomicU32> = bytemuck::zeroed_vec(self.words.len());
+            for range in self.initialised.blocks() {
+                let range = range.start / 4..range.end.div_ceil(4);
+                for (copy, word) in words[range.clone()].iter_mut().zip(&self.words[range]) {
+                    *copy.get_mut() = word.load(Relaxed);
+                }
+            }
+            words
+        } else {
+            self.words.iter().map(|word| AtomicU32::new(word.load(Relaxed))).collect()
+        };
         let mut initialised = Bitmap::new(self.bytes);
         initialised.union(&self.initialised);
-        Buffer { words, bytes: self.bytes, initialised }
+        Buffer { words, bytes: self.bytes, initialised, sparse: self.sparse }
     }
 
     /// Size in bytes.

@@ -50,8 +50,8 @@ pub(super) fn candidates(
         return Ok((vec![of(plan, PlanSource::Given)], vec!["chosen: the plan that was given".to_owned()]));
     }
     if problem.dtypes.one() == Some(DType::F32) {
-        // `mma` computes f32 in three products of tf32. Tensor cores truncate their sums, so the mean error is
-        // up to three times what the gate allows. A caller who accepts that gives the plan.
+        // `mma` computes f32 in three products of tf32. Tensor cores truncate their sums, so the mean error
+        // is up to three times what the gate allows. A caller who accepts that gives the plan.
         let (family, accepted) = ("mma", "f16, bf16 without a plan");
         return Err(PlanError::DType { family, dtype: problem.dtypes, accepted }.into());
     }
