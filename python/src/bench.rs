@@ -87,6 +87,11 @@ impl Session {
         self.provenance.commit.clone()
     }
 
+    /// Where the figures of a run come from, as JSON.
+    fn provenance(&self) -> String {
+        json!(self.provenance).to_string()
+    }
+
     /// The figures that the rows will lack, so that the user knows before the run.
     fn missing(&self) -> Vec<String> {
         let sensors = Sensors::of(&self.gpu.info().uuid);

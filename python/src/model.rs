@@ -53,6 +53,11 @@ impl CpuSession {
         self.provenance.commit.clone()
     }
 
+    /// Where the figures of a run come from, as JSON.
+    fn provenance(&self) -> String {
+        json!(self.provenance).to_string()
+    }
+
     /// Races FlashCore (contestant 0 of `layer`) against `peer` (contestant 1) for about this many seconds.
     /// Returns a row for each, as JSON.
     fn race(

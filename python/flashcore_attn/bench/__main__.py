@@ -94,8 +94,8 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _of_features(args: argparse.Namespace, parser: argparse.ArgumentParser, features: list[str]) -> int:
-    if len(features) < len(args.suite) or args.problem or args.what != "race" or args.evidence or args.plot:
-        parser.error(f"--suite {features[0]} goes with --seconds, --peers, --device, --json and its like alone")
+    if len(features) < len(args.suite) or args.problem or args.what != "race" or args.plot:
+        parser.error(f"--suite {features[0]} goes with --seconds, --peers, --device, --evidence and --json alone")
     try:
         from ._alternating import run
     except ImportError as error:

@@ -12,7 +12,9 @@ from typing import Any
 
 import torch
 
+from .. import _flashcore
 from . import _features
+from ._peers import PEERS
 from ._problem import OURS
 
 # A contestant's largest error is at most this many times that of attention in the inputs' type, plus a floor.
@@ -97,7 +99,7 @@ def race(suite: str, work: _features.Work, seconds: float, device: str, only: li
         ordered = sorted(contestant.samples)
         row["us_median"] = statistics.median(ordered)
         row["us_low"], row["us_high"] = ordered[len(ordered) // 20], ordered[-1 - len(ordered) // 20]
-        row["samples"] = len(ordered)
+        row["samples"], row["all_us"] = len(ordered), [round(us, 3) for us in contestant.samples]
         row["tflops"] = work.flops / row["us_median"] / 1e6
         if ours is not None and contestant is not ours:
             count = min(len(ours.samples), len(contestant.samples))
@@ -123,10 +125,28 @@ def table(rows: list[dict[str, Any]]) -> str:
     return "\n".join(lines)
 
 
+def _versioned(name: str) -> str:
+    """A contestant's name with the version of its library, as rows state it."""
+    if name.startswith(OURS):
+        return name
+    key = {"fa3": "fa3", "fa4": "fa4"}.get(name)
+    return next(peer.name for peer in PEERS if peer.key == key) if key else f"{name} {torch.__version__}"
+
+
 def run(args: Any) -> int:
     """0 if FlashCore was right everywhere, 1 if not, 2 if nothing could start."""
     device = "cuda" if torch.cuda.is_available() else "cpu"
     only = None if args.peers is None else args.peers.split(",")
+    session: Any = (
+        _flashcore.Session(args.device) if device == "cuda" else _flashcore.CpuSession(torch.get_num_threads())
+    )
+    provenance = json.loads(session.provenance())
+    if args.evidence and provenance["commit"] is None:
+        print(
+            "flashcore_attn.bench: evidence comes from a clean commit, and this wheel was built from none",
+            file=sys.stderr,
+        )
+        return 2
     every: list[dict[str, Any]] = []
     for suite in args.suite:
         if (suite == "features") == (device == "cuda"):
@@ -139,7 +159,11 @@ def run(args: Any) -> int:
         for work in _features.works(suite, device, dtype):
             print(f"{suite}: {work.name}", file=sys.stderr, flush=True)
             rows = race(suite, work, args.seconds, device, only)
+            rows = [row | {"impl": _versioned(row["impl"])} | provenance for row in rows]
             every += rows
+            if args.evidence:
+                with args.evidence.open("a", encoding="utf-8") as file:
+                    file.writelines(json.dumps(row, separators=(",", ":")) + "\n" for row in rows)
             if args.json:
                 print(*(json.dumps(row) for row in rows), sep="\n", flush=True)
     if not args.json:

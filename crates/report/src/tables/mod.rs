@@ -16,6 +16,7 @@
 //! For each problem and mode, the newest run counts in which FlashCore raced a peer, or else the newest run.
 
 mod evolution;
+mod features;
 mod ideas;
 mod render;
 
@@ -253,6 +254,9 @@ fn make(root: &Path, documents: &[PathBuf]) -> Result<Vec<Made>, TableError> {
             };
             if suite == evolution::SUITE {
                 return evolution::table(&file)?.ok_or_else(none);
+            }
+            if suite == features::SUITE {
+                return features::table(&file)?.ok_or_else(none);
             }
             let measured = rows(&file, suite)?;
             if suite.starts_with("ideas_") {

@@ -1,0 +1,124 @@
+//! The tables of features beside even lengths (`python -m flashcore_attn.bench --suite softcap` and its like),
+//! whose rows name their problem.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use bench::OURS;
+use serde::Deserialize;
+
+use super::render::{line, place_of};
+use super::{TableError, parsed};
+
+/// The suites with such rows.
+const SUITES: [&str; 6] = ["features", "softcap", "sinks", "packed", "documents", "bias"];
+
+/// The name of a table that shows all of [`SUITES`].
+pub(super) const SUITE: &str = "features";
+
+#[derive(Clone, Debug, Deserialize)]
+struct Row {
+    suite: String,
+    problem: String,
+    #[serde(rename = "impl")]
+    implementation: String,
+    us_median: Option<f64>,
+    tflops: Option<f64>,
+    ratio: Option<f64>,
+    ratio_low: Option<f64>,
+    ratio_high: Option<f64>,
+    fault: Option<String>,
+    device: String,
+    driver: String,
+    commit: Option<String>,
+    run: String,
+    when: String,
+}
+
+/// The newest run of each problem: FlashCore, its variants, and every peer with its ratio. `None` without
+/// rows.
+pub(super) fn table(path: &Path) -> Result<Option<String>, TableError> {
+    let known = |suite: &str| SUITES.contains(&suite);
+    let rows: Vec<Row> =
+        parsed(path, |row| row["problem"].is_string() && row["suite"].as_str().is_some_and(known))?;
+    let mut newest: BTreeMap<(usize, &str), &Row> = BTreeMap::new();
+    for row in rows.iter().filter(|row| row.implementation == OURS) {
+        let suite = SUITES.iter().position(|suite| *suite == row.suite).unwrap_or(SUITES.len());
+        let counts = newest.entry((suite, &row.problem)).or_insert(row);
+        if row.when > counts.when {
+            *counts = row;
+        }
+    }
+    if newest.is_empty() {
+        return Ok(None);
+    }
+    let mut lines = vec![
+        line(&["problem", "**FlashCore**, µs", "TFLOP/s", "others, µs", "against the best [95 %]"]),
+        line(&[":--", "--:", "--:", ":--", "--:"]),
+    ];
+    let mut places: Vec<String> = Vec::new();
+    for own in newest.values() {
+        let of_run = |row: &&Row| row.run == own.run && row.problem == own.problem;
+        let others: Vec<&Row> = rows.iter().filter(of_run).filter(|row| row.implementation != OURS).collect();
+        let timed = || others.iter().filter(|row| row.fault.is_none() && row.us_median.is_some());
+        let names: Vec<String> =
+            timed().map(|row| format!("{} {}", row.implementation, time(row.us_median))).collect();
+        let best = timed()
+            .filter(|row| !row.implementation.starts_with(OURS))
+            .min_by(|a, b| a.us_median.partial_cmp(&b.us_median).unwrap_or(std::cmp::Ordering::Equal));
+        let against = best.and_then(|row| Some((row.ratio?, row.ratio_low?, row.ratio_high?)));
+        lines.push(line(&[
+            own.problem.clone(),
+            own.fault.as_ref().map_or_else(|| time(own.us_median), |_| "out".to_owned()),
+            own.tflops.map_or("–".into(), |rate| format!("{rate:.3}")),
+            names.join(", "),
+            against.map_or("–".into(), |(ratio, low, high)| format!("{ratio:.2}× [{low:.2}, {high:.2}]")),
+        ]));
+        let place = place_of(&own.device, &own.driver, own.commit.as_deref(), &own.when);
+        if !places.contains(&place) {
+            places.push(place);
+        }
+    }
+    lines.push(String::new());
+    lines.extend(places);
+    Ok(Some(lines.join("\n")))
+}
+
+fn time(us: Option<f64>) -> String {
+    us.map_or("–".into(), |us| if us >= 100.0 { format!("{us:.0}") } else { format!("{us:.2}") })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn the_newest_run_counts_and_the_fastest_peer_is_compared() {
+        let row = |name: &str, when: &str, us: f64, ratio: Option<f64>| {
+            json!({
+                "suite": "softcap", "problem": "softcap 50", "impl": name, "us_median": us, "tflops": 500.0,
+                "ratio": ratio, "ratio_low": ratio, "ratio_high": ratio, "fault": null, "device": "NVIDIA H200",
+                "driver": "CUDA 13.0", "commit": "abc", "run": when, "when": when,
+            })
+            .to_string()
+        };
+        let scratch = host::store::Scratch::new().unwrap();
+        let path = scratch.path("h200.jsonl");
+        let rows = [
+            row("flashcore", "2026-01-02", 50.0, None),
+            row("fa3 1.0", "2026-01-02", 75.0, Some(1.5)),
+            row("flex", "2026-01-02", 200.0, Some(4.0)),
+            row("flashcore", "2026-01-01", 60.0, None),
+            row("fa3 1.0", "2026-01-01", 66.0, Some(1.1)),
+        ];
+        std::fs::write(&path, rows.join("\n")).unwrap();
+        let text = table(&path).unwrap().unwrap();
+        assert!(
+            text.contains("| softcap 50 | 50.00 | 500 | fa3 1.0 75.00, flex 200 | 1.50× [1.50, 1.50] |"),
+            "{text}"
+        );
+        assert!(text.ends_with("NVIDIA H200, CUDA 13.0, commit abc, 2026-01-02.  "), "{text}");
+        assert!(table(&scratch.path("none.jsonl")).unwrap().is_none());
+    }
+}
