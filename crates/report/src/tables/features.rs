@@ -1,5 +1,5 @@
-//! The table of features such as softcap and packed batches (`python -m flashcore_attn.bench --suite softcap`).
-//! Its rows name their problem.
+//! The table of features such as softcap and packed batches, which `python -m flashcore_attn.bench --suite
+//! softcap` and its like measure. Its rows name their problem.
 
 use std::collections::BTreeMap;
 use std::path::Path;
