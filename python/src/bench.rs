@@ -189,9 +189,12 @@ impl Race {
         self.enter(&plan, Some("overlapping"), [q, k, v])?;
         Ok(true)
     }
+
     /// Adds another library: its instantiated graphs of [`Race::calls`] calls and of one call, and the
-    /// tensors that the graphs read and write.
-    #[expect(clippy::too_many_arguments, reason = "what a peer consists of")]
+    /// tensors that the graphs read and write. `out_dtype` is the type of its output if that is not the
+    /// problem's.
+    #[pyo3(signature = (name, warm, cold, q, k, v, out, out_dtype=None))]
+    #[expect(clippy::too_many_arguments, reason = "the parts of a peer")]
     fn peer(
         &mut self,
         name: &str,
@@ -201,9 +204,13 @@ impl Race {
         k: Described,
         v: Described,
         out: Described,
+        out_dtype: Option<&str>,
     ) -> Result<(), Error> {
         let Problem { dtypes, band, score, .. } = self.problem;
-        let own = problem_of([&q, &k, &v, &out], dtypes, (band, score), None)?;
+        let mut own = problem_of([&q, &k, &v, &out], dtypes, (band, score), None)?;
+        if let Some(dtype) = out_dtype {
+            own.dtypes.out = dtype.parse()?;
+        }
         let at = |tensor, described: &Described| slice(&own, tensor, described.0 as u64);
         let tensors = Tensors {
             q: at(Tensor::Q, &q),

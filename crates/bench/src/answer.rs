@@ -101,10 +101,22 @@ impl Answer {
         let figures = self.blocks.iter().map(|block| {
             let elements = block.references.elements();
             let end = block.start + elements;
-            let values: Vec<f64> = (block.start..end).filter_map(|i| out.get(i)).map(f64::from).collect();
-            let figures = block.references.judge(&values, None);
             // An output that is too short cannot be judged.
-            if values.len() == elements { Ok(figures) } else { Err(Fault::short(out.len())) }
+            if end > out.len() {
+                return Err(Fault::short(out.len()));
+            }
+            Ok(match out {
+                // The problem's output has 16 bits or more; cuDNN's 8-bit attention writes e4m3.
+                Values::E4m3(out) => {
+                    let bounds: Vec<_> = out[block.start..end].iter().map(|x| x.rounded_from()).collect();
+                    block.references.judge_bounds(&bounds)
+                }
+                _ => {
+                    let values: Vec<f64> =
+                        (block.start..end).filter_map(|i| out.get(i)).map(f64::from).collect();
+                    block.references.judge(&values, None)
+                }
+            })
         });
         let mut worst = ErrorFigures { allclose_1e3: true, ..ErrorFigures::default() };
         for figures in figures {
@@ -244,6 +256,19 @@ mod tests {
             values.map(|x| f64::from(x).powi(power)).sum::<f64>() / inputs.v.len() as f64
         };
         assert!(moment(1).abs() < 0.02 && (moment(2) - 1.0).abs() < 0.03 && (moment(4) - 3.0).abs() < 0.3);
+    }
+
+    #[test]
+    fn an_output_in_e4m3_is_judged_by_what_rounds_to_it() {
+        let problem = Problem::new(1, 2, 64, 64, DType::E4m3);
+        let answer = Answer::draw(&problem, 1).unwrap();
+        let out = attention(&problem, &answer.inputs);
+        let values: Vec<f32> = (0..out.len()).filter_map(|i| out.get(i)).collect();
+        let rounded = Values::round(DType::E4m3, &values);
+        answer.judge(&rounded, Origin::Peer).unwrap();
+        let wrong: Vec<f32> = values.iter().map(|x| 1.3 * x).collect();
+        let fault = answer.judge(&Values::round(DType::E4m3, &wrong), Origin::Peer).unwrap_err();
+        assert!(matches!(fault, Fault::Wrong { .. }), "{fault}");
     }
 
     #[test]

@@ -50,6 +50,17 @@ macro_rules! float8 {
                 $name(encoded(value, $mantissa, $bias, $largest))
             }
 
+            /// The bounds of the numbers that round to this one; the largest numbers have no outer bound.
+            pub fn rounded_from(self) -> (f64, f64) {
+                let at = |code: u8| f64::from($name(code).to_f32());
+                let (code, sign) = (self.0 & 0x7f, self.0 & 0x80);
+                let value = at(code);
+                let below = if code == 0 { -at(1) } else { at(code - 1) };
+                let above = if code < $largest { at(code + 1) } else { f64::INFINITY };
+                let (low, high) = ((value + below) / 2.0, (value + above) / 2.0);
+                if sign == 0 { (low, high) } else { (-high, -low) }
+            }
+
             /// Whether this is NaN.
             pub const fn is_nan(self) -> bool {
                 self.to_f32().is_nan()
@@ -111,6 +122,21 @@ const fn encoded(value: f32, mantissa: u32, bias: i32, largest: u8) -> u8 {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn numbers_within_the_bounds_round_to_theirs() {
+        for code in (0..=0x7e).chain(0x81..=0xfe) {
+            let x = E4m3::from_bits(code);
+            let (low, high) = x.rounded_from();
+            let value = f64::from(x.to_f32());
+            assert!(low <= value && value <= high, "{code:#x}");
+            for bound in [low, high].into_iter().filter(|bound| bound.is_finite()) {
+                let toward = |part: f64| E4m3::from_f32((bound + part * (value - bound)) as f32);
+                assert_eq!(f64::from(toward(0.01).to_f32()), value, "{code:#x}");
+                assert_ne!(f64::from(toward(-0.01).to_f32()), value, "{code:#x}");
+            }
+        }
+    }
 
     #[test]
     fn codes_are_those_of_the_standard() {

@@ -19,7 +19,7 @@ class Peer:
 
     ``layout`` is its order of dimensions, ``bhsd`` or ``bshd``. ``load`` imports it and returns a function of q, k and
     v for a problem, or raises an error that says why it cannot compute the problem. ``context`` is entered around
-    calls.
+    calls. ``out`` is the type of its output where that is not the problem's.
     """
 
     def __init__(
@@ -29,8 +29,9 @@ class Peer:
         load: Callable[[Problem], Attention],
         version: Callable[[], str],
         context: Callable[[], AbstractContextManager[Any]] = nullcontext,
+        out: str | None = None,
     ) -> None:
-        self.key, self.layout, self.load, self.context = key, layout, load, context
+        self.key, self.layout, self.load, self.context, self.out = key, layout, load, context, out
         self._version = version
 
     @property
@@ -87,6 +88,50 @@ def _flash_attention_4(problem: Problem) -> Attention:
     window = tuple(None if keys < 0 else keys for keys in problem.window or (-1, -1))
     options: dict[str, Any] = {"window_size": window, "softcap": problem.softcap or 0.0}
     return lambda q, k, v: _first(flash_attn_func(q, k, v, causal=problem.causal, **options))
+
+
+# The factor by which cuDNN's softmax is multiplied before it is rounded to e4m3, whose largest number is 448.
+_CUDNN_P = 256.0
+
+
+def _cudnn_fp8(problem: Problem) -> Attention:
+    """cuDNN's 8-bit attention. On Hopper its output is e4m3 as well."""
+    import cudnn
+
+    if problem.dtype != "e4m3":
+        raise NotImplementedError("it is raced on e4m3 only")
+    if problem.causal and problem.seq_q != problem.seq_kv:
+        raise NotImplementedError("its causal mask is raced on equal lengths only")
+    _needs_plain_scores(problem)
+    handle, eight, single = cudnn.create_handle(), cudnn.data_type.FP8_E4M3, cudnn.data_type.FLOAT
+    graph = cudnn.pygraph(io_data_type=eight, intermediate_data_type=single, compute_data_type=single)
+    p = problem
+    shapes = [(p.batch, heads, seq, p.head_dim) for heads, seq in ((p.heads_q, p.seq_q), *[(p.heads_kv, p.seq_kv)] * 2)]
+    rows = [[heads * seq * dim, dim, heads * dim, 1] for _, heads, seq, dim in shapes]  # as (b, s, h, d) in memory
+    inputs = [graph.tensor(dim=list(of), stride=to, data_type=eight) for of, to in zip(shapes, rows)]
+    one = {"dim": [1, 1, 1, 1], "stride": [1, 1, 1, 1], "data_type": single}
+    names = ("descale_q", "descale_k", "descale_v", "descale_s", "scale_s", "scale_o")
+    scales = {name: graph.tensor(**one) for name in names}
+    q, k, v = inputs
+    out, _, largest_s, largest_o = graph.sdpa_fp8(
+        q=q, k=k, v=v, **scales, attn_scale=p.head_dim**-0.5, use_causal_mask=p.causal, generate_stats=False
+    )
+    out.set_output(True).set_dim(list(shapes[0])).set_stride(rows[0]).set_data_type(eight)
+    for largest in (largest_s, largest_o):
+        largest.set_output(True).set_dim(one["dim"]).set_stride(one["stride"]).set_data_type(single)
+    graph.build([cudnn.heur_mode.A, cudnn.heur_mode.FALLBACK])
+    workspace = torch.empty(max(graph.get_workspace_size(), 16), device="cuda", dtype=torch.uint8)
+    values = dict.fromkeys(names, 1.0) | {"scale_s": _CUDNN_P, "descale_s": 1 / _CUDNN_P}
+    held: dict[Any, Any] = {scales[name]: torch.full((1, 1, 1, 1), x, device="cuda") for name, x in values.items()}
+    held |= {largest: torch.empty(1, 1, 1, 1, device="cuda") for largest in (largest_s, largest_o)}
+
+    def call(*tensors: Any) -> Any:
+        result = torch.empty_like(tensors[0])
+        cudnn.set_stream(handle=handle, stream=torch.cuda.current_stream().cuda_stream)
+        graph.execute(held | dict(zip(inputs, tensors)) | {out: result}, workspace, handle=handle)
+        return result
+
+    return call
 
 
 def _xformers(problem: Problem) -> Attention:
@@ -160,6 +205,7 @@ PEERS = (
     Peer("sdpa-cudnn", "bhsd", _sdpa, _cudnn_version, _backend("CUDNN_ATTENTION")),
     Peer("sdpa-efficient", "bhsd", _sdpa, _torch_version, _backend("EFFICIENT_ATTENTION")),
     Peer("sdpa-math", "bhsd", _math, _torch_version, _backend("MATH")),
+    Peer("cudnn-fp8", "bshd", _cudnn_fp8, _cudnn_version, out="e4m3"),
     Peer("fa3", "bshd", _flash_attention_3, _installed("flash-attn-3", "fa3-fwd", "flash_attn_3")),
     Peer("fa4", "bshd", _flash_attention_4, _installed("flash-attn-4", "flash-attn-cute", "flash-attn")),
     Peer("xformers", "bshd", _xformers, _installed("xformers")),

@@ -97,7 +97,7 @@ def _enter(field: Any, peer: Peer, problem: Problem, tensors: tuple[Tensor, Tens
         function = peer.load(problem)
         captured = Captured(lambda: function(*tensors), field.calls(), peer.layout)
     q, k, v = (describe(x, peer.layout) for x in tensors)
-    field.peer(peer.name, captured.warm, captured.cold, q, k, v, captured.out)
+    field.peer(peer.name, captured.warm, captured.cold, q, k, v, captured.out, peer.out)
     return captured
 
 

@@ -191,6 +191,15 @@ impl References {
         }
     }
 
+    /// Judges an output of which only bounds are known, because its type is coarser than the problem's: of
+    /// the numbers that an element may stand for, the nearest to the oracle's counts.
+    pub fn judge_bounds(&self, out: &[(f64, f64)]) -> ErrorFigures {
+        let oracle = &self.oracle.out;
+        let nearest = |(&(low, high), &exact): (&(f64, f64), &f64)| exact.max(low).min(high);
+        let values: Vec<f64> = out.iter().zip(oracle).map(nearest).collect();
+        self.judge(&values, None)
+    }
+
     fn as_the_seeds(&self, out: &[f64]) -> (f64, bool) {
         let (mut max_diff, mut close) = (0.0f64, true);
         for (index, &x) in out.iter().enumerate() {

@@ -135,7 +135,8 @@ impl MmaPlan {
             splits: 1,
             stages: 2,
             products: Order::InTurn,
-            resident_ctas: None,
+            // Left to itself, ptxas spills in f32 to make room for one CTA more.
+            resident_ctas: float.then_some(1),
             queries: if in_registers { QueryHome::Registers } else { QueryHome::Shared },
             rescale: Rescale::Beyond(8),
             copy: CopyMode::Async16,
