@@ -95,8 +95,9 @@ def test_what_no_kernel_computes_is_refused_and_leaves_the_device_usable():
     q, k, v = three()
     with pytest.raises(NotImplementedError, match="invalid value 'f32' for dtype.*expected"):
         flashcore_attn.scaled_dot_product_attention(q.float(), k.float(), v.float())
-    with pytest.raises(NotImplementedError, match="invalid value '12' for head_dim"):
-        flashcore_attn.scaled_dot_product_attention(q[..., :12], k[..., :12], v)
+    wide = torch.zeros(1, 1, 16, 600, dtype=torch.float16, device="cuda")
+    with pytest.raises(NotImplementedError, match="invalid value '600' for head_dim"):
+        flashcore_attn.scaled_dot_product_attention(wide, wide, wide)
     flashcore_attn.compat.reset_stats()
     with flashcore_attn.compat.enabled():
         torch.nn.functional.scaled_dot_product_attention(q.float(), k.float(), v.float())

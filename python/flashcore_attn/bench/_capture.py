@@ -26,6 +26,7 @@ class Captured:
         Raises:
             RuntimeError: when the calls write to other addresses from one time to the next.
         """
+        self._call = call  # owns memory that the graphs use
         self._stream = torch.cuda.Stream()
         self._stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(self._stream):
