@@ -39,14 +39,14 @@ def test_suites_are_those_of_the_rust_program():
     for problems in suites.values():
         for extents, dtype, mask, softcap in problems:
             words = f",{mask}" * (mask != "none") + f",softcap:{softcap}" * (softcap is not None)
-            batch, heads, _, seq, _, dim = extents
-            stated = Problem.parse(f"{batch},{heads},{seq},{dim},{dtype}{words}").stated
+            batch, heads, kv_heads, seq, _, dim = extents
+            stated = Problem.parse(f"{batch},{heads}/{kv_heads},{seq},{dim},{dtype}{words}").stated
             assert stated == (extents, dtype, mask, softcap)
 
 
 def test_peers_are_chosen_by_name():
     assert [peer.key for peer in _peers.chosen("fa3,sdpa-math")] == ["fa3", "sdpa-math"]
-    assert _peers.chosen("none") == [] and len(_peers.chosen(None)) == 7
+    assert _peers.chosen("none") == [] and len(_peers.chosen(None)) == 8
     with pytest.raises(ValueError, match="invalid value 'triton' for peers: expected sdpa-flash"):
         _peers.chosen("triton")
 
@@ -135,7 +135,7 @@ def test_a_short_race(capsys, tmp_path, text):
     plot = tmp_path / "race.svg"
     status = command.main(["--problem", text, "--seconds", "0.05", "--json", "--plot", str(plot)])
     rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
-    assert len(rows) == 16 and {row["mode"] for row in rows} == {"warm", "cold"}
+    assert len(rows) == 18 and {row["mode"] for row in rows} == {"warm", "cold"}
     assert status == 0, [row["fault"] for row in rows if row["impl"] == "flashcore"]
     ours = [row for row in rows if row["impl"] == "flashcore"]
     assert all(row["us_median"] > 0 and row["err_max"] < 0.1 for row in ours)

@@ -45,8 +45,19 @@ impl Peaks {
 
     /// The least time of one call.
     pub fn floor(&self, problem: &Problem, mode: Mode) -> Floor {
-        // f32 inputs are computed as tf32 at half the rate.
-        let rate = if problem.dtypes.q == DType::F32 { self.flops / 2.0 } else { self.flops };
+        // f32 inputs are computed as tf32 at half the rate, 8-bit ones at twice the rate, each product at its
+        // own.
+        let time = |dtype: DType, dim: usize| {
+            let rate = match dtype {
+                DType::F32 => self.flops / 2.0,
+                DType::F16 | DType::Bf16 => self.flops,
+                DType::E4m3 | DType::E5m2 => self.flops * 2.0,
+            };
+            let share = dim as f64 / (problem.head_dim + problem.head_dim_v) as f64;
+            problem.flops() * share / rate
+        };
+        let arithmetic =
+            time(problem.dtypes.q, problem.head_dim) + time(problem.dtypes.v, problem.head_dim_v);
         let outputs = (problem.batch * problem.heads_q * problem.seq_q * problem.head_dim_v) as f64;
         let inputs = problem.bytes() - outputs * problem.dtypes.out.bytes() as f64;
         // Outputs may still lie in L2 at the end. In warm mode the part of the inputs that fits into L2 needs
@@ -55,7 +66,7 @@ impl Peaks {
             Mode::Cold => inputs,
             Mode::Warm | Mode::Sustained => (inputs - self.l2).max(0.0),
         };
-        Floor { flops_us: problem.flops() / rate * 1e6, bytes_us: traffic / self.bandwidth * 1e6 }
+        Floor { flops_us: arithmetic * 1e6, bytes_us: traffic / self.bandwidth * 1e6 }
     }
 }
 
@@ -93,6 +104,12 @@ mod tests {
         assert!((0.4..0.6).contains(&mission.flops_us), "{mission:?}");
         assert!((0.3..0.4).contains(&mission.bytes_us), "{mission:?}");
         assert_eq!(h200.floor(&Problem::mission(), Mode::Warm).bytes_us, 0.0);
+        let wide = Problem::new(1, 8, 4096, 128, DType::F16);
+        let of = |types: &str| {
+            let problem = wide.clone().with_dtypes(types.parse().unwrap());
+            h200.floor(&problem, Mode::Warm).flops_us / h200.floor(&wide, Mode::Warm).flops_us
+        };
+        assert!((of("e4m3") - 0.5).abs() < 1e-9 && (of("e4m3/e4m3/bf16") - 0.75).abs() < 1e-9);
         let decode = Problem { seq_q: 1, ..Problem::new(16, 32, 8192, 128, DType::F16) };
         let floor = h200.floor(&decode, Mode::Warm);
         assert!(floor.bytes_us > 400.0 && floor.us() == floor.bytes_us, "{floor:?}");

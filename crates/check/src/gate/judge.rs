@@ -133,10 +133,19 @@ impl References {
     /// # Errors
     /// When the oracle rejects the problem.
     pub fn of(problem: &Problem, inputs: &Inputs) -> Result<References, OracleError> {
+        let [oracle, standard] = References::outputs(problem, inputs)?;
+        Ok(References::new(problem, oracle, &standard))
+    }
+
+    /// The outputs of the oracle and of standard attention in the input precision: the rows that belong to
+    /// sequences.
+    ///
+    /// # Errors
+    /// When the oracle rejects the problem.
+    pub fn outputs(problem: &Problem, inputs: &Inputs) -> Result<[Reference; 2], OracleError> {
         let rows = dense_rows(problem, &inputs.others.sequences(problem));
         let gather = |reference: Reference| gather(reference, &rows, problem.head_dim_v);
-        let standard = gather(inputs.reference_in_precision(problem)?);
-        Ok(References::new(problem, gather(inputs.oracle(problem)?), &standard))
+        Ok([gather(inputs.oracle(problem)?), gather(inputs.reference_in_precision(problem)?)])
     }
 
     /// Builds references from the oracle's output and standard attention's output on the same inputs.
