@@ -70,7 +70,7 @@ pub(super) fn table(path: &Path) -> Result<Option<String>, TableError> {
         lines.push(line(&[
             own.problem.clone(),
             own.fault.as_ref().map_or_else(|| time(own.us_median), |_| "out".to_owned()),
-            own.tflops.map_or("–".into(), |rate| format!("{rate:.3}")),
+            own.tflops.map_or("–".into(), |rate| format!("{rate:.0}")),
             names.join(", "),
             against.map_or("–".into(), |(ratio, low, high)| format!("{ratio:.2}× [{low:.2}, {high:.2}]")),
         ]));
