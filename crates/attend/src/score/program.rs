@@ -10,7 +10,7 @@
 
 use problem::program::{BinaryOp, Id, Input, Op};
 use problem::{Problem, TableType};
-use ptx::{Builder, F32, Global, Half, R16, R32, R64, Type};
+use ptx::{Builder, F32, Global, Half, Pred, R16, R32, R64, Type};
 use tile::{AccTile, Threads};
 
 use super::emit::{Division, Value, binary, compare, select, truth, unary};
@@ -28,6 +28,9 @@ pub struct TableParams {
     pub strides: Vec<Option<R64>>,
     /// The last index in each dimension.
     pub lasts: Vec<R32>,
+    /// Whether two neighbours in the last dimension may be read as one word; `None` where their type or their
+    /// stride excludes it.
+    pub pairs: Option<Pred>,
 }
 
 /// Launch parameters that programs read; `None` for parameters and tables that no program reads.
@@ -136,19 +139,53 @@ impl RowPrograms<'_> {
             return;
         }
         let first = k.add(origin, self.column);
+        let block = (first, coverage);
+        let pairs = if coverage == Coverage::Full { self.pairs(k) } else { None };
+        match pairs {
+            None => self.columns(k, s, block, (mask, false)),
+            Some(pairs) => k.if_else(
+                pairs,
+                |k| self.columns(k, s, block, (mask, true)),
+                |k| self.columns(k, s, block, (mask, false)),
+            ),
+        }
+    }
+
+    /// Whether the elements of two neighbouring columns may be read together; `None` if no table has such
+    /// elements.
+    fn pairs(&self, k: &mut Builder) -> Option<Pred> {
+        let programs = self.programs;
+        let tables = (0..programs.code.nodes.len()).filter(|&id| programs.is_along_keys(id));
+        let tables = tables.filter_map(|id| programs.table_of(id)?.pairs);
+        tables.reduce(|a, b| k.and_pred(a, b))
+    }
+
+    /// Like [`RowPrograms::apply`], with the mask program that is run here and whether neighbouring elements
+    /// of tables are read together.
+    fn columns(
+        &self,
+        k: &mut Builder,
+        s: &AccTile,
+        block: (R32, Coverage),
+        (mask, in_pairs): (Option<Id>, bool),
+    ) {
+        let code = &self.programs.code;
         let mut at = Scope::new(self.programs, &self.rows);
         at.once.clone_from(&self.once);
-        at.first_key = Some((first, coverage));
+        at.first_key = Some(block);
         at.last_key = Some(self.last_key);
+        at.in_pairs = in_pairs;
         let rows: Vec<Vec<F32>> = (0..s.lane_rows()).map(|i| s.row(i).collect()).collect();
+        let none: Memo = vec![None; code.nodes.len()];
+        // The elements of each row that were read together with those of the column before.
+        let mut read = vec![none.clone(); rows.len()];
         for column in 0..rows[0].len() {
-            let none: Memo = vec![None; code.nodes.len()];
             at.offset = column as u32 / 2 * 8 + column as u32 % 2;
             at.column.clone_from(&none);
             for (row, scores) in rows.iter().enumerate() {
                 let score = scores[column];
                 at.row.clone_from(&self.of_rows[row]);
-                at.element.clone_from(&none);
+                at.element = std::mem::replace(&mut read[row], none.clone());
                 at.score = Some(score);
                 let sees = mask.map(|mask| at.value(k, mask).bool());
                 if let Some(result) = code.score {
@@ -158,8 +195,30 @@ impl RowPrograms<'_> {
                 if let Some(sees) = sees {
                     k.selp_to(score, score, f32::NEG_INFINITY, sees);
                 }
+                std::mem::swap(&mut read[row], &mut at.next);
             }
         }
+    }
+}
+
+impl ScorePrograms {
+    /// The table that a node reads.
+    fn table_of(&self, id: Id) -> Option<&TableParams> {
+        let Node::Load { table, .. } = &self.code.nodes[id] else { return None };
+        self.params.tables[*table].as_ref()
+    }
+
+    /// Whether the element of a table that a node reads is followed in memory by that of the next key, and
+    /// may be read with it as one word.
+    fn is_along_keys(&self, id: Id) -> bool {
+        let Node::Load { parts, .. } = &self.code.nodes[id] else { return false };
+        let Some(table) = self.table_of(id) else { return false };
+        let is_key = |part: &Id| {
+            let Node::Address { indices, .. } = &self.code.nodes[*part] else { return false };
+            let last = table.lasts.len() - 1;
+            indices.iter().any(|index| index.dimension == last && self.code.is_key(index.value))
+        };
+        table.pairs.is_some() && self.code.places[id] == Place::Element && parts.iter().any(is_key)
     }
 }
 
@@ -181,6 +240,10 @@ pub(super) struct Scope<'a> {
     pub row: Memo,
     pub column: Memo,
     pub element: Memo,
+    /// Elements of tables are read together with those of the next column.
+    in_pairs: bool,
+    /// The elements that were read for the next column.
+    next: Memo,
 }
 
 /// Values of a place are only asked for where the place's positions are known.
@@ -202,7 +265,9 @@ impl<'a> Scope<'a> {
             once: none.clone(),
             row: none.clone(),
             column: none.clone(),
-            element: none,
+            element: none.clone(),
+            in_pairs: false,
+            next: none,
         }
     }
 
@@ -244,7 +309,13 @@ impl<'a> Scope<'a> {
                     offset: a.offset + b.offset,
                 };
                 let at = parts[1..].iter().fold(parts[0], sum);
-                load(k, self.table(*table).dtype, at)
+                let params = self.table(*table);
+                let half = half_of(params.dtype).filter(|_| self.in_pairs && programs.is_along_keys(id));
+                let Some(half) = half else { return load(k, params.dtype, at) };
+                let both: R32 = k.ld_read_only(Type::B32, at);
+                let [value, next] = k.unpack(half, both);
+                self.next[id] = Some(Value::Float(next));
+                Value::Float(value)
             }
         }
     }
@@ -374,6 +445,15 @@ fn further(k: &mut Builder, at: Option<Global>, i: R32, stride: Option<R64>, ele
         }
     };
     Global { base, offset }
+}
+
+/// The 16-bit float type of a table's elements, if they have one.
+const fn half_of(dtype: TableType) -> Option<Half> {
+    match dtype {
+        TableType::F16 => Some(Half::F16),
+        TableType::Bf16 => Some(Half::Bf16),
+        TableType::F32 | TableType::I32 | TableType::U8 => None,
+    }
 }
 
 /// An element of a table.

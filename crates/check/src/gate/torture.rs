@@ -110,6 +110,10 @@ fn features(dtypes: DTypes, head_dim: usize) -> Vec<(&'static str, Problem)> {
             let bias = one_per_pair(TableType::Bf16, 67, 83);
             program(base(67, 83), Some(library::bias(0)), None, bias)
         }),
+        ("additive bias, read in pairs", {
+            let bias = one_per_pair(TableType::F16, 40, 256);
+            program(base(40, 256), Some(library::bias(0)), None, bias)
+        }),
         ("boolean mask, softcap", {
             let mask = one_per_pair(TableType::U8, 50, 70);
             program(base(50, 70).with_softcap(3.0), None, Some(library::mask_tensor(0)), mask)

@@ -3,7 +3,7 @@
 use attend::{ProgramParams, ScorePrograms, TableParams};
 use problem::program::{Input, Op};
 use problem::{Problem, Table};
-use ptx::Builder;
+use ptx::{Builder, CmpOp, Global, Pred, R64};
 
 use crate::contract::Contract;
 
@@ -56,9 +56,23 @@ fn declare_table(k: &mut Builder, c: &mut Contract<'_>, number: u8, table: &Tabl
         let name = format!("table_{number}_stride_{dimension}");
         (dimension != last_dimension || stride != 1).then(|| c.i64(k, &name, bytes))
     });
-    let strides = strides.collect();
+    let strides: Vec<Option<R64>> = strides.collect();
     let lasts = table.extents.iter().enumerate();
     let lasts = lasts
         .map(|(dimension, &extent)| c.u32(k, &format!("table_{number}_last_{dimension}"), extent as u32 - 1));
-    TableParams { start, dtype: table.dtype, strides, lasts: lasts.collect() }
+    let lasts = lasts.collect();
+    let pairs = table.dtype.bytes() == 2 && table.strides[last_dimension] == 1;
+    let pairs = pairs.then(|| are_words(k, start, &strides));
+    TableParams { start, dtype: table.dtype, strides, lasts, pairs }
+}
+
+/// Whether elements of two bytes are the lower halves of words wherever their last index is even.
+fn are_words(k: &mut Builder, start: Global, strides: &[Option<R64>]) -> Pred {
+    let start = k.trunc(start.base);
+    let bits = strides.iter().flatten().fold(start, |bits, &stride| {
+        let stride = k.trunc(stride);
+        k.or(bits, stride)
+    });
+    let odd = k.and(bits, 3);
+    k.setp_u(CmpOp::Eq, odd, 0)
 }
