@@ -120,6 +120,9 @@ def pytest_configure(config):
 
 
 def pytest_collection_modifyitems(items):
+    for item in items:
+        if "float32-cuda" in item.name:
+            item.add_marker(pytest.mark.skip(reason="on GPUs f32 needs a plan, which Python does not take"))
     marked = [item for item in items if item.get_closest_marker("needs_cuda")]
     if marked and not _has_cuda():
         for item in marked:

@@ -119,7 +119,8 @@ out = F(q, q, q)
 child = os.fork()
 if child == 0:
     signal.alarm(60)
-    os._exit(0 if np.array_equal(F(q, q, q).numpy(), out.numpy()) else 1)
+    # The child has none of OpenMP's threads; its plan may be another one.
+    os._exit(0 if np.abs(F(q, q, q).numpy() - out.numpy()).max() < 1e-6 else 1)
 print(os.waitpid(child, 0)[1])
 """
     assert ran(code) == ["0"]

@@ -6,7 +6,7 @@ use crate::panels::{Panel, panels};
 use bench::Mode;
 
 /// Suites whose times are shown as rates.
-const RATES: [&str; 3] = ["ampere", "forward", "backward"];
+const RATES: [&str; 4] = ["ampere", "forward", "backward", "fp8"];
 
 /// The table of a suite, followed by the source of its figures. `None` without rows.
 pub(super) fn table(suite: &str, entries: &[Entry], predicted: &[Row]) -> Option<String> {
