@@ -21,7 +21,11 @@ if TYPE_CHECKING:
 DTYPES = {torch.float16: "f16", torch.bfloat16: "bf16", torch.float32: "f32"}
 FP8 = {torch.float8_e4m3fn: "e4m3", torch.float8_e5m2: "e5m2"}
 SIZES = {torch.float16: 2, torch.bfloat16: 2, torch.float32: 4, torch.float8_e4m3fn: 1, torch.float8_e5m2: 1}
-_CODES = {torch.float16: 0, torch.bfloat16: 1, torch.float32: 2}
+# Four bits for each of q, k, v and out, of which all have this type.
+_CODES = {torch.float16: 0x0000, torch.bfloat16: 0x1111, torch.float32: 0x2222}
+_DIGITS = {
+    torch.float16: 0, torch.bfloat16: 1, torch.float32: 2, torch.float8_e4m3fn: 3, torch.float8_e5m2: 4,
+}  # fmt: skip
 _TABLE_CODES = {
     torch.float32: 0, torch.float16: 1, torch.bfloat16: 2, torch.int32: 3, torch.uint8: 4, torch.bool: 4,
 }  # fmt: skip
@@ -44,8 +48,8 @@ def attend(
     code = _CODES.get(dtype)
     agree = dtype is k.dtype and dtype is v.dtype and device == k.get_device() == v.get_device()
     if code is None or not agree or q.is_neg() or k.is_neg() or v.is_neg():
-        check(q, k, v)
-        q, k, v, code = q.resolve_neg(), k.resolve_neg(), v.resolve_neg(), _CODES[dtype]
+        code, _ = _codes(q, k, v)
+        q, k, v = q.resolve_neg(), k.resolve_neg(), v.resolve_neg()
     if device != _current_device():  # PyTorch allocates, and captures, on the current device
         with torch.cuda.device(device):
             return attend(q, k, v, heads, terms, want_lse, features)
@@ -76,7 +80,12 @@ def _launch(
     first_byte("q", q, q.untyped_storage())
     first_byte("k", k, k.untyped_storage())
     first_byte("v", v, v.untyped_storage())
-    out = _empty_like(q) if shape[3] == v_shape[3] and strides[3] == 1 else output_like(plain_rows(q), v.shape[3])
+    if q.dtype in FP8:
+        out = output_like(plain_rows(q), v_shape[3], _codes(q, k, v)[1])
+    elif shape[3] == v_shape[3] and strides[3] == 1:
+        out = _empty_like(q)
+    else:
+        out = output_like(plain_rows(q), v_shape[3])
     lse = lse_like(q, heads) if want_lse else None
     clear(out, lse, features)
     copies = _enqueue(
@@ -99,15 +108,15 @@ def _launch(
 
 def explain(q: Tensor, k: Tensor, v: Tensor, heads: int, terms: Terms) -> dict[str, Any]:
     """Which kernel :func:`attend` runs."""
-    check(q, k, v)
+    code, dtype = _codes(q, k, v)
     q, k, v = plain_rows(q), plain_rows(k), plain_rows(v)
     told = _flashcore.explain(
         (q.data_ptr(), q.shape, q.stride()),
         (k.data_ptr(), k.shape, k.stride()),
         (v.data_ptr(), v.shape, v.stride()),
-        output_like(q, v.shape[3]).stride(),
+        output_like(q, v.shape[3], dtype).stride(),
         heads,
-        _CODES[q.dtype],
+        code,
         terms,
         q.get_device(),
     )
@@ -139,17 +148,28 @@ def output_like(q: Tensor, dim: int, dtype: torch.dtype | None = None) -> Tensor
     return q.new_empty((q.shape[0], q.shape[2], q.shape[1], dim), dtype=dtype).transpose(1, 2)
 
 
+def _codes(q: Tensor, k: Tensor, v: Tensor) -> tuple[int, torch.dtype]:
+    """The code of checked element types, and the output's type."""
+    out = output_type(q, k, v)
+    return sum(_DIGITS[dtype] << 4 * i for i, dtype in enumerate((q.dtype, k.dtype, v.dtype, out))), out
+
+
 def host_types(q: Tensor, k: Tensor, v: Tensor) -> tuple[str, torch.dtype]:
-    """The element types as Rust reads them, and the output's: with 8-bit inputs v's, or bfloat16."""
+    """The names of checked element types, and the output's type."""
+    out, names = output_type(q, k, v), {**DTYPES, **FP8}
+    return names[q.dtype] if q.dtype not in FP8 else "/".join(names[x.dtype] for x in (q, k, v)), out
+
+
+def output_type(q: Tensor, k: Tensor, v: Tensor) -> torch.dtype:
+    """The output's type: q's, with 8-bit q and k that of v, or bfloat16. Refuses types that do not fit."""
     if q.dtype not in FP8:
         check(q, k, v)
-        return DTYPES[q.dtype], q.dtype
+        return q.dtype
     for name, x in (("q", q), ("k", k), ("v", v)):
         _check_placed(name, x, q)
         if x.dtype not in FP8 and x.dtype not in DTYPES:
             raise DTypeError(invalid_words(f"the dtype of {name}", x.dtype, ", ".join(map(str, (*DTYPES, *FP8)))))
-    names = {**DTYPES, **FP8}
-    return "/".join(names[x.dtype] for x in (q, k, v)), torch.bfloat16 if v.dtype in FP8 else v.dtype
+    return torch.bfloat16 if v.dtype in FP8 else v.dtype
 
 
 def lse_like(q: Tensor, heads: int) -> Tensor:

@@ -122,8 +122,9 @@ def flash_attn_func(
     to that. Keys that ``causal``, ``window_size`` or ``attention_chunk`` hide have ``s = -inf``, after all of them.
 
     Args:
-        q: ``(batch, seqlen_q, heads, head_dim)``, float16, bfloat16 or, on the CPU, float32, float8_e4m3fn or
-            float8_e5m2. With 8-bit q and k, v is of an 8-bit type, float16 or bfloat16.
+        q: ``(batch, seqlen_q, heads, head_dim)``, float16, bfloat16, float8_e4m3fn, float8_e5m2 or, on the CPU,
+            float32. With 8-bit q and k, v is of an 8-bit type, float16 or bfloat16. On a GPU, 8-bit tensors need
+            one of sm_90.
         k: ``(batch, seqlen_k, heads_k, head_dim)``; ``heads_k`` divides ``heads``, and query head ``h`` reads key head
             ``h // (heads // heads_k)``.
         v: ``(batch, seqlen_k, heads_k, head_dim_v)``.

@@ -7,7 +7,7 @@ use std::sync::{Arc, LazyLock, Mutex, PoisonError};
 
 use driver::{CubinCache, DeviceInfo, DeviceSlice, Stream};
 use flashcore::gpu::{Gpu, Operand, Prepared};
-use problem::{Band, DType, Problem, Score, Tensor};
+use problem::{Band, DType, DTypes, Problem, Score, Tensor};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
@@ -26,7 +26,7 @@ struct Key {
     shapes: [Four<usize>; 4],
     strides: [Four<i64>; 4],
     heads: usize,
-    dtype: DType,
+    dtypes: DTypes,
     band: Band,
     /// Bits of the factor on Q Kᵀ and of the cap on the logits.
     score: (Option<u32>, Option<u32>),
@@ -61,7 +61,7 @@ static KNOWN: LazyLock<Mutex<HashMap<Key, Known>>> = LazyLock::new(Mutex::defaul
 /// Returns 0 if the call was enqueued. Otherwise nothing was done, and the result has a bit for each of q
 /// (1), k (2) and v (4) whose last dimension is not contiguous: the caller must copy that tensor.
 #[pyfunction]
-#[pyo3(signature = (q, k, v, out, lse, heads, dtype, terms, ordinal, stream, features=None))]
+#[pyo3(signature = (q, k, v, out, lse, heads, dtypes, terms, ordinal, stream, features=None))]
 #[expect(clippy::too_many_arguments, reason = "Python's calling convention: flat arguments are the cheapest")]
 pub fn enqueue(
     py: Python<'_>,
@@ -71,15 +71,15 @@ pub fn enqueue(
     out: (u64, Four<i64>),
     lse: Option<u64>,
     heads: usize,
-    dtype: u8,
+    dtypes: u32,
     terms: Terms,
     ordinal: i32,
     stream: u64,
     features: Option<features::Described>,
 ) -> Result<u32, Error> {
     let stated = features.as_ref().map(Features::new).transpose()?;
-    let dtype = dtype_of(dtype)?;
-    let key = Key::new([&q, &k, &v], out.1, heads, dtype, terms, stated, lse.is_some(), ordinal)?;
+    let dtypes = dtypes_of(dtypes)?;
+    let key = Key::new([&q, &k, &v], out.1, heads, dtypes, terms, stated, lse.is_some(), ordinal)?;
     // Checked before the lock, because in a forked process another thread of the parent may have held the
     // lock.
     driver::process::check()?;
@@ -111,12 +111,17 @@ pub fn enqueue(
     Ok(0)
 }
 
-/// The element type of a code. An integer is the cheapest argument that Python can look up and pass.
-fn dtype_of(code: u8) -> Result<DType, Error> {
-    let known = DType::OUTPUTS.get(usize::from(code)).copied();
-    known.ok_or_else(|| {
-        Error::DType(format!("invalid value '{code}' for dtype: expected 0 (f16), 1 (bf16) or 2 (f32)"))
-    })
+/// The element types of a code: four bits for each of q, k, v and out, the lowest for q, with the type's place
+/// in [`DType::ALL`]. An integer is the cheapest argument that Python can look up and pass.
+fn dtypes_of(code: u32) -> Result<DTypes, Error> {
+    let of = |tensor: u32| DType::ALL.get((code >> (4 * tensor) & 15) as usize).copied();
+    match (of(0), of(1), of(2), of(3)) {
+        (Some(q), Some(k), Some(v), Some(out)) if code >> 16 == 0 => Ok(DTypes { q, k, v, out }),
+        _ => {
+            let expected = "four digits from 0 to 4 (f16, bf16, f32, e4m3, e5m2), for q, k, v and out";
+            Err(Error::DType(format!("invalid value '{code:#x}' for dtypes: expected {expected}")))
+        }
+    }
 }
 
 impl Key {
@@ -125,7 +130,7 @@ impl Key {
         [q, k, v]: [&Handed; 3],
         out: Four<i64>,
         heads: usize,
-        dtype: DType,
+        dtypes: DTypes,
         terms: Terms,
         features: Option<Features>,
         lse: bool,
@@ -136,7 +141,7 @@ impl Key {
             shapes: [q.1, k.1, v.1, (q.1.0, q.1.1, q.1.2, v.1.3)],
             strides: [q.2, k.2, v.2, out],
             heads,
-            dtype,
+            dtypes,
             band,
             score: (score.scale.map(f32::to_bits), score.softcap.map(f32::to_bits)),
             features,
@@ -169,7 +174,7 @@ impl Key {
         let score =
             Score { scale: scale.map(f32::from_bits), softcap: softcap.map(f32::from_bits), sink: false };
         let terms = (self.band, score);
-        Ok(problem_of(all.each_ref(), self.dtype, terms, self.features.as_ref())?.with_lse(self.lse))
+        Ok(problem_of(all.each_ref(), self.dtypes, terms, self.features.as_ref())?.with_lse(self.lse))
     }
 }
 
@@ -216,7 +221,7 @@ impl Known {
 /// The plan that a call of [`enqueue`] with such tensors uses, why it was chosen, and the registers and local
 /// memory that the driver's compiler gave it.
 #[pyfunction]
-#[pyo3(signature = (q, k, v, out, heads, dtype, terms, ordinal, features=None))]
+#[pyo3(signature = (q, k, v, out, heads, dtypes, terms, ordinal, features=None))]
 #[expect(clippy::too_many_arguments, reason = "those of `enqueue`")]
 pub fn explain<'py>(
     py: Python<'py>,
@@ -225,13 +230,13 @@ pub fn explain<'py>(
     v: Handed,
     out: Four<i64>,
     heads: usize,
-    dtype: u8,
+    dtypes: u32,
     terms: Terms,
     ordinal: i32,
     features: Option<features::Described>,
 ) -> Result<Bound<'py, PyDict>, Error> {
     let features = features.as_ref().map(Features::new).transpose()?;
-    let key = Key::new([&q, &k, &v], out, heads, dtype_of(dtype)?, terms, features, false, ordinal)?;
+    let key = Key::new([&q, &k, &v], out, heads, dtypes_of(dtypes)?, terms, features, false, ordinal)?;
     let problem = key.problem()?;
     let (gpu, prepared) = py.detach(|| -> Result<_, Error> {
         let gpu = Gpu::open(ordinal)?;

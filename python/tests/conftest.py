@@ -52,7 +52,8 @@ def pretended_gpu(monkeypatch):
 
         result = (out[0], (*q[1][:3], v[1][3]), out[1])
         tensors = [described(*x) for x in (q, k, v, result)]
-        _flashcore.attention_cpu(*tensors, lse, ("f16", "bf16", "f32")[code], terms, None, features)
+        names = [("f16", "bf16", "f32", "e4m3", "e5m2")[code >> 4 * i & 15] for i in range(4)]
+        _flashcore.attention_cpu(*tensors, lse, "/".join(names[:3]) + ":" + names[3], terms, None, features)
         return 0
 
     monkeypatch.setattr(_cuda, "_enqueue", enqueue)
