@@ -173,7 +173,9 @@ impl Reports<'_> {
     fn write(&self, study: &Study, found: &Found, seconds: f64) -> Result<(), CliError> {
         for (argument, path) in self.paths() {
             let text = match argument {
-                "--sarif" => format!("{:#}\n", sarif::log(study, found, &self.args.file)),
+                "--sarif" => {
+                    format!("{:#}\n", sarif::log(study, found, &self.args.file, self.args.launch.as_deref()))
+                }
                 _ => junit::suite(study, found, &self.args.file, seconds),
             };
             store::write(path, text.as_bytes())?;
