@@ -133,10 +133,24 @@ impl References {
     /// # Errors
     /// When the oracle rejects the problem.
     pub fn of(problem: &Problem, inputs: &Inputs) -> Result<References, OracleError> {
-        let rows = dense_rows(problem, &inputs.others.sequences(problem));
+        References::of_rows(problem, inputs, None)
+    }
+
+    /// Like [`References::of`]; with `wanted`, only for the rows whose element is set, in the order of the
+    /// LSE.
+    ///
+    /// # Errors
+    /// When the oracle rejects the problem.
+    pub fn of_rows(
+        problem: &Problem,
+        inputs: &Inputs,
+        wanted: Option<&[bool]>,
+    ) -> Result<References, OracleError> {
+        let mut rows = dense_rows(problem, &inputs.others.sequences(problem));
+        rows.retain(|&row| wanted.is_none_or(|wanted| wanted[row]));
         let gather = |reference: Reference| gather(reference, &rows, problem.head_dim_v);
-        let standard = gather(inputs.reference_in_precision(problem)?);
-        Ok(References::new(problem, gather(inputs.oracle(problem)?), &standard))
+        let (exact, standard) = inputs.both_references(problem, wanted)?;
+        Ok(References::new(problem, gather(exact), &gather(standard)))
     }
 
     /// Builds references from the oracle's output and standard attention's output on the same inputs.
