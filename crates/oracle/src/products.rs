@@ -46,9 +46,11 @@ impl<R: Real> WithSimd for Dots<'_, R> {
         }
         for (keys, sums) in self.keys.chunks(KEYS * dim).zip(self.sums.chunks_mut(KEYS)) {
             match sums {
-                [a, b, c, d] => {
+                [s0, s1, s2, s3] => {
                     let (first, second) = keys.split_at(2 * dim);
                     let ((k0, k1), (k2, k3)) = (first.split_at(dim), second.split_at(dim));
+                    // Locals stay in registers: memory could be that of the query.
+                    let [mut a, mut b, mut c, mut d] = [[R::default(); LANES]; KEYS];
                     for ((((q, &x0), &x1), &x2), &x3) in self.query.iter().zip(k0).zip(k1).zip(k2).zip(k3) {
                         for lane in 0..LANES {
                             a[lane] = a[lane] + q[lane] * x0;
@@ -57,6 +59,7 @@ impl<R: Real> WithSimd for Dots<'_, R> {
                             d[lane] = d[lane] + q[lane] * x3;
                         }
                     }
+                    (*s0, *s1, *s2, *s3) = (a, b, c, d);
                 }
                 sums => {
                     for (key, sum) in keys.chunks_exact(dim).zip(sums) {
@@ -88,21 +91,23 @@ impl<R: Real> WithSimd for Weighted<'_, R> {
             return;
         }
         for (weights, values) in self.weights.chunks(KEYS).zip(self.values.chunks(KEYS * dim)) {
-            match weights {
+            match *weights {
                 [a, b, c, d] => {
                     let (first, second) = values.split_at(2 * dim);
                     let ((v0, v1), (v2, v3)) = (first.split_at(dim), second.split_at(dim));
                     for ((((acc, &x0), &x1), &x2), &x3) in self.acc.iter_mut().zip(v0).zip(v1).zip(v2).zip(v3)
                     {
+                        let mut sums = *acc;
                         for lane in 0..LANES {
-                            let sum = acc[lane] + a[lane] * x0;
-                            let sum = sum + b[lane] * x1;
-                            let sum = sum + c[lane] * x2;
-                            acc[lane] = sum + d[lane] * x3;
+                            sums[lane] = sums[lane] + a[lane] * x0;
+                            sums[lane] = sums[lane] + b[lane] * x1;
+                            sums[lane] = sums[lane] + c[lane] * x2;
+                            sums[lane] = sums[lane] + d[lane] * x3;
                         }
+                        *acc = sums;
                     }
                 }
-                weights => {
+                _ => {
                     for (weight, row) in weights.iter().zip(values.chunks_exact(dim)) {
                         for (acc, &x) in self.acc.iter_mut().zip(row) {
                             for lane in 0..LANES {
