@@ -1,6 +1,6 @@
 //! The inner loops of standard attention, compiled for the vector instructions of the processor. A vector
-//! holds the query rows of a block. The sum of each row is made in the order of the dimensions, or of the keys,
-//! without fused multiply-adds: its bits do not depend on the instructions.
+//! holds the query rows of a block. The sum of each row is made in the order of the dimensions, or of the
+//! keys, without fused multiply-adds: its bits do not depend on the instructions.
 
 use std::ops::{Add, Mul};
 
@@ -28,7 +28,8 @@ pub(crate) fn add_weighted<R: Real>(acc: &mut [[R; LANES]], weights: &[[R; LANES
     Arch::new().dispatch(Weighted { acc, weights, values });
 }
 
-/// The arguments as structs: unlike a closure, the body is certain to be compiled for the chosen instructions.
+/// The arguments as structs: unlike a closure, the body is certain to be compiled for the chosen
+/// instructions.
 struct Dots<'a, R> {
     query: &'a [[R; LANES]],
     keys: &'a [R],

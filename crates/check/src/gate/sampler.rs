@@ -1,9 +1,9 @@
 //! A check within a budget of time: which CTAs stand for the grid, and how many of them find time.
 //!
-//! CTAs of a kernel whose CTAs do not communicate run alone, so some of them can stand for all. A third of the
-//! budget searches the grid: each CTA that is searched runs once, and the emulator says which instructions it
-//! executed and which lines of global memory it shares with others. The rest of the budget is for the runs of
-//! the check, each of as many of the chosen CTAs as find time, in the order of [`Choice`].
+//! CTAs of a kernel whose CTAs do not communicate run alone, so some of them can stand for all. A third of
+//! the budget searches the grid: each CTA that is searched runs once, and the emulator says which
+//! instructions it executed and which lines of global memory it shares with others. The rest of the budget is
+//! for the runs of the check, each of as many of the chosen CTAs as find time, in the order of [`Choice`].
 
 use std::collections::{BTreeSet, HashSet};
 use std::time::{Duration, Instant};

@@ -440,8 +440,8 @@ struct Row {
     size: f64,
 }
 
-/// The rows of attention, in the order batch entry, head, row: `visit` gets the number of the row, that of its
-/// head of keys and values, and the row.
+/// The rows of attention, in the order batch entry, head, row: `visit` gets the number of the row, that of
+/// its head of keys and values, and the row.
 fn attention_rows(inputs: &[Input], scale: f64, causal: bool, mut visit: impl FnMut(usize, usize, &Row)) {
     let (q, k) = (&inputs[0], &inputs[1]);
     let [batch, heads, rows, dim] = q.shape[..] else { return };
@@ -467,8 +467,8 @@ fn attention_rows(inputs: &[Input], scale: f64, causal: bool, mut visit: impl Fn
     }
 }
 
-/// How much errors of a probability grow: those of a softmax over `keys`, of its scores, and of the rounding of
-/// probabilities to the type of the inputs, which counts as that many roundings of f32.
+/// How much errors of a probability grow: those of a softmax over `keys`, of its scores, and of the rounding
+/// of probabilities to the type of the inputs, which counts as that many roundings of f32.
 fn growth(inputs: &[Input], row: &Row) -> f64 {
     let keys = inputs[1].shape[2] as f64;
     2.0 + keys.sqrt() + row.size + 4.0 * inputs[0].roundoff / f64::from(f32::EPSILON)

@@ -32,8 +32,8 @@ pub struct Check {
     /// Time limit for all emulator runs together; beyond it the verdict is incomplete
     #[arg(long, value_name = "SECONDS", default_value = TIMEOUT, value_parser = seconds)]
     pub timeout: Duration,
-    /// Time that the runs shall take together: run CTAs that stand for the others, as many as find time, in this
-    /// order
+    /// Time that the runs shall take together: run CTAs that stand for the others, as many as find time, in
+    /// this order
     ///
     /// 1. the corners of the grid: first or last along each axis;
     /// 2. CTAs that executed an instruction, or a set of instructions, that no CTA chosen before executed;
@@ -42,10 +42,10 @@ pub struct Check {
     /// 5. the middles of edges and faces, and the centre: first, middle or last along each axis;
     /// 6. CTAs spread evenly over the grid, in pairs that follow each other.
     ///
-    /// A third of the time searches the grid for 2 and 4. Clusters are chosen as a whole. The verdict says how
-    /// many CTAs and instructions ran; a pass is a pass of these. Unwritten outputs are not looked for, and
-    /// there is no diagnosis. CTAs that may wait for each other (atomics or strong accesses to global memory)
-    /// and several launches run whole; the budget then ends the check between two runs.
+    /// A third of the time searches the grid for 2 and 4. Clusters are chosen as a whole. The verdict says
+    /// how many CTAs and instructions ran; a pass is a pass of these. Unwritten outputs are not looked for,
+    /// and there is no diagnosis. CTAs that may wait for each other (atomics or strong accesses to global
+    /// memory) and several launches run whole; the budget then ends the check between two runs.
     #[arg(long, value_name = "SECONDS", value_parser = seconds, conflicts_with = "mutants", verbatim_doc_comment)]
     pub budget: Option<Duration>,
     /// Percentage of the kernel's instructions that must be executed; below it the verdict is incomplete
