@@ -111,8 +111,8 @@ pub fn enqueue(
     Ok(0)
 }
 
-/// The element types of a code: four bits for each of q, k, v and out, the lowest for q, with the type's place
-/// in [`DType::ALL`]. An integer is the cheapest argument that Python can look up and pass.
+/// The element types of a code: four bits for each of q, k, v and out, the lowest for q, with the place of
+/// the type in [`DType::ALL`]. An integer is the cheapest argument that Python can look up and pass.
 fn dtypes_of(code: u32) -> Result<DTypes, Error> {
     let of = |tensor: u32| DType::ALL.get((code >> (4 * tensor) & 15) as usize).copied();
     match (of(0), of(1), of(2), of(3)) {

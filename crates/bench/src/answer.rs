@@ -248,7 +248,7 @@ fn part(
         v: inputs.v.slice(from(Tensor::V, kv_head, keys.start, keys.len())),
         others: inputs.others.clone(),
     };
-    let [oracle, standard] = References::outputs(&part, &inputs)?;
+    let [oracle, standard] = References::outputs(&part, &inputs, None)?;
     Ok(Part { elements: from(Tensor::Out, head, row, rows), oracle, standard })
 }
 

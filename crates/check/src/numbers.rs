@@ -1,6 +1,11 @@
-//! Arrays of any element type in `.npy` files, for buffers and references.
+//! Arrays of any element type in `.npy` and `.safetensors` files, for buffers and references.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
+
+use ptx::quote;
+
+use safetensors::SafeTensors;
+use safetensors::tensor::Dtype;
 
 use crate::files::{FileError, extents, malformed, npy_header, read, value};
 use crate::launchfile::BufferType;
@@ -46,13 +51,17 @@ impl Numbers {
         Numbers { dtype: if known { dtype } else { BufferType::F32 }, shape: shape.to_vec(), bytes }
     }
 
-    /// Reads a `.npy` file.
+    /// Reads a `.npy` file, or a tensor of a `.safetensors` file: `x.safetensors:NAME`, or without a name its
+    /// only tensor.
     ///
     /// # Errors
-    /// When the file cannot be read, is not a `.npy` file, or holds something else than numbers in C order.
+    /// When the file cannot be read, is neither, or holds something else than numbers in C order.
     pub fn load(path: &Path) -> Result<Numbers, FileError> {
+        if let Some((file, name)) = tensor_of(path) {
+            return Numbers::of_safetensors(&file, &read(&file)?, name.as_deref());
+        }
         if path.extension().is_none_or(|extension| extension != "npy") {
-            return Err(malformed(path, "arrays are read from .npy files"));
+            return Err(malformed(path, "arrays are read from .npy and .safetensors files"));
         }
         let bytes = read(path)?;
         let (header, data) = npy_header(&bytes).map_err(|reason| malformed(path, reason))?;
@@ -77,6 +86,52 @@ impl Numbers {
             malformed(path, format!("the file ends before its array of shape ({shape}) does"))
         })?;
         Ok(Numbers { dtype, shape, bytes: data.to_vec() })
+    }
+
+    fn of_safetensors(path: &Path, bytes: &[u8], name: Option<&str>) -> Result<Numbers, FileError> {
+        let file = SafeTensors::deserialize(bytes).map_err(|error| malformed(path, error))?;
+        let mut names = file.names();
+        names.sort_unstable();
+        let name = match (name, &names[..]) {
+            (Some(name), _) => name,
+            (None, [only]) => only,
+            (None, _) => {
+                let reason =
+                    format!("it has the tensors {}; name one: FILE.safetensors:NAME", quote::list(&names));
+                return Err(malformed(path, reason));
+            }
+        };
+        let absent = |_| {
+            let present = quote::list(&names);
+            FileError::Absent { path: path.to_path_buf(), name: name.to_owned(), present }
+        };
+        let tensor = file.tensor(name).map_err(absent)?;
+        let dtype = match tensor.dtype() {
+            Dtype::BOOL | Dtype::U8 => BufferType::U8,
+            Dtype::I8 => BufferType::I8,
+            Dtype::U16 => BufferType::U16,
+            Dtype::I16 => BufferType::I16,
+            Dtype::U32 => BufferType::U32,
+            Dtype::I32 => BufferType::I32,
+            Dtype::U64 => BufferType::U64,
+            Dtype::I64 => BufferType::I64,
+            Dtype::F8_E4M3 => BufferType::E4m3,
+            Dtype::F8_E5M2 => BufferType::E5m2,
+            Dtype::F16 => BufferType::F16,
+            Dtype::BF16 => BufferType::Bf16,
+            Dtype::F32 => BufferType::F32,
+            Dtype::F64 => BufferType::F64,
+            other => {
+                return Err(FileError::DType {
+                    path: path.to_path_buf(),
+                    name: name.to_owned(),
+                    dtype: format!("{other:?}"),
+                    accepted: "BOOL, U8 to I64, F8_E4M3, F8_E5M2, F16, BF16, F32, F64",
+                });
+            }
+        };
+        // The crate has checked that the data is as long as the shape says.
+        Ok(Numbers { dtype, shape: tensor.shape().to_vec(), bytes: tensor.data().to_vec() })
     }
 
     /// The contents of a `.npy` file.
@@ -104,6 +159,17 @@ impl Numbers {
         }
         self.values().into_iter().flat_map(|value| dtype.encode(value)).collect()
     }
+}
+
+/// The `.safetensors` file that a path names, and the tensor after a colon.
+fn tensor_of(path: &Path) -> Option<(PathBuf, Option<String>)> {
+    const EXTENSION: &str = ".safetensors";
+    let text = path.to_str()?;
+    if text.ends_with(EXTENSION) {
+        return Some((path.to_path_buf(), None));
+    }
+    let (file, name) = text.split_once(".safetensors:")?;
+    Some((PathBuf::from(format!("{file}{EXTENSION}")), Some(name.to_owned())))
 }
 
 #[cfg(test)]
@@ -134,6 +200,39 @@ mod tests {
             .unwrap();
         let error = Numbers::load(&scratch.path("x.npy")).unwrap_err().to_string();
         assert!(error.contains("said to have") || error.contains("ends before"), "{error}");
-        assert!(Numbers::load(&scratch.path("x.txt")).unwrap_err().to_string().contains(".npy files"));
+        assert!(Numbers::load(&scratch.path("x.txt")).unwrap_err().to_string().contains(".npy and"));
+    }
+
+    #[test]
+    fn tensors_of_safetensors_files_are_found_by_name() {
+        let scratch = Scratch::new().unwrap();
+        let write = |tensors: &[(&str, Dtype, Vec<usize>, &[u8])]| {
+            let views = tensors.iter().map(|(name, dtype, shape, bytes)| {
+                (*name, safetensors::tensor::TensorView::new(*dtype, shape.clone(), bytes).unwrap())
+            });
+            let path = scratch.path("x.safetensors");
+            std::fs::write(&path, safetensors::serialize(views, None).unwrap()).unwrap();
+            path
+        };
+        let named = |path: &Path, name: &str| PathBuf::from(format!("{}:{name}", path.display()));
+        let path = write(&[("y", Dtype::BF16, vec![1, 2], &[0x80, 0x3f, 0x00, 0x40])]);
+        let only = Numbers::load(&path).unwrap();
+        assert_eq!((only.dtype, only.values()), (BufferType::Bf16, vec![1.0, 2.0]));
+        assert_eq!(Numbers::load(&named(&path, "y")).unwrap(), only);
+        let absent = Numbers::load(&named(&path, "z")).unwrap_err().to_string();
+        assert!(absent.contains("has no tensor \"z\"; it has: y"), "{absent}");
+        let path = write(&[
+            ("a", Dtype::I64, vec![1], &7i64.to_le_bytes()),
+            ("b", Dtype::F8_E4M3, vec![2], &[0x38, 0xc0]),
+        ]);
+        assert_eq!(Numbers::load(&named(&path, "a")).unwrap().values(), [7.0]);
+        assert_eq!(Numbers::load(&named(&path, "b")).unwrap().values(), [1.0, -2.0]);
+        let several = Numbers::load(&path).unwrap_err().to_string();
+        assert!(several.contains("it has the tensors a, b; name one"), "{several}");
+        let whole = std::fs::read(&path).unwrap();
+        for length in [0, 7, 20, whole.len() - 1] {
+            std::fs::write(&path, &whole[..length]).unwrap();
+            assert!(Numbers::load(&named(&path, "a")).is_err(), "{length} bytes");
+        }
     }
 }

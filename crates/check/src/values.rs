@@ -230,6 +230,26 @@ impl Inputs {
         self.others.with(|others| oracle::oracle_with(problem, self.elements(), others))
     }
 
+    /// The oracle and standard attention in the precision of the inputs. With `wanted`, only for the rows
+    /// whose element is set, in the order of the LSE.
+    ///
+    /// # Errors
+    /// When the buffers do not fit the problem.
+    pub fn both_references(
+        &self,
+        problem: &Problem,
+        wanted: Option<&[bool]>,
+    ) -> Result<(Reference, Reference), OracleError> {
+        let Some(wanted) = wanted else {
+            return Ok((self.oracle(problem)?, self.reference_in_precision(problem)?));
+        };
+        self.others.with(|others| {
+            let exact = oracle::oracle_of_rows(problem, self.elements(), others, wanted)?;
+            let rounded = oracle::reference_in_precision_of_rows(problem, self.elements(), others, wanted)?;
+            Ok((exact, rounded))
+        })
+    }
+
     /// Standard attention in the precision of the inputs.
     ///
     /// # Errors

@@ -51,6 +51,7 @@ pub fn check(args: &Check) -> Result<Status, CliError> {
     let mut settings = if args.quick { Settings::quick() } else { Settings::thorough() };
     settings.collectives_order = args.warp_order == "assume";
     settings.repeat_races = true;
+    settings.budget = args.budget;
     if args.strict_alignment {
         settings.placement = Placement::Declared;
     }
@@ -59,7 +60,7 @@ pub fn check(args: &Check) -> Result<Status, CliError> {
     let target = bound.kernel.module.target;
     detail(format_args!("target {target}; ptxas: {version}"));
     let gpu = gpu(args.gpu.as_deref(), target)?;
-    let mut check = watched(&bound, &settings, args.timeout)?;
+    let mut check = watched(&bound, &settings, args.timeout, args.json)?;
     if let Some(percent) = args.require_coverage {
         check.require_coverage(percent);
     }
@@ -173,7 +174,9 @@ impl Reports<'_> {
     fn write(&self, study: &Study, found: &Found, seconds: f64) -> Result<(), CliError> {
         for (argument, path) in self.paths() {
             let text = match argument {
-                "--sarif" => format!("{:#}\n", sarif::log(study, found, &self.args.file)),
+                "--sarif" => {
+                    format!("{:#}\n", sarif::log(study, found, &self.args.file, self.args.launch.as_deref()))
+                }
                 _ => junit::suite(study, found, &self.args.file, seconds),
             };
             store::write(path, text.as_bytes())?;
@@ -182,10 +185,15 @@ impl Reports<'_> {
     }
 }
 
-/// Runs the gate on a kernel with a time limit, and shows the progress.
-pub fn watched(bound: &Bound, settings: &Settings, limit: Duration) -> Result<CheckReport, GateError> {
+/// Runs the gate on a kernel with a time limit, and shows the progress; with `--json` only on a terminal.
+pub fn watched(
+    bound: &Bound,
+    settings: &Settings,
+    limit: Duration,
+    json: bool,
+) -> Result<CheckReport, GateError> {
     let watch = Watch::start(limit);
-    Progress::new(None).during(|| watch.to_string(), || check_watched(bound, settings, &watch))
+    Progress::after_a_second(json).during(|| watch.to_string(), || check_watched(bound, settings, &watch))
 }
 
 /// The check as JSON.
@@ -213,12 +221,14 @@ fn shape(bound: &Bound) -> Value {
 
 fn print(out: &mut Out, study: &Study, found: &Found, args: &Check) -> Result<(), CliError> {
     let check = &study.check;
-    let runs = if check.runs == 1 { "run" } else { "runs" };
     out.paint(check.verdict.into(), check.verdict)?;
-    writeln!(out, " after {} {runs} in the emulator", check.runs)?;
+    writeln!(out, " {}", after(check))?;
     let launch = &study.bound.kernel.launch;
     let judged = judged(study);
     writeln!(out, "1 shape: grid {}, block {}, {judged}", launch.grid, launch.block)?;
+    if let Some(sample) = &check.sample {
+        writeln!(out, "{sample}")?;
+    }
     findings::print_coverage(out, study, args.coverage)?;
     findings::print(out, found)?;
     for printed in check.printed.iter().filter(|_| args.printf) {
@@ -245,6 +255,29 @@ fn print(out: &mut Out, study: &Study, found: &Found, args: &Check) -> Result<()
         writeln!(out, "{}: {}", finding.name, finding.evidence)?;
     }
     Ok(())
+}
+
+/// What ran, for the line of the verdict. A check with a budget says how much did not run.
+fn after(check: &CheckReport) -> String {
+    let runs = if check.runs == 1 { "run" } else { "runs" };
+    let Some(sample) = &check.sample else { return format!("after {} {runs} in the emulator", check.runs) };
+    let mut said = format!("after {}", check.runs);
+    if (check.runs as usize) < sample.runs_planned {
+        said += &format!(" of {}", sample.runs_planned);
+    }
+    said += &format!(" {runs} ");
+    if sample.ctas_run < sample.ctas {
+        said += &format!("of {} of {} CTAs ", sample.ctas_run, sample.ctas);
+    }
+    said += &format!("in the emulator, within {} s", sample.seconds);
+    if let Some(coverage) = &check.coverage {
+        // Rounded down, so that 99.97 % does not read as 100 %.
+        said += &format!(", {} % of instructions executed", (10.0 * coverage.percent()).floor() / 10.0);
+    }
+    match sample.ctas - sample.ctas_run {
+        0 => said,
+        never => said + &format!("; {never} CTAs never ran"),
+    }
 }
 
 /// Prints what became of each mutant.

@@ -2,10 +2,10 @@
 
 use std::io::IsTerminal;
 use std::sync::mpsc::{RecvTimeoutError, channel};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, Once, PoisonError};
 use std::time::{Duration, Instant};
 
-use indicatif::{ProgressBar, ProgressStyle};
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
 use crate::terminal::{aside, is_quiet, one_line};
 
@@ -33,6 +33,8 @@ pub fn beside(write: impl FnOnce()) {
 
 enum Shown {
     Bar(ProgressBar),
+    /// A bar that is not shown yet, and when it is to be shown.
+    Later(ProgressBar, Instant, Once),
     /// When the next line may be printed.
     Lines(Mutex<Instant>),
     Nothing,
@@ -47,17 +49,25 @@ impl Progress {
         if !std::io::stderr().is_terminal() {
             return Progress(Shown::Lines(Mutex::new(Instant::now() + FIRST_LINE)));
         }
-        let (bar, template) = match steps {
-            Some(steps) => (ProgressBar::new(steps), "{elapsed_precise} {bar:24} {pos}/{len} {wide_msg}"),
-            None => (ProgressBar::new_spinner(), "{elapsed_precise} {spinner} {wide_msg}"),
-        };
-        // The template is a constant. If it were invalid, the bar would keep its default style.
-        if let Ok(style) = ProgressStyle::with_template(template) {
-            bar.set_style(style);
-        }
+        let bar = styled(steps);
         bar.enable_steady_tick(FRAME);
         *BAR.lock().unwrap_or_else(PoisonError::into_inner) = Some(bar.clone());
         Progress(Shown::Bar(bar))
+    }
+
+    /// Starts a display of work that is often short: it appears after a second. `json`: only on a terminal,
+    /// since a program reads the output.
+    pub fn after_a_second(json: bool) -> Progress {
+        if is_quiet() || json && !std::io::stderr().is_terminal() {
+            return Progress::silent();
+        }
+        if !std::io::stderr().is_terminal() {
+            return Progress::new(None);
+        }
+        let bar = styled(None);
+        bar.set_draw_target(ProgressDrawTarget::hidden());
+        *BAR.lock().unwrap_or_else(PoisonError::into_inner) = Some(bar.clone());
+        Progress(Shown::Later(bar, Instant::now() + FIRST_LINE, Once::new()))
     }
 
     /// A display that shows nothing, for output that programs read.
@@ -71,6 +81,15 @@ impl Progress {
             Shown::Bar(bar) => {
                 bar.set_position(step);
                 bar.set_message(one_line(words).into_owned());
+            }
+            Shown::Later(bar, from, shown) => {
+                bar.set_message(one_line(words).into_owned());
+                if Instant::now() >= *from {
+                    shown.call_once(|| {
+                        bar.set_draw_target(ProgressDrawTarget::stderr());
+                        bar.enable_steady_tick(FRAME);
+                    });
+                }
             }
             Shown::Lines(next) => {
                 let mut next = next.lock().unwrap_or_else(PoisonError::into_inner);
@@ -86,7 +105,7 @@ impl Progress {
     /// Prints a line that the bar does not overwrite.
     pub fn say(&self, line: &str) {
         match &self.0 {
-            Shown::Bar(_) | Shown::Lines(_) => aside(line),
+            Shown::Bar(_) | Shown::Later(..) | Shown::Lines(_) => aside(line),
             Shown::Nothing => {}
         }
     }
@@ -108,9 +127,21 @@ impl Progress {
     }
 }
 
+fn styled(steps: Option<u64>) -> ProgressBar {
+    let (bar, template) = match steps {
+        Some(steps) => (ProgressBar::new(steps), "{elapsed_precise} {bar:24} {pos}/{len} {wide_msg}"),
+        None => (ProgressBar::new_spinner(), "{elapsed_precise} {spinner} {wide_msg}"),
+    };
+    // The template is a constant. If it were invalid, the bar would keep its default style.
+    if let Ok(style) = ProgressStyle::with_template(template) {
+        bar.set_style(style);
+    }
+    bar
+}
+
 impl Drop for Progress {
     fn drop(&mut self) {
-        if let Shown::Bar(bar) = &self.0 {
+        if let Shown::Bar(bar) | Shown::Later(bar, ..) = &self.0 {
             bar.finish_and_clear();
             *BAR.lock().unwrap_or_else(PoisonError::into_inner) = None;
         }

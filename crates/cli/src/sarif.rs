@@ -15,8 +15,8 @@ use crate::findings::{Found, sentence};
 
 const SCHEMA: &str = "https://json.schemastore.org/sarif-2.1.0.json";
 
-/// The log of one check. `file` is the kernel's file.
-pub fn log(study: &Study, found: &Found, file: &Path) -> Value {
+/// The log of one check. `file` is the kernel's file, `launch` its launch file.
+pub fn log(study: &Study, found: &Found, file: &Path, launch: Option<&Path>) -> Value {
     let mut results = Vec::new();
     for (causes, level) in [(&found.causes, "error"), (&found.notes, "note")] {
         results.extend(causes.iter().map(|cause| of_cause(cause, level, file)));
@@ -37,10 +37,16 @@ pub fn log(study: &Study, found: &Found, file: &Path) -> Value {
         let index = rules.iter().position(|rule| rule["id"] == result["ruleId"]);
         result["ruleIndex"] = json!(index);
     }
+    // A code host takes several logs together only if their ids differ.
+    let id = match launch {
+        Some(launch) => format!("flashcore/{}/", launch.display()),
+        None => format!("flashcore/{}:{}/", file.display(), study.bound.kernel.entry),
+    };
     json!({
         "$schema": SCHEMA,
         "version": "2.1.0",
         "runs": [{
+            "automationDetails": { "id": id },
             "tool": { "driver": {
                 "name": "FlashCore",
                 "semanticVersion": env!("CARGO_PKG_VERSION"),

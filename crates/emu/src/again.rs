@@ -8,6 +8,7 @@ use crate::EmuError;
 use crate::exec::{Doubts, Follow};
 use crate::grid::run_once;
 use crate::memory::Buffer;
+use crate::quiet::quiet_buffers;
 use crate::report::{Fidelity, Hazard, HazardKind, Options, Report};
 
 /// Runs a kernel with one buffer for each buffer of its contract, and returns the findings. Buffers of
@@ -18,14 +19,19 @@ use crate::report::{Fidelity, Hazard, HazardKind, Options, Report};
 /// implemented, or the kernel does not end within [`Options::step_limit`], [`Options::grid_limit`]
 /// and the limit of [`Options::stopwatch`].
 pub fn run(kernel: &Kernel, buffers: &mut [&mut Buffer], options: &Options) -> Result<Report, EmuError> {
-    let whole = options.only.is_none() && options.fidelity == Fidelity::Exact;
+    let whole = (options.only.is_none() || options.survey) && options.fidelity == Fidelity::Exact;
     let collectives = !options.collectives_order && has_collectives(kernel);
     let lines = Lines::of(kernel);
     if !(whole && options.checks.races && (collectives || lines.can_race())) {
-        return run_once(kernel, buffers, options, Follow::Nothing).map(|(report, _)| report);
+        return run_once(kernel, buffers, options, Follow::Nothing, &[]).map(|once| once.report);
     }
     let copies: Vec<Buffer> = buffers.iter().map(|buffer| buffer.copy()).collect();
-    let (mut report, _) = run_once(kernel, buffers, options, Follow::Nothing)?;
+    let mut once = run_once(kernel, buffers, options, Follow::Nothing, &quiet_buffers(kernel))?;
+    if once.broken {
+        buffers.iter_mut().zip(&copies).for_each(|(buffer, copy)| **buffer = copy.copy());
+        once = run_once(kernel, buffers, options, Follow::Nothing, &[])?;
+    }
+    let mut report = once.report;
     if collectives && report.hazards.iter().any(in_a_warp) {
         tell_warp_order(kernel, &copies, options, &mut report)?;
     }
@@ -50,7 +56,7 @@ fn again(
     let mut copies: Vec<Buffer> = copies.iter().map(Buffer::copy).collect();
     let mut handles: Vec<&mut Buffer> = copies.iter_mut().collect();
     let options = Options { traced_ctas: Vec::new(), ..options.clone() };
-    run_once(kernel, &mut handles, &options, follow)
+    run_once(kernel, &mut handles, &options, follow, &[]).map(|once| (once.report, once.doubts))
 }
 
 /// Whether a race is between lanes of one warp.

@@ -15,7 +15,9 @@ use crate::exec::{Cluster, Context, Doubts, Follow, GlobalOrder, Outcome, Progre
 use crate::memory::{Bitmap, Buffer, GlobalMemory, Region, RegionAccess};
 use crate::numerics::tensor::TensorRules;
 use crate::order::Actors;
-use crate::report::{Fidelity, Findings, HazardKind, Options, Place, Printed, Report, ThreadId};
+use crate::report::{
+    Fidelity, Findings, Footprint, HazardKind, Options, Place, Printed, Report, Survey, ThreadId,
+};
 use crate::stopwatch::Stopwatch;
 use crate::trace::CtaTrace;
 
@@ -82,13 +84,32 @@ impl<'a> Budget<'a> {
     }
 }
 
-/// Runs a kernel once. Returns the findings and, where they are collected, the reads that race.
+/// Whether CTAs of a kernel may communicate: the entry or a callee has atomics or strong accesses to global
+/// memory. Such CTAs may wait for each other, so a run of some of them says nothing.
+///
+/// # Errors
+/// When the kernel does not fit its contract.
+pub fn communicates(kernel: &Kernel, options: &Options) -> Result<bool, EmuError> {
+    Ok(decode(kernel, kernel.buffers.len(), options, false)?.communicates)
+}
+
+/// The result of one run.
+pub(crate) struct Once {
+    pub report: Report,
+    /// Where they are collected: the reads that race.
+    pub doubts: Doubts,
+    /// Whether the kernel stored to a quiet buffer. The run says nothing then.
+    pub broken: bool,
+}
+
+/// Runs a kernel once. Reads of the buffers for which `quiet` is true are not recorded.
 pub(crate) fn run_once(
     kernel: &Kernel,
     buffers: &mut [&mut Buffer],
     options: &Options,
     follow: Follow,
-) -> Result<(Report, Doubts), EmuError> {
+    quiet: &[bool],
+) -> Result<Once, EmuError> {
     let entry = check_contract(kernel, buffers)?;
     let mut program = decode(kernel, kernel.buffers.len(), options, matches!(follow, Follow::Values(_)))?;
     // Only the order of the whole grid names the lanes of other CTAs.
@@ -100,7 +121,7 @@ pub(crate) fn run_once(
     let fresh: Vec<Bitmap> = kernel.buffers.iter().map(|b| Bitmap::new(b.bytes)).collect();
     let variables: Vec<Vec<AtomicU32>> =
         program.layout.variables.iter().map(|v| words(&v.contents)).collect();
-    let global = map_buffers(kernel, buffers, &fresh, &program, &variables);
+    let global = map_buffers(kernel, buffers, &fresh, &program, &variables, quiet);
     let mut context = Context {
         program: &program,
         launch: &kernel.launch,
@@ -133,12 +154,16 @@ pub(crate) fn run_once(
     }
     after_checks(&context, kernel, options, &mut total.findings);
     check_grid_after_next(&context, options, &mut total);
+    let broken = context.global.is_broken();
+    let neighbours = if options.survey { neighbours(&context) } else { Vec::new() };
     drop(global);
     keep_written(kernel, buffers, fresh);
     let mut doubts = std::mem::take(&mut total.doubts);
     // A value that a call passes in a register is not followed.
     doubts.overflow |= program.passes_registers();
-    Ok((Report { changed: changed(&program, &variables), ..total.report(&program, kernel) }, doubts))
+    let mut report = Report { changed: changed(&program, &variables), ..total.report(&program, kernel) };
+    report.survey.neighbours = neighbours;
+    Ok(Once { report, doubts, broken })
 }
 
 /// The clusters to run.
@@ -188,6 +213,8 @@ struct Total {
     traces: Vec<CtaTrace>,
     printed: Vec<Printed>,
     doubts: Doubts,
+    /// The executed instructions of each cluster, by their place in the program.
+    footprints: Vec<Footprint>,
     steps: u64,
 }
 
@@ -207,6 +234,7 @@ impl Total {
         self.traces.extend(other.traces);
         self.printed.extend(other.printed);
         self.doubts.merge(other.doubts);
+        self.footprints.extend(other.footprints);
         self.steps += other.steps;
         self
     }
@@ -228,6 +256,10 @@ impl Total {
         self.counters.instructions = numbered;
         self.counters.shared_bytes = program.layout.shared_bytes;
         self.counters.warps = (kernel.launch.block.count() as u32).div_ceil(32);
+        for footprint in &mut self.footprints {
+            renumber(&mut footprint.executed, program, count as usize);
+        }
+        self.footprints.sort_by_key(|footprint| footprint.cta);
         self.traces.sort_by_key(|t| t.cta);
         self.printed.sort_by_key(|printed| printed.thread.cta);
         Report {
@@ -238,8 +270,44 @@ impl Total {
             communicates: program.communicates,
             steps: self.steps,
             changed: Vec::new(),
+            survey: Survey { footprints: self.footprints, neighbours: Vec::new() },
         }
     }
+}
+
+/// A set of instructions by their place in the program, as a set by their number in the module.
+fn renumber(executed: &mut Vec<u64>, program: &Program, count: usize) {
+    let mut numbered = vec![0; count.div_ceil(64)];
+    for info in program.functions.iter().filter(|f| f.end > f.start) {
+        for pc in info.start..info.end - 1 {
+            let at = program.code[pc as usize].number as usize;
+            let word = executed.get(pc as usize / 64).copied().unwrap_or(0);
+            numbered[at / 64] |= (word >> (pc % 64) & 1) << (at % 64);
+        }
+    }
+    *executed = numbered;
+}
+
+/// The instructions of which a lane was active, as a set.
+fn executed(counters: &Counters) -> Vec<u64> {
+    let chunks = counters.instructions.chunks(64);
+    chunks
+        .map(|chunk| chunk.iter().rev().fold(0, |set, counter| set << 1 | u64::from(counter.lanes > 0)))
+        .collect()
+}
+
+/// Pairs of clusters that wrote to a line of global memory, each once.
+fn neighbours(context: &Context) -> Vec<(u64, u64)> {
+    let mut found = std::collections::BTreeSet::new();
+    for region in &context.global.regions {
+        region.shared_lines(context.program.granules[1] as usize, |a, b| {
+            let [a, b] = [a, b].map(|cluster| context.cta(u64::from(cluster), 0));
+            if found.len() < Survey::PAIRS {
+                found.insert((a.min(b), a.max(b)));
+            }
+        });
+    }
+    found.into_iter().collect()
 }
 
 /// Names of the module's variables whose contents differ from their initial contents.
@@ -322,6 +390,7 @@ fn map_buffers<'a>(
     fresh: &'a [Bitmap],
     program: &Program,
     variables: &'a [Vec<AtomicU32>],
+    quiet: &[bool],
 ) -> GlobalMemory<'a> {
     let mut regions = Vec::new();
     for ((spec, buffer), fresh) in kernel.buffers.iter().zip(buffers).zip(fresh) {
@@ -333,13 +402,18 @@ fn map_buffers<'a>(
         let access = RegionAccess::Contract(spec.access);
         regions.push(Region::new(spec.name.clone(), spec.bytes, access, &buffer.words, written));
     }
+    regions
+        .iter_mut()
+        .zip(quiet)
+        .filter(|(_, quiet)| **quiet)
+        .for_each(|(region, _)| region.expect_no_store());
     for (variable, words) in program.layout.variables.iter().zip(variables) {
         let bytes = variable.contents.len();
         regions.push(Region::new(variable.name.clone(), bytes, RegionAccess::Variable, words, None));
     }
     let incoherent = |inst: &Inst| matches!(inst.op, Op::Ld(m) if m.non_coherent);
     if program.code.iter().any(incoherent) {
-        let writable = regions.iter_mut().filter(|region| region.writable());
+        let writable = regions.iter_mut().filter(|region| region.watched());
         writable.for_each(|region| region.watch_incoherent(program.granules[1] as usize));
     }
     GlobalMemory { regions }
@@ -352,11 +426,18 @@ fn run_apart(context: &Context, clusters: &Clusters, total: &mut Total) -> Resul
     let found = (0..clusters.count())
         .into_par_iter()
         .try_fold(Total::default, |mut sum, i| {
+            if context.global.is_broken() {
+                return Ok(sum);
+            }
             budget.start(context.ranks())?;
             let cluster = Cluster::new(context, clusters.get(i), GlobalOrder::new(granule));
             let (outcome, _) = cluster.run()?;
             budget.spend(outcome.effort)?;
             budget.finish(context.ranks());
+            if context.options.survey {
+                let cta = context.cta(clusters.get(i), 0);
+                sum.footprints.push(Footprint { cta, executed: executed(&outcome.counters) });
+            }
             sum.add(outcome);
             Ok(sum)
         })

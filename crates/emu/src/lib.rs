@@ -21,6 +21,7 @@ mod machine;
 mod memory;
 pub mod numerics;
 mod order;
+mod quiet;
 mod report;
 mod stopwatch;
 pub mod trace;
@@ -28,10 +29,11 @@ pub mod trace;
 pub use again::run;
 pub use counters::{Counter, Counters};
 pub use error::EmuError;
-pub use grid::argument_bytes;
+pub use grid::{argument_bytes, communicates};
 pub use machine::Emulator;
 pub use memory::Buffer;
 pub use report::{
-    Checks, Fidelity, Hazard, HazardKind, Options, Place, Placement, Printed, Report, Schedule, ThreadId,
+    Checks, Fidelity, Footprint, Hazard, HazardKind, Options, Place, Placement, Printed, Report, Schedule,
+    Survey, ThreadId,
 };
 pub use stopwatch::Stopwatch;

@@ -99,8 +99,11 @@ pub struct Options {
     /// Linear indices of the CTAs to record.
     pub traced_ctas: Vec<u64>,
     /// Linear indices of the CTAs to run, each once; `None`: all. With a subset of CTAs, unwritten outputs
-    /// are not reported. Use such a run for tracing, not for a check.
+    /// are not reported.
     pub only: Option<Vec<u64>>,
+    /// Whether the report has a [`Survey`]. A run of some CTAs then tells kinds of races apart as a run of
+    /// all CTAs does; without it, such a run is for tracing, not for a check.
+    pub survey: bool,
     /// Warp instructions that one CTA may issue.
     pub step_limit: u64,
     /// Warp instructions that all CTAs together may issue, including a fixed cost for the start of each CTA.
@@ -127,6 +130,7 @@ impl Default for Options {
             weak: false,
             traced_ctas: Vec::new(),
             only: None,
+            survey: false,
             step_limit: 50_000_000,
             grid_limit: u64::MAX,
             stopwatch: None,
@@ -347,6 +351,30 @@ pub struct Printed {
     pub text: String,
 }
 
+/// What each cluster did, to choose clusters that stand for the others.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Survey {
+    /// One entry for each cluster that ran, in the order of their indices. Empty if CTAs communicate.
+    pub footprints: Vec<Footprint>,
+    /// Pairs of clusters, by the linear index of their first CTA, that wrote to a line of 128 bytes of global
+    /// memory. At most [`Survey::PAIRS`].
+    pub neighbours: Vec<(u64, u64)>,
+}
+
+impl Survey {
+    /// The most pairs of neighbours.
+    pub const PAIRS: usize = 1 << 16;
+}
+
+/// The instructions that a cluster executed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Footprint {
+    /// Linear index of the cluster's first CTA.
+    pub cta: u64,
+    /// Bit `i % 64` of word `i / 64` is set if a lane executed instruction `i` of the module.
+    pub executed: Vec<u64>,
+}
+
 /// The result of a run.
 #[derive(Clone, Debug, Default)]
 pub struct Report {
@@ -365,4 +393,6 @@ pub struct Report {
     /// Names of the module's `.global` variables that the launch changed. The next launch would see the
     /// changed values.
     pub changed: Vec<String>,
+    /// With [`Options::survey`]: what each cluster did.
+    pub survey: Survey,
 }

@@ -34,6 +34,11 @@ impl Stopwatch {
         }
     }
 
+    /// Forgets the progress of the last run, before the next run begins.
+    pub fn reset(&self) {
+        self.begin(0);
+    }
+
     pub(crate) fn begin(&self, ctas: u64) {
         self.done.store(0, Ordering::Relaxed);
         self.ctas.store(ctas, Ordering::Relaxed);

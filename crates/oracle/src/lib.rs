@@ -14,6 +14,7 @@
 //! numbers).
 
 mod fp8;
+mod products;
 mod rows;
 
 use half::{bf16, f16};
@@ -95,7 +96,21 @@ pub fn oracle_with(
     inputs: [Elements<'_>; 3],
     operands: &Operands<'_>,
 ) -> Result<Reference, OracleError> {
-    attend::<Exact>(problem, inputs, operands)
+    attend::<Exact>(problem, inputs, operands, None)
+}
+
+/// Like [`oracle_with`], for the rows whose element of `wanted` is set, in the order of the LSE. Other rows
+/// may be NaN.
+///
+/// # Errors
+/// An [`OracleError`] if the problem, a buffer or an operand is rejected.
+pub fn oracle_of_rows(
+    problem: &Problem,
+    inputs: [Elements<'_>; 3],
+    operands: &Operands<'_>,
+    wanted: &[bool],
+) -> Result<Reference, OracleError> {
+    attend::<Exact>(problem, inputs, operands, Some(wanted))
 }
 
 /// Standard attention in the precision of its inputs, like the reference of FlashAttention's tests. Twice its
@@ -128,13 +143,36 @@ pub fn reference_in_precision_with(
     inputs: [Elements<'_>; 3],
     operands: &Operands<'_>,
 ) -> Result<Reference, OracleError> {
+    in_precision(problem, inputs, operands, None)
+}
+
+/// Like [`reference_in_precision_with`], for the rows whose element of `wanted` is set, in the order of the
+/// LSE. Other rows may be NaN.
+///
+/// # Errors
+/// An [`OracleError`] if the problem, a buffer or an operand is rejected.
+pub fn reference_in_precision_of_rows(
+    problem: &Problem,
+    inputs: [Elements<'_>; 3],
+    operands: &Operands<'_>,
+    wanted: &[bool],
+) -> Result<Reference, OracleError> {
+    in_precision(problem, inputs, operands, Some(wanted))
+}
+
+fn in_precision(
+    problem: &Problem,
+    inputs: [Elements<'_>; 3],
+    operands: &Operands<'_>,
+    wanted: Option<&[bool]>,
+) -> Result<Reference, OracleError> {
     let DTypes { q, v, .. } = problem.dtypes;
     match (q, v) {
-        (DType::F16, _) => attend::<Rounded<f16, f16>>(problem, inputs, operands),
-        (DType::Bf16, _) => attend::<Rounded<bf16, bf16>>(problem, inputs, operands),
-        (_, DType::F16) => attend::<Rounded<f32, f16>>(problem, inputs, operands),
-        (_, DType::Bf16) => attend::<Rounded<f32, bf16>>(problem, inputs, operands),
-        _ => attend::<Rounded<f32, f32>>(problem, inputs, operands),
+        (DType::F16, _) => attend::<Rounded<f16, f16>>(problem, inputs, operands, wanted),
+        (DType::Bf16, _) => attend::<Rounded<bf16, bf16>>(problem, inputs, operands, wanted),
+        (_, DType::F16) => attend::<Rounded<f32, f16>>(problem, inputs, operands, wanted),
+        (_, DType::Bf16) => attend::<Rounded<f32, bf16>>(problem, inputs, operands, wanted),
+        _ => attend::<Rounded<f32, f32>>(problem, inputs, operands, wanted),
     }
 }
 
@@ -263,6 +301,7 @@ fn attend<A: Arithmetic>(
     problem: &Problem,
     [q, k, v]: [Elements<'_>; 3],
     operands: &Operands<'_>,
+    wanted: Option<&[bool]>,
 ) -> Result<Reference, OracleError> {
     problem.check()?;
     check_operands(problem, operands)?;
@@ -286,9 +325,15 @@ fn attend<A: Arithmetic>(
             }
             let Span { batch: outer, start, len } = sequence.q;
             let first = (outer * heads + head) * all_rows + start;
+            let wanted = wanted.and_then(|wanted| wanted.get(first..first + len));
             let (out, lse) = (&mut out[first * dim_v..][..len * dim_v], &mut lse[first..][..len]);
             out.par_chunks_mut(LANES * dim_v).zip(lse.par_chunks_mut(LANES)).enumerate().for_each(
                 |(block, (out, lse))| {
+                    let unwanted =
+                        |rows: &[bool]| !rows.iter().skip(block * LANES).take(LANES).any(|&row| row);
+                    if wanted.is_some_and(unwanted) {
+                        return;
+                    }
                     let row = |lane| queries.row(outer, head, start + block * LANES + lane);
                     let rows: Vec<Elements<'_>> = (0..lse.len()).map(row).collect();
                     let place = Place { problem, operands, sequence, batch, head, first: block * LANES };
@@ -406,18 +451,22 @@ fn row_block<A: Arithmetic>(
     let mut weights = Vec::with_capacity(visible.len());
     let mut max = [sink.unwrap_or(A::NEG_INFINITY); LANES];
     let mut scratch = Vec::new();
+    // The products with the keys that some row sees, and with those between them.
+    let sees = |visible: &[bool; LANES]| visible.contains(&true);
+    let first = visible.iter().position(sees).unwrap_or(0);
+    let end = visible.iter().rposition(sees).map_or(first, |last| last + 1);
+    let products = match fp8 && A::ROUNDS || dim == 0 {
+        true => Vec::new(),
+        false => products::dot_products(&query, &keys[first * dim..end * dim]),
+    };
     for (key, (visible, row)) in visible.iter().zip(keys.chunks_exact(dim)).enumerate() {
         let mut logits = [A::NEG_INFINITY; LANES];
         if visible.contains(&true) {
             let mut sums = [A::Real::default(); LANES];
             if fp8 && A::ROUNDS {
                 fp8::dot::<A>(&query, row, &mut sums);
-            } else {
-                for (&x, q) in row.iter().zip(&query) {
-                    for (sum, &q) in sums.iter_mut().zip(q) {
-                        *sum = *sum + q * x;
-                    }
-                }
+            } else if let Some(products) = products.get(key.wrapping_sub(first)) {
+                sums = *products;
             }
             if fp8 {
                 for (lane, sum) in sums.iter_mut().enumerate() {
@@ -448,23 +497,29 @@ fn row_block<A: Arithmetic>(
     if fp8 {
         fp8::multiply_values::<A>(place, &mut weights, &visible, &sum, values, &mut acc);
     }
-    for (key, weights) in weights.iter().enumerate().filter(|_| !fp8) {
+    if problem.scales.v.is_some() && !fp8 {
+        for (key, weights) in weights.iter_mut().enumerate() {
+            *weights = weights.map(|weight| weight * place.descale_of_value::<A>(key));
+        }
+    }
+    let seen_by_all = |key: &usize| visible[*key][..rows.len()].iter().all(|&sees| sees);
+    let mut key = if fp8 { weights.len() } else { 0 };
+    while key < weights.len() {
+        let run = (key..weights.len()).take_while(seen_by_all).count();
+        if run > 0 {
+            let values = &values[key * dim_v..(key + run) * dim_v];
+            products::add_weighted(&mut acc, &weights[key..key + run], values);
+            key += run;
+            continue;
+        }
+        // A weight of 0 must not be multiplied by a NaN that the row does not see.
         let row = &values[key * dim_v..(key + 1) * dim_v];
-        let weights = weights.map(|weight| weight * place.descale_of_value::<A>(key));
-        if visible[key][..rows.len()].iter().all(|&sees| sees) {
+        for lane in (0..rows.len()).filter(|&lane| visible[key][lane]) {
             for (acc, &x) in acc.iter_mut().zip(row) {
-                for (acc, &weight) in acc.iter_mut().zip(&weights) {
-                    *acc = *acc + weight * x;
-                }
-            }
-        } else {
-            // A weight of 0 must not be multiplied by a NaN that the row does not see.
-            for lane in (0..rows.len()).filter(|&lane| visible[key][lane]) {
-                for (acc, &x) in acc.iter_mut().zip(row) {
-                    acc[lane] = acc[lane] + weights[lane] * x;
-                }
+                acc[lane] = acc[lane] + weights[key][lane] * x;
             }
         }
+        key += 1;
     }
     for (lane, out) in out.chunks_mut(dim_v).enumerate() {
         let empty = sum[lane].into() == 0.0;

@@ -63,8 +63,38 @@ impl Feed {
     /// # Errors
     /// When the oracle rejects the problem.
     pub fn references(&self, bound: &Bound) -> Result<Option<References>, OracleError> {
+        self.references_of(bound, None)
+    }
+
+    /// Like [`Feed::references`]; with `wanted`, only for the rows whose element is set, in the order of the
+    /// LSE.
+    pub(super) fn references_of(
+        &self,
+        bound: &Bound,
+        wanted: Option<&[bool]>,
+    ) -> Result<Option<References>, OracleError> {
         let Some((problem, inputs)) = bound.problem.as_ref().zip(self.judged()) else { return Ok(None) };
-        References::of(problem, inputs).map(Some)
+        References::of_rows(problem, inputs, wanted).map(Some)
+    }
+
+    /// The rows that a run of some CTAs wrote whole, in the order of the LSE, and the number of rows that it
+    /// wrote in part. `None` when the kernel has no output of a problem.
+    pub(super) fn written_rows(&self, bound: &Bound, buffers: &[Buffer]) -> Option<(Vec<bool>, usize)> {
+        let problem = bound.problem.as_ref()?;
+        let buffer = |wanted: Role| bound.roles.iter().position(|&r| r == wanted).map(|i| &buffers[i]);
+        let (out, lse) =
+            (buffer(Role::Operand(Operand::Tensor(Tensor::Out)))?, buffer(Role::Operand(Operand::Lse)));
+        let sequences = self.sequences(bound);
+        let (size, mut whole, mut in_part) = (problem.dtypes.out.bytes(), vec![false; problem.lse_len()], 0);
+        let places = dense_rows(problem, &sequences).into_iter().zip(lse_rows(bound, problem, &sequences));
+        for (range, (row, place)) in row_ranges(problem, &sequences).into_iter().zip(places) {
+            let bytes = range.start * size..range.end * size;
+            let missing = out.missing(bytes.clone()).map_or(0, |(_, count)| count);
+            let has_lse = lse.is_none_or(|lse| lse.missing(4 * place..4 * place + 4).is_none());
+            whole[row] = missing == 0 && has_lse;
+            in_part += usize::from(!whole[row] && missing < bytes.len());
+        }
+        Some((whole, in_part))
     }
 
     /// The error that quantising the inputs causes; `None` for inputs that are not quantised.
@@ -141,7 +171,7 @@ impl Feed {
     /// The error figures of the outputs; `None` when the kernel has no output of a problem.
     pub fn judge(&self, bound: &Bound, references: &References, after: &[Vec<u8>]) -> Option<ErrorFigures> {
         let mut check = CheckReport::empty();
-        self.check_outputs(bound, references, after, &mut check);
+        self.check_outputs(bound, references, after, None, &mut check);
         check.error
     }
 
@@ -173,12 +203,13 @@ impl Feed {
         }
     }
 
-    /// Compares the outputs with the references.
+    /// Compares the outputs with the references, which have the rows of `wanted` if that is given.
     pub(super) fn check_outputs(
         &self,
         bound: &Bound,
         references: &References,
         after: &[Vec<u8>],
+        wanted: Option<&[bool]>,
         check: &mut CheckReport,
     ) {
         let Some(problem) = &bound.problem else { return };
@@ -192,19 +223,22 @@ impl Feed {
         }
         let sequences = self.sequences(bound);
         let lse_rows = lse_rows(bound, problem, &sequences);
+        let is_wanted = |row: usize| wanted.is_none_or(|wanted| wanted[row]);
+        let judged: Vec<bool> = dense_rows(problem, &sequences).into_iter().map(is_wanted).collect();
         if let Some(bytes) = lse.filter(|_| !problem.lengths.is_even()) {
             let rows: Vec<_> = lse_rows.iter().map(|&row| row..row + 1).collect();
             check_gaps("lse", bytes, &rows, 4, check);
         }
         let lse = lse.map(|bytes| {
             let values = Values::from_bytes(problem::DType::F32, bytes);
-            let at = |&row: &usize| values.get(row).map_or(f64::NAN, f64::from);
-            lse_rows.iter().map(at).collect::<Vec<f64>>()
+            let at = |(&row, _): (&usize, &bool)| values.get(row).map_or(f64::NAN, f64::from);
+            lse_rows.iter().zip(&judged).filter(|(_, judged)| **judged).map(at).collect::<Vec<f64>>()
         });
         let rows = row_ranges(problem, &sequences);
         check_gaps("out", out, &rows, problem.dtypes.out.bytes(), check);
         let values = Values::from_bytes(problem.dtypes.out, out);
-        let dense: Vec<f64> = rows.into_iter().flat_map(|row| wide(&values, row)).collect();
+        let rows = rows.into_iter().zip(judged).filter(|(_, judged)| *judged);
+        let dense: Vec<f64> = rows.flat_map(|(row, _)| wide(&values, row)).collect();
         let figures = references.judge(&dense, lse.as_deref());
         // Rounding of the sum that contains the large product depends on the summation order, which the
         // kernel may choose.

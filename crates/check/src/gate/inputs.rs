@@ -129,7 +129,9 @@ pub fn draw(problem: &Problem, style: Style, seed: u64) -> Inputs {
         }
         values
     };
-    Inputs { q: tensor(Tensor::Q, 1), k: tensor(Tensor::K, 2), v: tensor(Tensor::V, 3), others }
+    let keys_and_values = || rayon::join(|| tensor(Tensor::K, 2), || tensor(Tensor::V, 3));
+    let (q, (k, v)) = rayon::join(|| tensor(Tensor::Q, 1), keys_and_values);
+    Inputs { q, k, v, others }
 }
 
 fn fill(

@@ -133,19 +133,38 @@ impl References {
     /// # Errors
     /// When the oracle rejects the problem.
     pub fn of(problem: &Problem, inputs: &Inputs) -> Result<References, OracleError> {
-        let [oracle, standard] = References::outputs(problem, inputs)?;
-        Ok(References::new(problem, oracle, &standard))
+        References::of_rows(problem, inputs, None)
     }
 
-    /// The outputs of the oracle and of standard attention in the input precision: the rows that belong to
-    /// sequences.
+    /// Like [`References::of`]; with `wanted`, only for the rows whose element is set, in the order of the
+    /// LSE.
     ///
     /// # Errors
     /// When the oracle rejects the problem.
-    pub fn outputs(problem: &Problem, inputs: &Inputs) -> Result<[Reference; 2], OracleError> {
-        let rows = dense_rows(problem, &inputs.others.sequences(problem));
+    pub fn of_rows(
+        problem: &Problem,
+        inputs: &Inputs,
+        wanted: Option<&[bool]>,
+    ) -> Result<References, OracleError> {
+        let [oracle, standard] = References::outputs(problem, inputs, wanted)?;
+        Ok(References::new(problem, oracle, &standard))
+    }
+
+    /// The outputs of the oracle and of standard attention in the input precision, for the rows of
+    /// [`References::of_rows`].
+    ///
+    /// # Errors
+    /// When the oracle rejects the problem.
+    pub fn outputs(
+        problem: &Problem,
+        inputs: &Inputs,
+        wanted: Option<&[bool]>,
+    ) -> Result<[Reference; 2], OracleError> {
+        let mut rows = dense_rows(problem, &inputs.others.sequences(problem));
+        rows.retain(|&row| wanted.is_none_or(|wanted| wanted[row]));
         let gather = |reference: Reference| gather(reference, &rows, problem.head_dim_v);
-        Ok([gather(inputs.oracle(problem)?), gather(inputs.reference_in_precision(problem)?)])
+        let (exact, standard) = inputs.both_references(problem, wanted)?;
+        Ok([gather(exact), gather(standard)])
     }
 
     /// Builds references from the oracle's output and standard attention's output on the same inputs.

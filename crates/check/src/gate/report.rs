@@ -8,8 +8,8 @@ use predict::Gpu;
 use predict::resources::{Resources, occupancy};
 use serde::{Deserialize, Serialize};
 
-use super::Coverage;
 use super::judge::ErrorFigures;
+use super::{Coverage, Sample};
 use crate::reference::Judgement;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
@@ -117,6 +117,8 @@ pub struct CheckReport {
     pub recorded: Vec<Recorded>,
     /// Warp instructions issued over all runs.
     pub steps: u64,
+    /// The CTAs that ran, if the check had a budget.
+    pub sample: Option<Sample>,
 }
 
 impl CheckReport {
@@ -138,6 +140,7 @@ impl CheckReport {
             counters: Counters::default(),
             recorded: Vec::new(),
             steps: 0,
+            sample: None,
         }
     }
 
@@ -251,6 +254,7 @@ impl CheckReport {
             "error": self.error,
             "quantisation": self.quantisation,
             "runs": self.runs,
+            "budget": self.sample,
             "coverage": self.coverage.as_ref().map(Coverage::json),
             "findings": findings,
             "counters": self.counters,

@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 use std::ops::Range;
+use std::time::{Duration, Instant};
 
 use emu::{Buffer, Counters, EmuError, HazardKind, Options, Placement, Report, Schedule};
 use kernels::Operand;
@@ -11,6 +12,7 @@ use ptx::{Access, BarKind, Kernel, Launch, Op, Space, Statement};
 
 use super::feed::{Feed, lse_rows, row_ranges};
 use super::inputs::Style;
+use super::sampler::{Next, Sampler};
 use super::{CheckReport, Coverage, Verdict, Watch, repeat, residency};
 use crate::launchfile::{Bound, Init, Memory, Role};
 use crate::reference::ReferenceError;
@@ -46,6 +48,9 @@ pub struct Settings {
     pub collectives_order: bool,
     /// Whether a kernel whose accesses race runs again with equal inputs, to say if its outputs differ.
     pub repeat_races: bool,
+    /// The time that all runs shall take together; `None`: as long as they take. A check with a budget runs
+    /// the CTAs that stand for the others ([`super::Choice`]), and has no records for the time model.
+    pub budget: Option<Duration>,
 }
 
 impl Settings {
@@ -64,6 +69,7 @@ impl Settings {
             placement: Placement::Ptxas,
             collectives_order: false,
             repeat_races: false,
+            budget: None,
         }
     }
 
@@ -158,9 +164,13 @@ pub fn check_watched(bound: &Bound, settings: &Settings, watch: &Watch) -> Resul
     };
     let runs = settings.runs_of(bound);
     let runs: Vec<_> = runs.iter().enumerate().filter(counts).collect();
+    let mut sampler = match settings.budget {
+        Some(budget) => Some(Sampler::new(bound, budget, runs.len()).map_err(GateError::Launch)?),
+        None => None,
+    };
     for (number, &(index, &(style, seed, schedule))) in runs.iter().enumerate() {
         watch.begin(number + 1, runs.len());
-        let options = Options {
+        let mut options = Options {
             seed,
             schedule,
             step_limit: settings.step_limit,
@@ -170,8 +180,28 @@ pub fn check_watched(bound: &Bound, settings: &Settings, watch: &Watch) -> Resul
             stopwatch: Some(watch.stopwatch()),
             ..Options::default()
         };
-        let traced = if index == 0 { settings.traced_ctas } else { 0 };
+        let mut next = Next::All;
+        if let Some(sampler) = &mut sampler {
+            if number == 0
+                && let Some(feed) = Feed::draw(bound, style, seed)
+                && let Err(error) = sampler.search(bound, &feed, &options)
+            {
+                unfinished(error, watch, &mut check)?;
+                break;
+            }
+            next = sampler.next(runs.len() - number);
+        }
+        match &next {
+            Next::All => {}
+            Next::Some(ctas) => (options.only, options.survey) = (Some(ctas.clone()), true),
+            Next::Stop => break,
+        }
+        let traced = if index == 0 && settings.budget.is_none() { settings.traced_ctas } else { 0 };
+        let started = Instant::now();
         run_once(bound, (style, seed), &options, traced, watch, &mut check)?;
+        if let Some(sampler) = &mut sampler {
+            sampler.note(&next, started.elapsed());
+        }
         let last = number + 1 == runs.len();
         if last
             && check.communicates
@@ -192,6 +222,7 @@ pub fn check_watched(bound: &Bound, settings: &Settings, watch: &Watch) -> Resul
             break; // further runs would only repeat the finding
         }
     }
+    check.sample = sampler.map(|sampler| sampler.sample());
     check.close();
     Ok(check)
 }
@@ -248,6 +279,7 @@ fn run_once(
         }
     }
     let count = bound.steps().count();
+    let some_ctas = options.only.is_some();
     // A wrong output that follows from an access outside its memory, or from a kernel that was not run after
     // a failed one, is not reported again.
     let lost = |h: &emu::Hazard| matches!(h.kind, HazardKind::Misaligned | HazardKind::OutOfBounds);
@@ -270,6 +302,8 @@ fn run_once(
         check.warn("a run executed no store to global memory, so the kernel has no result".into());
     }
     let first = check.runs == 1;
+    // The time model needs the counters of the whole grid.
+    let watch_times = !some_ctas;
     if first {
         check.counters = counters;
     }
@@ -278,7 +312,9 @@ fn run_once(
         changed.append(&mut report.changed);
         if first {
             check.printed.append(&mut report.printed);
-            check.recorded.push(report.into());
+            if watch_times {
+                check.recorded.push(report.into());
+            }
         }
     }
     for ((spec, role), buffer) in bound.kernel.buffers.iter().zip(&bound.roles).zip(&buffers) {
@@ -300,10 +336,17 @@ fn run_once(
     if whole {
         judge_references(bound, &feed, options, &before, &buffers, check)?;
     }
-    if whole && let Some(references) = feed.references(bound)? {
-        feed.check_outputs(bound, &references, &after, check);
+    let rows = if some_ctas { feed.written_rows(bound, &buffers) } else { None };
+    if let Some((_, in_part @ 1..)) = rows {
+        check.warn(format!(
+            "the CTAs that ran wrote a part of {in_part} rows of the output, which were not judged"
+        ));
     }
-    if check.quantisation.is_none() {
+    let rows = rows.as_ref().map(|(rows, _)| rows.as_slice());
+    if whole && let Some(references) = feed.references_of(bound, rows)? {
+        feed.check_outputs(bound, &references, &after, rows, check);
+    }
+    if check.quantisation.is_none() && !some_ctas {
         check.quantisation = feed.quantisation(bound)?;
     }
     Ok(())
@@ -373,8 +416,8 @@ fn judge_references(
 ) -> Result<(), GateError> {
     for reference in &bound.references {
         let (buffer, memory) = (&after[reference.output], reference.memory);
-        if memory.init == Init::Uninitialised {
-            let size = memory.dtype.bytes();
+        let size = memory.dtype.bytes();
+        if memory.init == Init::Uninitialised && options.only.is_none() {
             let unwritten = |place: &usize| buffer.missing(place * size..(place + 1) * size).is_some();
             let (view, elements) = (memory.shaped(), memory.shaped().len());
             let missing = view.places().filter(unwritten).count();
@@ -386,8 +429,19 @@ fn judge_references(
                 continue;
             }
         }
+        // Of a run of some CTAs, the elements that these wrote; where any contents were there before, those
+        // that they changed.
+        let contents = buffer.to_bytes();
+        let is_judged = |place: usize| {
+            let bytes = place * size..(place + 1) * size;
+            options.only.is_none()
+                || match memory.init {
+                    Init::Uninitialised => buffer.missing(bytes).is_none(),
+                    _ => contents.get(bytes.clone()) != before[reference.output].get(bytes),
+                }
+        };
         match reference.expect(before, || feed.buffers(bound), options) {
-            Ok(expected) => check.judge(reference.judge(&expected, &buffer.to_bytes())),
+            Ok(expected) => check.judge(reference.judge(&expected, &contents, is_judged)),
             Err(error @ ReferenceError::Kernel { .. }) => check.leave_incomplete(error.to_string()),
             Err(error) => return Err(error.into()),
         }

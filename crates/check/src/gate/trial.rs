@@ -102,7 +102,7 @@ impl Launched {
         feed.check_inputs_kept(bound, &before, &after, &mut check);
         check_written(bound, feed, &after, &mut check);
         if let Some(references) = references {
-            feed.check_outputs(bound, references, &after, &mut check);
+            feed.check_outputs(bound, references, &after, None, &mut check);
         }
         debug_assert_eq!(check.verdict == Verdict::Passed, check.reasons.is_empty());
         Trial { reasons: check.reasons, error: check.error, after }

@@ -24,7 +24,7 @@ const FORMS: &str = "NAME:TYPE=VALUE for a number (n:i32=1000), or NAME:TYPE:SHA
 
 /// The accepted forms of a buffer's contents.
 const INITS: &str = "zeros, random, iota, uninitialised, a number, inf, -inf, nan, LOW..HIGH for random integers, or \
-     @FILE.npy";
+     @FILE.npy or @FILE.safetensors:NAME";
 
 impl Brief {
     /// The launch, as if a launch file had stated it.

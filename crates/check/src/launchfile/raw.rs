@@ -137,6 +137,7 @@ pub(crate) struct RawReference {
     pub file: Option<String>,
     pub python: Option<String>,
     pub timeout: Option<f64>,
+    pub gradient: Option<String>,
     pub atol: Option<f64>,
     pub rtol: Option<f64>,
     pub operation: Option<String>,

@@ -496,6 +496,14 @@ fn refusals_of_the_newer_keys_name_their_place() {
             "[reference]\nbuiltin = \"gemm\"\ninputs = [\"x\"]\n",
             "'[4, 8] for an output of shape [4, 8]' for reference.inputs: expected A [.., M, K]",
         ),
+        (
+            "[reference]\nbuiltin = \"attention_backward\"\ninputs = [\"x\"]\n",
+            "'(missing)' for reference.gradient: expected q, k, v",
+        ),
+        (
+            "[reference]\nbuiltin = \"attention_backward\"\ngradient = \"k\"\ninputs = [\"x\"]\n",
+            "for reference.inputs: expected Q [batch, heads, rows, dim]",
+        ),
         ("[reference]\noutput = \"z\"\nfile = \"y.npy\"\n", "'z' for reference.output: expected the name"),
         ("[reference]\n", "for reference: expected exactly one of `builtin`"),
         ("[reference]\nfile = \"y.npy\"\natol = -1\n", "'-1' for reference.atol: expected 0 or more"),

@@ -94,11 +94,34 @@ pub enum Builtin {
     /// softmax(scale · Q·Kᵀ)·V of [batch, heads, rows, dim] tensors. A causal mask is aligned to the bottom
     /// right.
     Attention { scale: Option<f64>, causal: bool },
+    /// A gradient of `Attention`, for the gradient of its output as the fourth input.
+    AttentionBackward { gradient: Gradient, scale: Option<f64>, causal: bool },
+}
+
+/// The input of attention by which a loss is differentiated.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Gradient {
+    Q,
+    K,
+    V,
+}
+
+impl Gradient {
+    pub(super) const ACCEPTED: &'static str = "q, k, v";
+
+    pub(super) fn named(name: &str) -> Option<Gradient> {
+        Some(match name {
+            "q" => Gradient::Q,
+            "k" => Gradient::K,
+            "v" => Gradient::V,
+            _ => return None,
+        })
+    }
 }
 
 impl Builtin {
-    pub(super) const ACCEPTED: &'static str =
-        "softmax, layernorm, rmsnorm, gemm, reduce, scan, transpose, rope, cross_entropy, attention";
+    pub(super) const ACCEPTED: &'static str = "softmax, layernorm, rmsnorm, gemm, reduce, scan, transpose, \
+         rope, cross_entropy, attention, attention_backward";
 
     /// The name in a launch file.
     pub const fn name(&self) -> &'static str {
@@ -113,6 +136,7 @@ impl Builtin {
             Builtin::Rope { .. } => "rope",
             Builtin::CrossEntropy => "cross_entropy",
             Builtin::Attention { .. } => "attention",
+            Builtin::AttentionBackward { .. } => "attention_backward",
         }
     }
 
@@ -140,6 +164,11 @@ impl Builtin {
             }
             Builtin::Attention { .. } => {
                 "Q [batch, heads, rows, dim], K [batch, kv heads, keys, dim] and V [batch, kv heads, keys, dim of out]"
+            }
+            Builtin::AttentionBackward { .. } => {
+                "Q [batch, heads, rows, dim], K [batch, kv heads, keys, dim], V [batch, kv heads, keys, dim of out] \
+                 and the gradient of the output [batch, heads, rows, dim of out], for an output of the shape of the \
+                 input that `gradient` names"
             }
         }
     }
@@ -176,6 +205,16 @@ impl Builtin {
             (Builtin::Attention { .. }, [[b, h, s, d], [bk, hk, t, dk], [bv, hv, tv, dv]]) => {
                 [b, d, bk, hk, t] == [bk, dk, bv, hv, tv] && h % hk == 0 && o == [*b, *h, *s, *dv]
             }
+            (
+                Builtin::AttentionBackward { gradient, .. },
+                [q @ [b, h, s, d], k @ [bk, hk, t, dk], v @ [bv, hv, tv, dv], by],
+            ) => {
+                let of = [q, k, v][*gradient as usize];
+                [b, d, bk, hk, t] == [bk, dk, bv, hv, tv]
+                    && h % hk == 0
+                    && *by == [*b, *h, *s, *dv]
+                    && o == *of
+            }
             _ => false,
         }
     }
@@ -189,6 +228,11 @@ impl Builtin {
             Builtin::Attention { .. } => {
                 let keys = inputs.get(1).and_then(|k| k.shape().get(2)).copied().unwrap_or(1) as f64;
                 elements / last(2) * keys * (last(0) + 2.0 * last(2))
+            }
+            Builtin::AttentionBackward { .. } => {
+                let keys = inputs.get(1).and_then(|k| k.shape().get(2)).copied().unwrap_or(1) as f64;
+                let rows = inputs.first().map_or(0, View::len) as f64 / last(0);
+                rows * keys * (2.0 * last(0) + 2.0 * last(2))
             }
             _ => inputs.iter().map(View::len).sum::<usize>() as f64 + elements,
         }
@@ -263,6 +307,9 @@ impl Builtin {
             Builtin::Rope { base, interleaved } => rope(inputs, base, interleaved),
             Builtin::CrossEntropy => cross_entropy(inputs, out),
             Builtin::Attention { scale, causal } => attention(inputs, scale, causal),
+            Builtin::AttentionBackward { gradient, scale, causal } => {
+                attention_backward(inputs, gradient, scale, causal)
+            }
         }
     }
 }
@@ -385,37 +432,114 @@ fn cross_entropy(inputs: &[Input], out: &View) -> Vec<Element> {
     vec![(sum / n, size / n)]
 }
 
-fn attention(inputs: &[Input], scale: Option<f64>, causal: bool) -> Vec<Element> {
-    let (q, k, v) = (&inputs[0], &inputs[1], &inputs[2]);
-    let [batch, heads, rows, dim] = q.shape[..] else { return Vec::new() };
-    let (kv_heads, keys, wide) = (k.shape[1], k.shape[2], v.shape[3]);
-    let scale = scale.unwrap_or(1.0 / (dim as f64).sqrt());
-    let mut all = Vec::with_capacity(batch * heads * rows * wide);
+/// One query row of attention.
+struct Row {
+    /// The probability of each key that the row sees.
+    weights: Vec<f64>,
+    /// The largest sum of the absolute values of the terms of a score.
+    size: f64,
+}
+
+/// The rows of attention, in the order batch entry, head, row: `visit` gets the number of the row, that of
+/// its head of keys and values, and the row.
+fn attention_rows(inputs: &[Input], scale: f64, causal: bool, mut visit: impl FnMut(usize, usize, &Row)) {
+    let (q, k) = (&inputs[0], &inputs[1]);
+    let [batch, heads, rows, dim] = q.shape[..] else { return };
+    let (kv_heads, keys) = (k.shape[1], k.shape[2]);
     for head in 0..batch * heads {
         let kv = head / heads * kv_heads + head % heads / (heads / kv_heads);
         for row in 0..rows {
             let query = &q.values[(head * rows + row) * dim..][..dim];
             let seen = if causal { (row + 1 + keys).saturating_sub(rows).min(keys) } else { keys };
-            let mut sizes = 0.0f64;
+            let mut size = 0.0f64;
             let scores: Vec<f64> = (0..seen)
                 .map(|key| {
                     let key = &k.values[(kv * keys + key) * dim..][..dim];
                     let terms = query.iter().zip(key).map(|(a, b)| a * b);
-                    sizes = sizes.max(scale.abs() * terms.clone().map(f64::abs).sum::<f64>());
+                    size = size.max(scale.abs() * terms.clone().map(f64::abs).sum::<f64>());
                     scale * terms.sum::<f64>()
                 })
                 .collect();
-            let (weights, _, sum) = if seen == 0 { (Vec::new(), 0.0, 1.0) } else { weights(&scores) };
-            for column in 0..wide {
-                let term = |key: usize| weights[key] / sum * v.values[(kv * keys + key) * wide + column];
-                let value: f64 = (0..seen).map(term).sum();
-                let size: f64 = (0..seen).map(|key| term(key).abs()).sum();
-                // Probabilities are rounded to the type of the inputs: that many roundings of f32.
-                let rounded = 4.0 * q.roundoff / f64::from(f32::EPSILON);
-                all.push((value, size * (2.0 + (keys as f64).sqrt() + sizes + rounded)));
-            }
+            let (mut weights, _, sum) = if seen == 0 { (Vec::new(), 0.0, 1.0) } else { weights(&scores) };
+            weights.iter_mut().for_each(|weight| *weight /= sum);
+            visit(head * rows + row, kv, &Row { weights, size });
         }
     }
+}
+
+/// How much errors of a probability grow: those of a softmax over `keys`, of its scores, and of the rounding
+/// of probabilities to the type of the inputs, which counts as that many roundings of f32.
+fn growth(inputs: &[Input], row: &Row) -> f64 {
+    let keys = inputs[1].shape[2] as f64;
+    2.0 + keys.sqrt() + row.size + 4.0 * inputs[0].roundoff / f64::from(f32::EPSILON)
+}
+
+fn scale_of(inputs: &[Input], scale: Option<f64>) -> f64 {
+    scale.unwrap_or_else(|| 1.0 / (inputs[0].shape[3] as f64).sqrt())
+}
+
+fn attention(inputs: &[Input], scale: Option<f64>, causal: bool) -> Vec<Element> {
+    let v = &inputs[2];
+    let (keys, wide) = (v.shape[2], v.shape[3]);
+    let mut all = Vec::new();
+    attention_rows(inputs, scale_of(inputs, scale), causal, |_, kv, row| {
+        for column in 0..wide {
+            let value = |key: usize| v.values[(kv * keys + key) * wide + column];
+            let terms = || row.weights.iter().enumerate().map(|(key, weight)| weight * value(key));
+            let size: f64 = terms().map(f64::abs).sum();
+            all.push((terms().sum(), size * growth(inputs, row)));
+        }
+    });
+    all
+}
+
+/// dV = Pᵀ·dO; dS = P∘(dO·Vᵀ − D), where D is the sum of P∘(dO·Vᵀ) over the keys; dQ = scale · dS·K and
+/// dK = scale · dSᵀ·Q. Query heads that share keys add up.
+fn attention_backward(
+    inputs: &[Input],
+    gradient: Gradient,
+    scale: Option<f64>,
+    causal: bool,
+) -> Vec<Element> {
+    let (scale, [q, k, v, by]) = (scale_of(inputs, scale), [0, 1, 2, 3].map(|at| &inputs[at]));
+    let (rows, dim, keys, wide) = (q.shape[2], q.shape[3], k.shape[2], v.shape[3]);
+    let of = [q, k, v][gradient as usize];
+    let mut all = vec![(0.0, 0.0); of.values.len()];
+    let mut add = |at: usize, factor: f64, size: f64, vector: &[f64]| {
+        for (sum, x) in all[at * vector.len()..].iter_mut().zip(vector) {
+            sum.0 += factor * x;
+            sum.1 += size * x.abs();
+        }
+    };
+    // A sum of n terms in any order counts √n, and dO·Vᵀ is a sum of its own.
+    let terms = if gradient == Gradient::Q { keys } else { rows * q.shape[1] / k.shape[1] };
+    let sums = (wide as f64).sqrt() + (terms as f64).sqrt();
+    attention_rows(inputs, scale, causal, |at, kv, row| {
+        let grow = growth(inputs, row) + sums;
+        let (query, by) = (&q.values[at * dim..][..dim], &by.values[at * wide..][..wide]);
+        if gradient == Gradient::V {
+            for (key, &weight) in row.weights.iter().enumerate() {
+                add(kv * keys + key, weight, weight * grow, by);
+            }
+            return;
+        }
+        let products = |key: usize| by.iter().zip(&v.values[(kv * keys + key) * wide..]).map(|(a, b)| a * b);
+        let of_keys =
+            (0..row.weights.len()).map(|key| (products(key).sum(), products(key).map(f64::abs).sum()));
+        let of_keys: Vec<Element> = of_keys.collect();
+        let mean = |part: fn(&Element) -> f64| -> f64 {
+            row.weights.iter().zip(&of_keys).map(|(weight, element)| weight * part(element)).sum()
+        };
+        let (delta, size_of_delta) = (mean(|e| e.0), mean(|e| e.1));
+        for (key, (&weight, (value, size))) in row.weights.iter().zip(&of_keys).enumerate() {
+            let factor = scale * weight * (value - delta);
+            let size = scale.abs() * weight * (size + size_of_delta) * grow;
+            match gradient {
+                Gradient::Q => add(at, factor, size, &k.values[(kv * keys + key) * dim..][..dim]),
+                _ => add(kv * keys + key, factor, size, query),
+            }
+        }
+    });
     all
 }
 
@@ -482,6 +606,44 @@ mod tests {
         let attention = |causal| Builtin::Attention { scale: None, causal };
         near(&values(&attention(false), &[zeros(), zeros(), v()], &[1, 1, 2, 1]), &[3.0, 3.0]);
         near(&values(&attention(true), &[zeros(), zeros(), v()], &[1, 1, 2, 1]), &[2.0, 3.0]);
+    }
+
+    /// Gradients against differences of the loss, the sum of the output times its gradient.
+    #[test]
+    fn gradients_of_attention_are_those_of_its_loss() {
+        let number = |i: usize| ((i * 37 + 11) % 19) as f64 / 7.0 - 1.3;
+        let filled = |shape: [usize; 4], from: usize| {
+            input(&shape, &(0..shape.iter().product()).map(|i| number(from + i)).collect::<Vec<f64>>())
+        };
+        let inputs = || {
+            [
+                filled([2, 4, 3, 2], 0),
+                filled([2, 2, 5, 2], 5),
+                filled([2, 2, 5, 3], 9),
+                filled([2, 4, 3, 3], 2),
+            ]
+        };
+        for causal in [false, true] {
+            let loss = |inputs: &[Input]| -> f64 {
+                let out = attention(&inputs[..3], Some(0.7), causal);
+                out.iter().zip(&inputs[3].values).map(|((o, _), by)| o * by).sum()
+            };
+            for gradient in [Gradient::Q, Gradient::K, Gradient::V] {
+                let (at, scale) = (gradient as usize, Some(0.7));
+                let backward = Builtin::AttentionBackward { gradient, scale, causal };
+                let shape = inputs()[at].shape.clone();
+                let found = values(&backward, &inputs(), &shape);
+                for (i, found) in found.iter().enumerate() {
+                    let moved = |by: f64| {
+                        let mut inputs = inputs();
+                        inputs[at].values[i] += by;
+                        loss(&inputs)
+                    };
+                    let wanted = (moved(1e-5) - moved(-1e-5)) / 2e-5;
+                    assert!((found - wanted).abs() < 1e-7, "{gradient:?} {i}: {found} {wanted}");
+                }
+            }
+        }
     }
 
     #[test]

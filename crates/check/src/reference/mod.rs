@@ -160,7 +160,13 @@ impl Reference {
     ) -> Result<Vec<u8>, ReferenceError> {
         let fail = |reason: String| ReferenceError::Kernel { kernel: path.to_owned(), reason };
         let kernel = self.kernel.as_ref().ok_or_else(|| fail("it was not read".to_owned()))?;
-        let options = Options { traced_ctas: Vec::new(), must_write: Default::default(), ..options.clone() };
+        let options = Options {
+            traced_ctas: Vec::new(),
+            only: None,
+            survey: false,
+            must_write: Default::default(),
+            ..options.clone()
+        };
         let report = emu::run(kernel, &mut buffers.iter_mut().collect::<Vec<_>>(), &options)
             .map_err(|error| fail(error.to_string()))?;
         if let Some(hazard) = report.hazards.iter().find(|hazard| hazard.kind.fails()) {
@@ -173,11 +179,13 @@ impl Reference {
         Ok(output.to_bytes())
     }
 
-    /// Compares the output's bytes after the launch with what is expected.
-    pub fn judge(&self, expected: &Expected, after: &[u8]) -> Judgement {
+    /// Compares the output's bytes after the launch with what is expected. Elements at places for which
+    /// `judged` is false are left out.
+    pub fn judge(&self, expected: &Expected, after: &[u8], judged: impl Fn(usize) -> bool) -> Judgement {
         let (dtype, view) = (self.memory.dtype, self.memory.shaped());
         let size = dtype.bytes();
-        let found = view.places().map(|at| after.get(at * size..).map_or(f64::NAN, |b| dtype.decode(b)));
+        let element = |at: usize| after.get(at * size..).map_or(f64::NAN, |b| dtype.decode(b));
+        let found = view.places().map(|at| judged(at).then(|| element(at)));
         expected.judge(&self.name, &self.source.words(), found, view.shape())
     }
 }

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::builtin::{Builtin, Operation};
+use super::builtin::{Builtin, Gradient, Operation};
 use super::{Source, Tolerance};
 use crate::launchfile::{
     ARGUMENT, ArgSpec, BufferType, FileInit, Init, LaunchError, LaunchSpec, Memory, RawArg, RawLaunch,
@@ -186,6 +186,13 @@ impl Parser<'_> {
             },
             "cross_entropy" => Builtin::CrossEntropy,
             "attention" => Builtin::Attention { scale: raw.scale, causal: raw.causal.unwrap_or(false) },
+            "attention_backward" => {
+                let name = raw.gradient.as_deref().unwrap_or("(missing)");
+                let gradient = Gradient::named(name)
+                    .ok_or_else(|| self.refuse("gradient", format!("\"{name}\""), Gradient::ACCEPTED))?;
+                let causal = raw.causal.unwrap_or(false);
+                Builtin::AttentionBackward { gradient, scale: raw.scale, causal }
+            }
             other => return Err(self.refuse("builtin", format!("\"{other}\""), Builtin::ACCEPTED)),
         };
         let views: Option<Vec<View>> =
@@ -268,6 +275,7 @@ impl Parser<'_> {
                 Builtin::Scan { .. } => &["inputs", "operation", "exclusive"],
                 Builtin::Rope { .. } => &["inputs", "base", "interleaved"],
                 Builtin::Attention { .. } => &["inputs", "scale", "causal"],
+                Builtin::AttentionBackward { .. } => &["inputs", "gradient", "scale", "causal"],
                 Builtin::Softmax | Builtin::Transpose | Builtin::CrossEntropy => &["inputs"],
             },
         };
@@ -289,6 +297,7 @@ impl Parser<'_> {
             ("base", raw.base.is_some()),
             ("interleaved", raw.interleaved.is_some()),
             ("causal", raw.causal.is_some()),
+            ("gradient", raw.gradient.is_some()),
             ("scale", raw.scale.is_some()),
         ];
         match given.into_iter().find(|(key, given)| *given && !taken.contains(key)) {

@@ -3,9 +3,11 @@
 
 use std::path::Path;
 
+use flashcore_check::files::{self, Tensor};
 use flashcore_check::gate::{CheckReport, Settings, Verdict, check_kernel};
 use flashcore_check::launchfile::{LaunchError, LaunchSpec};
 use flashcore_check::numbers::Numbers;
+use flashcore_check::values::Values;
 use host::store::Scratch;
 use ptx::Verified;
 
@@ -112,6 +114,17 @@ fn structs_pointers_and_narrow_numbers_arrive() {
     .unwrap();
     let error = file(true).parse::<LaunchSpec>().unwrap().read_files(scratch.path("").as_path()).unwrap_err();
     assert!(error.to_string().contains("wanted.npy has 2 elements; expected 32"), "{error}");
+    let values = Values::round(problem::DType::F32, &(0..32).map(|i| 3.25 + i as f32).collect::<Vec<f32>>());
+    let other = Tensor { values: Values::zeros(problem::DType::F16, 3), shape: vec![3] };
+    let tensors = [("y".to_owned(), Tensor { values, shape: vec![4, 8] }), ("z".to_owned(), other)];
+    files::save(&scratch.path("wanted.safetensors"), &tensors.into()).unwrap();
+    let text = |name: &str| file(true).replace("wanted.npy", name);
+    let mut spec: LaunchSpec = text("wanted.safetensors:y").parse().unwrap();
+    spec.read_files(scratch.path("").as_path()).unwrap();
+    assert_passed(&check_kernel(&spec.bind(module(&kernel)).unwrap(), &Settings::quick()).unwrap());
+    let mut spec: LaunchSpec = text("wanted.safetensors").parse().unwrap();
+    let error = spec.read_files(scratch.path("").as_path()).unwrap_err().to_string();
+    assert!(error.contains("it has the tensors y, z; name one"), "{error}");
 }
 
 #[test]

@@ -2,6 +2,7 @@
 
 mod bands;
 mod blind_spots;
+mod budget;
 mod common;
 mod cuda;
 mod diagnosis;

@@ -32,6 +32,22 @@ pub struct Check {
     /// Time limit for all emulator runs together; beyond it the verdict is incomplete
     #[arg(long, value_name = "SECONDS", default_value = TIMEOUT, value_parser = seconds)]
     pub timeout: Duration,
+    /// Time that the runs shall take together: run CTAs that stand for the others, as many as find time, in
+    /// this order
+    ///
+    /// 1. the corners of the grid: first or last along each axis;
+    /// 2. CTAs that executed an instruction, or a set of instructions, that no CTA chosen before executed;
+    /// 3. the CTAs one step from a corner along one axis, and the one after each CTA of 2;
+    /// 4. for each distance at which two CTAs write to one line of 128 bytes, one such pair;
+    /// 5. the middles of edges and faces, and the centre: first, middle or last along each axis;
+    /// 6. CTAs spread evenly over the grid, in pairs that follow each other.
+    ///
+    /// A third of the time searches the grid for 2 and 4. Clusters are chosen as a whole. The verdict says
+    /// how many CTAs and instructions ran; a pass is a pass of these. Unwritten outputs are not looked for,
+    /// and there is no diagnosis. CTAs that may wait for each other (atomics or strong accesses to global
+    /// memory) and several launches run whole; the budget then ends the check between two runs.
+    #[arg(long, value_name = "SECONDS", value_parser = seconds, conflicts_with = "mutants", verbatim_doc_comment)]
+    pub budget: Option<Duration>,
     /// Percentage of the kernel's instructions that must be executed; below it the verdict is incomplete
     #[arg(long, value_name = "PERCENT", value_parser = percent)]
     pub require_coverage: Option<f64>,
@@ -96,7 +112,7 @@ pub struct Stated {
     pub cooperative: bool,
     /// An argument, one for each parameter, in order: NAME:TYPE=VALUE for a number, NAME:TYPE:SHAPE[=INIT]
     /// for a buffer, such as n:i32=1000 or x:f32:64x32=random; INIT as in a launch file, LOW..HIGH or
-    /// @FILE.npy
+    /// @FILE.npy or @FILE.safetensors:NAME
     #[arg(long, value_name = "ARG", requires = "grid")]
     pub arg: Vec<String>,
     /// The kernel's entry; default: the only one

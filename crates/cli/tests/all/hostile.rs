@@ -314,9 +314,13 @@ fn progress_leaves_logs_alone() {
     let check = ["check", &endless, "--launch", &launch, "--timeout", "3"];
     let output = folder.run(&check);
     assert_eq!(output.status.code(), Some(2), "{}", text(&output.stdout));
-    assert!(text(&output.stderr).starts_with("flashcore: run 1 of "), "{:?}", text(&output.stderr));
-    let output = folder.run(&[&check[..], &["--quiet"]].concat());
-    assert_eq!(text(&output.stderr), "");
+    let said = text(&output.stderr);
+    assert!(said.starts_with("flashcore: 0 of ") && said.contains(" runs done; run 1: 0 of "), "{said:?}");
+    assert!(!said.contains(['\r', '\x1b']), "{said:?}");
+    for quiet in ["--quiet", "--json"] {
+        let output = folder.run(&[&check[..], &[quiet]].concat());
+        assert_eq!(text(&output.stderr), "", "{quiet}");
+    }
 }
 
 /// A server that is stopped at the end of the test, and its address.

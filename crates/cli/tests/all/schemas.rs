@@ -120,6 +120,7 @@ fn every_output_fits_its_schema() {
     assert!(racy.len() < std::fs::read_to_string(&ptx).unwrap().len(), "the corpus has barriers to drop");
     let racy = folder.write("racy.ptx", &racy);
     held.run(&folder, "check", &["check", &ptx, "--launch", &launch, "--quick"]);
+    held.run(&folder, "check", &["check", &ptx, "--launch", &launch, "--budget", "1"]);
     held.run(&folder, "check", &["check", &racy, "--launch", &launch, "--quick"]);
     // A kernel with line information.
     let cuda = corpus("../cuda/warp_specialised.cu");

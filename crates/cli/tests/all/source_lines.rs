@@ -300,4 +300,5 @@ fn the_guide_s_workflow_checks_a_project() {
     assert!(read("junit/trap.xml").contains("failures=\"0\""));
     let log: Value = serde_json::from_str(&read("sarif/trap.sarif")).unwrap();
     assert_eq!((faults(&log), &log["runs"][0]["results"]), (Vec::new(), &serde_json::json!([])));
+    assert_eq!(log["runs"][0]["automationDetails"]["id"], "flashcore/kernels/trap.toml/");
 }

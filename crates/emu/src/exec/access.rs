@@ -34,11 +34,18 @@ pub(super) fn addresses(registers: &Registers, inst: &Inst) -> [u64; 32] {
 
 #[inline(always)]
 pub(super) fn based(registers: &Registers, base: Slot, offset: i64) -> [u64; 32] {
+    // Loops: `map` of an array this long is not inlined.
+    let mut addresses = [0; 32];
     if base.class == Class::W64 {
-        registers.get64(base).map(|a| a.wrapping_add_signed(offset))
+        for (address, base) in addresses.iter_mut().zip(registers.get64(base)) {
+            *address = base.wrapping_add_signed(offset);
+        }
     } else {
-        registers.get32(base).map(|a| u64::from(a.wrapping_add_signed(offset as i32)))
+        for (address, base) in addresses.iter_mut().zip(registers.get32(base)) {
+            *address = u64::from(base.wrapping_add_signed(offset as i32));
+        }
     }
+    addresses
 }
 
 /// The space of the first lane's address, and the lanes of `mask` whose addresses are in that space. Converts
@@ -82,11 +89,13 @@ impl<'a> Env<'a> {
             spaces.push((space, lanes));
             let site = Site { inst, space, bytes: m.bytes(), strength };
             self.count_access(warp, &site, lanes, &places);
-            for_lanes(lanes, |lane| {
-                if let Some(chunk) = self.load_lane(warp, &site, lane, places[lane]) {
-                    chunks[lane] = chunk;
-                }
-            });
+            if !self.load_plain(&site, lanes, &places, &mut chunks) {
+                for_lanes(lanes, |lane| {
+                    if let Some(chunk) = self.load_lane(warp, &site, lane, places[lane]) {
+                        chunks[lane] = chunk;
+                    }
+                });
+            }
             if strength != Strength::Weak && matches!(space, Space::Global | Space::Shared) {
                 let kind = if m.sem == MemSem::Acquire { Observation::Acquire } else { Observation::Relaxed };
                 for_lanes(lanes, |lane| self.observe(warp, &site, lane, places[lane], kind));
@@ -108,6 +117,39 @@ impl<'a> Env<'a> {
             return self.poll(warp, split, found);
         }
         Flow::Next
+    }
+
+    /// Loads the data of all lanes from one buffer of which reads find nothing and leave nothing. Returns
+    /// whether that was possible; otherwise each lane needs a closer look.
+    #[inline(always)]
+    fn load_plain(&self, site: &Site, lanes: u32, places: &[u64; 32], chunks: &mut [Chunk; 32]) -> bool {
+        let context = self.context;
+        let differs = context.options.weak || context.launch.overlapping || site.strength != Strength::Weak;
+        if site.space != Space::Global || differs || lanes == 0 {
+            return false;
+        }
+        let first = places[lanes.trailing_zeros() as usize];
+        let Some((region, offset)) = context.global.find(first).filter(|(region, _)| region.is_plain())
+        else {
+            return false;
+        };
+        let bytes = u64::from(site.bytes);
+        let (base, size) = (first.wrapping_add_signed(-offset), region.bytes as u64);
+        let mut outside = size < bytes;
+        for (lane, place) in places.iter().enumerate() {
+            let misplaced = place.wrapping_sub(base) > size.wrapping_sub(bytes) || place & (bytes - 1) != 0;
+            outside |= lanes >> lane & 1 == 1 && misplaced;
+        }
+        if outside {
+            return false;
+        }
+        let offset = |lane: usize| (places[lane] - base) as usize;
+        if site.bytes == 4 {
+            for_lanes(lanes, |lane| chunks[lane][0] = region.word(offset(lane)));
+        } else {
+            for_lanes(lanes, |lane| chunks[lane] = region.load(offset(lane), site.bytes as usize));
+        }
+        true
     }
 
     /// Called after a strong read that returned `found`. When the same value is found repeatedly, lanes that
@@ -235,7 +277,7 @@ impl<'a> Env<'a> {
     /// A load from global memory by one lane.
     fn load_global(&mut self, warp: &Warp, site: &Site, lane: usize, address: u64) -> Option<Chunk> {
         let place = self.global_region(warp, site, lane, address)?;
-        if self.context.options.checks.races && place.0.writable() {
+        if self.context.options.checks.races && place.0.watched() {
             self.note_global_read(site, &plain(warp, site, lane), address, site.bytes);
         }
         let newest = self.load_region(warp, site, lane, address, place);
@@ -272,7 +314,7 @@ impl<'a> Env<'a> {
                 "reads global memory that was never written".into()
             });
         }
-        if context.apart && context.options.checks.races && region.writable() {
+        if context.apart && context.options.checks.races && region.watched() {
             let granule = context.program.granules[1] as usize;
             let other = region.note_read(offset, bytes, granule, self.cluster as u32, inst.pc);
             self.report_foreign(inst, warp.index, lane, "reads", other, address);

@@ -392,7 +392,7 @@ impl<'a> Env<'a> {
                 let address = self.shared_address(*offset);
                 self.judge_shared_read(verdict, inst, warp.index, lane, address);
             }
-            Payload::Global(index, pieces) if self.context.global.regions[*index].writable() => {
+            Payload::Global(index, pieces) if self.context.global.regions[*index].watched() => {
                 for (offset, bytes) in pieces.iter().flat_map(Piece::spans) {
                     let address = GlobalMemory::base(*index) + offset;
                     if let Some(c) = self.order.shadow.read(address, bytes, &access) {
@@ -488,7 +488,7 @@ impl<'a> Env<'a> {
                 "copies global memory that was never written".into()
             });
         }
-        if context.apart && context.options.checks.races && region.writable() {
+        if context.apart && context.options.checks.races && region.watched() {
             let granule = context.program.granules[1] as usize;
             let other = region.note_read(offset, bytes, granule, self.cluster as u32, cause.inst.pc);
             let address = GlobalMemory::base(index) + offset as u64;

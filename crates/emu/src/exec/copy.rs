@@ -124,7 +124,7 @@ impl Env<'_> {
         }
         let read = copy_site(inst, Space::Global, taken);
         let races = self.context.options.checks.races;
-        let watch = taken > 0 && self.global_region(warp, &read, lane, from)?.0.writable() && races;
+        let watch = taken > 0 && self.global_region(warp, &read, lane, from)?.0.watched() && races;
         if watch {
             let access = Access { touch: Touch::Copy, epoch: FLIGHT, ..plain(warp, &read, lane) };
             self.note_global_read(&read, &access, from, taken);

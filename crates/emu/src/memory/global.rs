@@ -1,5 +1,5 @@
 use std::sync::OnceLock;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::Relaxed};
 
 use ptx::Access;
 
@@ -32,6 +32,10 @@ pub(crate) struct Region<'a> {
     /// The last CTA that touched each granule, when clusters run independently.
     writers: OnceLock<Box<[AtomicU64]>>,
     readers: OnceLock<Box<[AtomicU64]>>,
+    /// Whether the launch is expected not to store to the region, so that reads are not recorded.
+    quiet: bool,
+    /// Whether the launch stored to the region although it is quiet.
+    broken: AtomicBool,
 }
 
 /// Stands for several CTAs that have read the granule.
@@ -54,7 +58,31 @@ impl<'a> Region<'a> {
         written: Option<&'a Bitmap>,
     ) -> Region<'a> {
         let (writers, readers) = (OnceLock::new(), OnceLock::new());
-        Region { name, bytes, access, words, written, incoherent: None, writers, readers }
+        let (quiet, broken) = (false, AtomicBool::new(false));
+        Region { name, bytes, access, words, written, incoherent: None, writers, readers, quiet, broken }
+    }
+
+    /// Expects that the launch does not store to the region.
+    pub fn expect_no_store(&mut self) {
+        self.quiet = true;
+    }
+
+    /// Whether the launch stored to a quiet region. Its findings are then incomplete.
+    fn is_broken(&self) -> bool {
+        self.broken.load(Relaxed)
+    }
+
+    /// Whether a read within bounds finds nothing and leaves nothing: no store of the launch is expected, all
+    /// bytes were written before the launch, and no `.nc` load is watched.
+    #[inline(always)]
+    pub fn is_plain(&self) -> bool {
+        !self.watched() && self.written.is_none() && self.incoherent.is_none()
+    }
+
+    /// Whether reads must be recorded, because the launch may store to the region.
+    #[inline(always)]
+    pub fn watched(&self) -> bool {
+        self.writable() && !self.quiet
     }
 
     /// Watches for `.nc` loads of memory that the launch writes.
@@ -92,6 +120,12 @@ impl<'a> Region<'a> {
         self.access != RegionAccess::Contract(Access::Read)
     }
 
+    /// The four bytes at an offset that is a multiple of four.
+    #[inline(always)]
+    pub fn word(&self, offset: usize) -> u32 {
+        self.words[offset / 4].load(Relaxed)
+    }
+
     #[inline(always)]
     pub fn load(&self, offset: usize, bytes: usize) -> Chunk {
         let mut chunk = [0; 8];
@@ -109,6 +143,9 @@ impl<'a> Region<'a> {
 
     #[inline(always)]
     pub fn store(&self, offset: usize, bytes: usize, chunk: &Chunk) {
+        if self.quiet {
+            self.broken.store(true, Relaxed);
+        }
         let at = offset / 4;
         if bytes < 4 {
             let shift = 8 * (offset % 4);
@@ -190,6 +227,23 @@ impl<'a> Region<'a> {
         found
     }
 
+    /// After the run: the clusters that wrote last to neighbouring granules of a line of 128 bytes, where
+    /// they differ.
+    pub fn shared_lines(&self, granule: usize, mut note: impl FnMut(u32, u32)) {
+        let Some(writers) = self.writers.get() else { return };
+        for line in writers.chunks((128 / granule).max(1)) {
+            let mut before = None;
+            for writer in line.iter().filter_map(|entry| other_cta(entry.load(Relaxed), MANY - 1)) {
+                if let (Some(a), Some(b)) = (before, writer.cta)
+                    && a != b
+                {
+                    note(a, b);
+                }
+                before = writer.cta.or(before);
+            }
+        }
+    }
+
     /// After the run: finds the first granule that one CTA wrote and another CTA read, whichever ran first.
     pub fn read_and_written(&self) -> Option<(usize, ForeignAccess, ForeignAccess)> {
         let (writers, readers) = (self.writers.get()?, self.readers.get()?);
@@ -219,6 +273,11 @@ pub(crate) struct GlobalMemory<'a> {
 }
 
 impl GlobalMemory<'_> {
+    /// Whether the launch stored to a quiet region.
+    pub fn is_broken(&self) -> bool {
+        self.regions.iter().any(Region::is_broken)
+    }
+
     /// Address of a region's first byte. It lies in the middle of the region's slot, so that small negative
     /// offsets stay in the slot.
     pub const fn base(index: usize) -> u64 {

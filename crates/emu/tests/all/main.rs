@@ -4,5 +4,6 @@ mod contract;
 mod corpus;
 mod deadlock;
 mod limits;
+mod quiet;
 mod registers;
 mod wgmma;

@@ -1,0 +1,132 @@
+//! Buffers that a kernel seems only to read, though its contract lets it write them. Reads of such a *quiet*
+//! buffer race with nothing, so a run does not record them. The guess follows the parameters to the addresses
+//! of stores, without regard to the order of instructions. A pointer that comes from memory is not followed.
+//! A guess may thus be wrong: a run that stores to a quiet buffer is made again with its reads recorded.
+
+use std::collections::HashMap;
+
+use ptx::{
+    Access, Address, Arg, Base, Function, Instruction, Kernel, Name, Op, Operand, Reg, Space, Statement,
+};
+
+/// Whether each buffer of the contract seems only to be read.
+pub(crate) fn quiet_buffers(kernel: &Kernel) -> Vec<bool> {
+    let is_entry = |function: &&Function| *function.name == *kernel.entry && function.body.is_some();
+    let stored = kernel.module.functions().find(is_entry).map(stored_params).unwrap_or_default();
+    let mut quiet: Vec<bool> =
+        kernel.buffers.iter().map(|buffer| buffer.access == Access::ReadWrite).collect();
+    for (arg, _) in kernel.args.iter().zip(stored).filter(|(_, stored)| *stored) {
+        buffers_of(kernel, arg, &mut |index| quiet[index] = false);
+    }
+    quiet
+}
+
+/// Calls `found` for each buffer whose address is in an argument.
+fn buffers_of(kernel: &Kernel, arg: &Arg, found: &mut impl FnMut(usize)) {
+    match arg {
+        Arg::Buffer { index, .. } => found(*index),
+        Arg::TensorMap { index } => {
+            if let Some(map) = kernel.tensor_maps.get(*index) {
+                found(map.buffer);
+            }
+        }
+        Arg::Struct(value) => value.fields.iter().for_each(|(_, field)| buffers_of(kernel, field, found)),
+        _ => {}
+    }
+}
+
+/// Whether each parameter reaches the address of an instruction that may store to global memory. Parameters
+/// from the 64th on count as one.
+fn stored_params(entry: &Function) -> Vec<bool> {
+    let bit = |at: usize| 1u64 << at.min(63);
+    let names: HashMap<&Name, u64> =
+        entry.params.iter().enumerate().map(|(at, param)| (&param.name, bit(at))).collect();
+    let statements = || entry.body.iter().flat_map(|body| &body.statements);
+    let instructions = || {
+        statements().filter_map(|statement| match statement {
+            Statement::Inst(inst) => Some(inst),
+            Statement::Label(_) | Statement::Pragma(_) => None,
+        })
+    };
+    let mut from = Origins { names, registers: HashMap::new() };
+    loop {
+        let mut grew = false;
+        for inst in instructions().filter(|inst| !is_load_from_memory(inst)) {
+            let sources = inst.operands.iter().skip(1).fold(0, |set, operand| set | from.of(operand));
+            if sources != 0 && !stores(&inst.op) {
+                inst.operands.first().into_iter().for_each(|result| from.add(result, sources, &mut grew));
+            }
+        }
+        if !grew {
+            break;
+        }
+    }
+    // Of a store, the value does not matter. Other instructions that store have few operands; all count.
+    let places = instructions().filter(|inst| stores(&inst.op)).fold(0, |set, inst| {
+        let address = inst.operands.iter().filter(|operand| match inst.op {
+            Op::St(_) | Op::Atom(_) | Op::Red(_) => matches!(operand, Operand::Address(_)),
+            _ => true,
+        });
+        address.fold(set, |set, operand| set | from.of(operand))
+    });
+    (0..entry.params.len()).map(|at| places & bit(at) != 0).collect()
+}
+
+/// The parameters that the value of each register may come from.
+struct Origins<'a> {
+    names: HashMap<&'a Name, u64>,
+    registers: HashMap<Reg, u64>,
+}
+
+impl Origins<'_> {
+    fn of(&self, operand: &Operand) -> u64 {
+        let register = |reg: &Reg| self.registers.get(reg).copied().unwrap_or(0);
+        let name = |name: &Name| self.names.get(name).copied().unwrap_or(0);
+        match operand {
+            Operand::Reg(reg) => register(reg),
+            Operand::Address(Address { base: Base::Reg(reg), .. }) => register(reg),
+            Operand::Address(Address { base: Base::Symbol(symbol), .. }) | Operand::Symbol(symbol, _) => {
+                name(symbol)
+            }
+            Operand::Vector(all) | Operand::List(all) => all.iter().fold(0, |set, one| set | self.of(one)),
+            _ => 0,
+        }
+    }
+
+    /// Adds origins to the registers of a result.
+    fn add(&mut self, result: &Operand, origins: u64, grew: &mut bool) {
+        match result {
+            Operand::Reg(reg) | Operand::Pair(Some(reg), _) => {
+                let known = self.registers.entry(*reg).or_insert(0);
+                *grew |= origins & !*known != 0;
+                *known |= origins;
+            }
+            Operand::Vector(all) => all.iter().for_each(|one| self.add(one, origins, grew)),
+            _ => {}
+        }
+    }
+}
+
+/// A load whose value is data, not a parameter.
+fn is_load_from_memory(inst: &Instruction) -> bool {
+    match inst.op {
+        Op::Ld(memory) => memory.space != Space::Param,
+        Op::Ldmatrix(_) | Op::WmmaLoad(_) | Op::Atom(_) => true,
+        _ => false,
+    }
+}
+
+/// Whether an instruction may store to global memory.
+fn stores(op: &Op) -> bool {
+    let is_global = |space| matches!(space, Space::Global | Space::Generic);
+    match op {
+        Op::St(memory) => is_global(memory.space),
+        Op::Atom(atomic) | Op::Red(atomic) => is_global(atomic.space),
+        Op::WmmaStore(_)
+        | Op::CpAsyncBulk(_)
+        | Op::CpReduceAsyncBulk(_)
+        | Op::CpAsyncBulkTensor(_)
+        | Op::CpReduceAsyncBulkTensor(_) => true,
+        _ => false,
+    }
+}

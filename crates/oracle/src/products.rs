@@ -1,0 +1,156 @@
+//! The inner loops of standard attention, compiled for the vector instructions of the processor. A vector
+//! holds the query rows of a block. The sum of each row is made in the order of the dimensions, or of the
+//! keys, without fused multiply-adds: its bits do not depend on the instructions.
+
+use std::ops::{Add, Mul};
+
+use pulp::{Arch, Simd, WithSimd};
+
+use crate::LANES;
+
+/// Number of keys whose sums are made side by side, so that an addition does not wait for the one before.
+const KEYS: usize = 4;
+
+/// A number of the loops.
+pub(crate) trait Real: Copy + Default + Add<Output = Self> + Mul<Output = Self> {}
+
+impl<T: Copy + Default + Add<Output = T> + Mul<Output = T>> Real for T {}
+
+/// For each key, dense rows of as many numbers as `query` has, the products with the rows of the block.
+pub(crate) fn dot_products<R: Real>(query: &[[R; LANES]], keys: &[R]) -> Vec<[R; LANES]> {
+    let mut sums = vec![[R::default(); LANES]; keys.len() / query.len().max(1)];
+    Arch::new().dispatch(Dots { query, keys, sums: &mut sums });
+    sums
+}
+
+/// Adds the values of keys times their weights to `acc`, which has as many elements as a row of `values`.
+pub(crate) fn add_weighted<R: Real>(acc: &mut [[R; LANES]], weights: &[[R; LANES]], values: &[R]) {
+    Arch::new().dispatch(Weighted { acc, weights, values });
+}
+
+/// The arguments as structs: unlike a closure, the body is certain to be compiled for the chosen
+/// instructions.
+struct Dots<'a, R> {
+    query: &'a [[R; LANES]],
+    keys: &'a [R],
+    sums: &'a mut [[R; LANES]],
+}
+
+impl<R: Real> WithSimd for Dots<'_, R> {
+    type Output = ();
+
+    #[inline(always)]
+    fn with_simd<S: Simd>(self, _: S) {
+        let dim = self.query.len();
+        if dim == 0 {
+            return;
+        }
+        for (keys, sums) in self.keys.chunks(KEYS * dim).zip(self.sums.chunks_mut(KEYS)) {
+            match sums {
+                [s0, s1, s2, s3] => {
+                    let (first, second) = keys.split_at(2 * dim);
+                    let ((k0, k1), (k2, k3)) = (first.split_at(dim), second.split_at(dim));
+                    // Locals stay in registers: memory could be that of the query.
+                    let [mut a, mut b, mut c, mut d] = [[R::default(); LANES]; KEYS];
+                    for ((((q, &x0), &x1), &x2), &x3) in self.query.iter().zip(k0).zip(k1).zip(k2).zip(k3) {
+                        for lane in 0..LANES {
+                            a[lane] = a[lane] + q[lane] * x0;
+                            b[lane] = b[lane] + q[lane] * x1;
+                            c[lane] = c[lane] + q[lane] * x2;
+                            d[lane] = d[lane] + q[lane] * x3;
+                        }
+                    }
+                    (*s0, *s1, *s2, *s3) = (a, b, c, d);
+                }
+                sums => {
+                    for (key, sum) in keys.chunks_exact(dim).zip(sums) {
+                        for (q, &x) in self.query.iter().zip(key) {
+                            for lane in 0..LANES {
+                                sum[lane] = sum[lane] + q[lane] * x;
+                            }
+                        }
+                    }
+                }
+            }
+        }
+    }
+}
+
+struct Weighted<'a, R> {
+    acc: &'a mut [[R; LANES]],
+    weights: &'a [[R; LANES]],
+    values: &'a [R],
+}
+
+impl<R: Real> WithSimd for Weighted<'_, R> {
+    type Output = ();
+
+    #[inline(always)]
+    fn with_simd<S: Simd>(self, _: S) {
+        let dim = self.acc.len();
+        if dim == 0 {
+            return;
+        }
+        for (weights, values) in self.weights.chunks(KEYS).zip(self.values.chunks(KEYS * dim)) {
+            match *weights {
+                [a, b, c, d] => {
+                    let (first, second) = values.split_at(2 * dim);
+                    let ((v0, v1), (v2, v3)) = (first.split_at(dim), second.split_at(dim));
+                    for ((((acc, &x0), &x1), &x2), &x3) in self.acc.iter_mut().zip(v0).zip(v1).zip(v2).zip(v3)
+                    {
+                        let mut sums = *acc;
+                        for lane in 0..LANES {
+                            sums[lane] = sums[lane] + a[lane] * x0;
+                            sums[lane] = sums[lane] + b[lane] * x1;
+                            sums[lane] = sums[lane] + c[lane] * x2;
+                            sums[lane] = sums[lane] + d[lane] * x3;
+                        }
+                        *acc = sums;
+                    }
+                }
+                _ => {
+                    for (weight, row) in weights.iter().zip(values.chunks_exact(dim)) {
+                        for (acc, &x) in self.acc.iter_mut().zip(row) {
+                            for lane in 0..LANES {
+                                acc[lane] = acc[lane] + weight[lane] * x;
+                            }
+                        }
+                    }
+                }
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The sums have the bits of loops in order, for every number of keys beside a multiple of [`KEYS`].
+    #[test]
+    fn sums_are_made_in_order() {
+        let number = |i: usize| ((i * 7919 + 13) % 1009) as f32 / 333.0 - 1.5;
+        for keys in 0..10 {
+            let (dim, wide) = (5, 3);
+            let query: Vec<[f32; LANES]> =
+                (0..dim).map(|d| std::array::from_fn(|lane| number(d * LANES + lane))).collect();
+            let rows: Vec<f32> = (0..keys * dim).map(number).collect();
+            let found = dot_products(&query, &rows);
+            for (key, sums) in found.iter().enumerate() {
+                for (lane, &sum) in sums.iter().enumerate() {
+                    let terms = (0..dim).map(|d| query[d][lane] * rows[key * dim + d]);
+                    assert_eq!(sum, terms.fold(0.0, |sum, term| sum + term));
+                }
+            }
+            let values: Vec<f32> = (0..keys * wide).map(|i| number(i + 5)).collect();
+            let mut acc = vec![[0.25f32; LANES]; wide];
+            add_weighted(&mut acc, &found, &values);
+            for (d, acc) in acc.iter().enumerate() {
+                for (lane, &sum) in acc.iter().enumerate() {
+                    let terms = (0..keys).map(|key| found[key][lane] * values[key * wide + d]);
+                    assert_eq!(sum, terms.fold(0.25, |sum, term| sum + term));
+                }
+            }
+        }
+    }
+}
