@@ -261,7 +261,9 @@ pub enum Promoted {
 fn tabled(winner: &Candidate) -> Result<&Plan, &'static str> {
     match winner {
         Candidate::Gpu(Plan::Ladder { .. }) => Err("a rung of the ladder is not chosen for any problem"),
-        Candidate::Gpu(plan @ (Plan::Mma(_) | Plan::Wgmma(_) | Plan::Small(_))) => Ok(plan),
+        Candidate::Gpu(
+            plan @ (Plan::Mma(_) | Plan::Wgmma(_) | Plan::SmallStreamed(_) | Plan::SmallAtOnce(_)),
+        ) => Ok(plan),
         Candidate::Cpu(_) => Err("the table is of GPU kernels' plans"),
         Candidate::Kernel(_) => Err("it is a whole kernel, and no plan gives it"),
     }

@@ -131,7 +131,7 @@ fn from_a_slow_seed(page: &Page, shipped: f64, verdict: SpeedVerdict) -> Evoluti
     config.cases[0].seeds.clear();
     config.cases[0].draws = 0;
     // Not a plan of the search itself: this landscape does not build a rung.
-    let ships = Candidate::Gpu(Family::Small.default_for(&Problem::mission(), &Arch::SM_90).unwrap());
+    let ships = Candidate::Gpu(Family::SmallAtOnce.default_for(&Problem::mission(), &Arch::SM_90).unwrap());
     config.cases[0].shipped = Some(ships.clone());
     let mut evolution = begin(page, &config, Limits::ALONE);
     let mut evaluator = Meddled(Landscape::new(12, &config), move |task: &Task, finding: &mut Finding| {
@@ -179,7 +179,7 @@ fn what_ships_races_last() {
     let page = Page::new("ships-last");
     let mut config = config(&Problem::mission(), 0, 12);
     (config.candidates, config.seconds, config.timing) = (None, Some(30.0), [0.15, 1.5]);
-    let ships = Candidate::Gpu(Family::Small.default_for(&Problem::mission(), &Arch::SM_90).unwrap());
+    let ships = Candidate::Gpu(Family::SmallAtOnce.default_for(&Problem::mission(), &Arch::SM_90).unwrap());
     (config.cases[0].seeds, config.cases[0].draws, config.cases[0].shipped) =
         (Vec::new(), 0, Some(ships.clone()));
     let mut evolution = begin(&page, &config, Limits::ALONE);

@@ -398,7 +398,7 @@ fn expect(plan: &Plan, launch: &Launch) -> Expect {
         }
         // `setmaxnreg` moves registers between warpgroups at run time, so registers per thread have no simple
         // bound.
-        Plan::Wgmma(_) | Plan::Small(_) | Plan::Ladder { .. } => expect,
+        Plan::Wgmma(_) | Plan::SmallStreamed(_) | Plan::SmallAtOnce(_) | Plan::Ladder { .. } => expect,
     }
 }
 

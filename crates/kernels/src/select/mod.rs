@@ -502,6 +502,7 @@ mod tests {
         assert!(matches!(families(Family::Mma), Plan::Mma(plan) if plan.block_n == 48));
         assert_eq!(families(Family::Wgmma).family(), "wgmma");
         // No row of the family: the family's default, even where another family suits the grid.
-        assert_eq!(families(Family::Small), Family::Small.default_for(&problem, &Arch::SM_90).unwrap());
+        let family = Family::SmallStreamed;
+        assert_eq!(families(family), family.default_for(&problem, &Arch::SM_90).unwrap());
     }
 }
