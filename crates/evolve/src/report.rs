@@ -14,10 +14,10 @@ use super::engine::Evolution;
 use super::finals::{self, Promotion};
 use super::population::{Member, Population};
 use super::rank;
-use super::seeding::SEED;
 use bench::{Comparison, Interval, SpeedVerdict, judged};
-use ledger::Candidate;
-use ledger::{Against, Arm, CandidateId, Cost, Environment, Pair, Reason, Score, TimeKind};
+use ledger::{
+    Against, Arm, Candidate, CandidateId, Cost, Environment, Operator, Pair, Reason, Score, TimeKind,
+};
 pub use types::*;
 
 /// The progress of a run.
@@ -309,7 +309,7 @@ pub(super) fn random_arm(population: &Population) -> RandomArm {
 /// Whether the candidate was given as a seed: from the tuned table, the ledger or a family's default. The
 /// time model's picks from random samples are not seeds.
 fn is_seed(member: &Member) -> bool {
-    member.operator.starts_with(SEED) && !member.is_drawn() || member.arm == Arm::Baseline
+    member.operator.operator == Operator::Seed && !member.is_drawn() || member.arm == Arm::Baseline
 }
 
 /// A race against the baseline. For the baseline itself, the control's race.

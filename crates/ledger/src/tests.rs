@@ -371,7 +371,10 @@ fn a_step_of_an_operator_counts_once() {
         }
     }
     let operators = ledger.operators(run).unwrap();
-    assert!(operators.iter().any(|o| o.operator == "mutate:block_n" && o.gain == 1.25), "{operators:?}");
+    assert!(
+        operators.iter().any(|o| o.operator == MadeBy::from("mutate:block_n") && o.gain == 1.25),
+        "{operators:?}"
+    );
     let niches = ledger.niches(run, &shape(128)).unwrap();
     assert_eq!(niches.iter().map(|niche| niche.candidate).collect::<Vec<_>>(), [child]);
 }
@@ -406,8 +409,9 @@ fn what_is_compared_with_is_counted_by_itself() {
     ledger.tell(&outcome(seed, Stage::Microbench, timed(Trial::Microbench, 11.0, None))).unwrap();
     let counts = |e: &Earnings| (e.candidates, e.timed, e.faster, e.rejected);
     let operators = ledger.operators(run).unwrap();
-    let earned: Vec<_> = operators.iter().map(|e| (e.operator.as_str(), counts(e))).collect();
-    assert_eq!(earned, [("mutate:block_n", (3, 3, 1, 2)), ("seed:tuned", (1, 1, 0, 0))]);
+    let earned: Vec<_> = operators.iter().map(|e| (e.operator.clone(), counts(e))).collect();
+    let of = |name: &str, counts| (MadeBy::from(name), counts);
+    assert_eq!(earned, [of("mutate:block_n", (3, 3, 1, 2)), of("seed:tuned", (1, 1, 0, 0))]);
     assert!(ledger.check().unwrap().is_sound() && wrong < crossing);
 }
 
@@ -610,7 +614,7 @@ fn what_is_counted_and_where_it_came_from() {
         .collect();
     assert_eq!(best, [8.0], "5 µs were wrong");
     assert_eq!(ledger.tallies(run).unwrap().iter().map(|t| t.candidates).sum::<i64>(), 5);
-    assert_eq!(ledger.operators(run).unwrap()[0].operator, "mutate:block_n");
+    assert_eq!(ledger.operators(run).unwrap()[0].operator, MadeBy::from("mutate:block_n"));
     assert_eq!(ledger.niches(run, &shape(128)).unwrap()[0].timed, 5);
     // The race's time replaces that of the short timing.
     let pairs = ledger.pairs_of_run(run, "model", 10).unwrap();

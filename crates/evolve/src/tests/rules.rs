@@ -292,7 +292,9 @@ fn failures_of_a_proposer_stay_dead() {
     .unwrap();
     let ledger = page.open();
     let mut ends = 0;
-    for known in ledger.resume(run).unwrap().candidates.iter().filter(|c| c.new.operator == "proposer") {
+    for known in
+        ledger.resume(run).unwrap().candidates.iter().filter(|c| c.new.operator.operator == Operator::Propose)
+    {
         let found = ledger.candidate(known.id).unwrap().rejections;
         let found: Vec<(Stage, &str)> = found.iter().map(|r| (r.stage, r.reason.name())).collect();
         assert_eq!(found, [(Stage::Propose, "hangs")], "{:?}", known.id);
@@ -708,7 +710,7 @@ fn cases_share_what_is_held_out() {
         }
     }
     let known = page.open().resume(run).unwrap();
-    let references = known.candidates.iter().filter(|c| c.new.operator == "held_out").count();
+    let references = known.candidates.iter().filter(|c| c.new.operator.operator == Operator::HeldOut).count();
     let raced = known.outcomes.iter().filter(|o| o.stage == Stage::HeldOut).count();
     let report = json!(evolution.report());
     assert_eq!(references, 1, "{report:#}");
