@@ -198,7 +198,7 @@ fn device_memory() {
     refuse(prepared.enqueue(&stream, q, k, short, out, Some(lse)), "v has 1278 bytes of device memory");
     refuse(prepared.enqueue(&stream, q, k, v, out, None), "lse is missing");
     let odd = Tensors::new(&gpu, contents, 1);
-    refuse(odd.enqueue(&prepared, &stream), "accepted: multiples of 2 bytes");
+    refuse(odd.enqueue(&prepared, &stream), "expected a multiple of 2 bytes");
     let unordered = Problem { heads_kv: 0, ..problem.clone() };
     refuse(gpu.prepare(&unordered, None).map(drop), "'0' for heads_kv");
 

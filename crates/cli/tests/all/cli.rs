@@ -200,7 +200,7 @@ fn bad_usage_is_named_and_exits_with_3() {
         (&["check", "folder.ptx", "--launch", &launch], "cannot read folder.ptx"),
         (&["check", &ptx, "--launch", "/dev/zero"], "it is longer than"),
         (&["climb", "--out", "none/report.html"], "cannot write none/report.html"),
-        (&["climb", "--out", "folder.ptx"], "it is a folder; accepted: the name of a file"),
+        (&["climb", "--out", "folder.ptx"], "it is a folder: expected the name of a file"),
         (&["bench", "--seconds", "nan"], "invalid value 'NaN' for --seconds"),
         (&["bench", "--device", "tpu"], "invalid value 'tpu' for --device: expected cpu, cuda, cuda:N, auto"),
         (
@@ -324,7 +324,7 @@ fn tables_are_never_emptied() {
     let output = folder.run(&["lab", "tables", "README.md"]);
     let error = text(&output.stderr);
     assert_eq!(output.status.code(), Some(3), "{error}");
-    assert!(error.contains("table \"h200/evolution\" has no rows in ./evidence/h200.jsonl"), "{error}");
+    assert!(error.contains("invalid value 'h200/evolution' for a table: expected DEVICE/SUITE with rows in ./evidence/h200.jsonl"), "{error}");
     assert_eq!(std::fs::read_to_string(folder.0.join("README.md")).unwrap(), document);
     // A table that disagrees with existing rows is exit code 1, not bad usage.
     let evidence = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../evidence/h200.jsonl");

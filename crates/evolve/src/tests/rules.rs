@@ -410,7 +410,7 @@ fn a_run_without_blind_draws_is_refused() {
     let mut config = config(&Problem::mission(), 30, 6);
     config.random_share = 0.0;
     let begun = Evolution::begin(page.open(), config, Environment::default(), None, Limits::ALONE);
-    assert!(begun.err().unwrap().to_string().contains("accepted: a share above 0"));
+    assert!(begun.err().unwrap().to_string().contains("expected a share above 0"));
 }
 
 /// A lost device stops the run and rejects no candidates. A resumed run counts failures from zero.

@@ -168,8 +168,9 @@ fn arch_of(info: &DeviceInfo) -> Result<Arch, AttentionError> {
     let runs = |sm: &u32| *sm == info.sm() || *sm < info.sm() && *sm != Arch::SM_90.sm;
     let sm = Arch::ALL.iter().map(|arch| arch.sm).filter(runs).max();
     let sm = sm.ok_or_else(|| AttentionError::Unsupported {
-        what: format!("{} (sm_{})", info.name, info.sm()),
-        accepted: "GPUs of sm_80 (A100, RTX 30) and later, or the CPU".to_owned(),
+        argument: "device",
+        value: format!("{} (sm_{})", info.name, info.sm()),
+        accepted: "a GPU of sm_80 (A100, RTX 30) and later, or the CPU".to_owned(),
     })?;
     Ok(Arch {
         sm,
