@@ -314,7 +314,7 @@ impl<T: Element> Call<'_, T> {
         (batch * heads + head) * rows + start + row
     }
 
-    /// What the arithmetics that are faster than f32 look at.
+    /// Properties of the inputs that decide whether an arithmetic faster than f32 may be used.
     fn heads(&self) -> HeadsOf<'_, T> {
         HeadsOf {
             problem: self.problem,

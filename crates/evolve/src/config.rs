@@ -127,7 +127,7 @@ pub struct Config {
     /// sheets.
     #[serde(default)]
     pub peaks: Option<CpuPeaks>,
-    /// What else this machine's processor did before the run.
+    /// The load of this machine's processor before the run.
     #[serde(default)]
     pub load: Option<Load>,
 }

@@ -31,7 +31,7 @@ pub struct Progress {
     pub under_way: usize,
     /// The best time so far, µs, and its speed-up over the baseline, for the first problem that has one.
     pub best: Option<(f64, f64)>,
-    /// The same figures for the best random sample.
+    /// The figures of the best random sample.
     pub random: Option<(f64, f64)>,
     /// Maximum number of candidates, if there is one.
     pub budget: Option<usize>,

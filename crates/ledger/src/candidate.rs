@@ -1,4 +1,4 @@
-//! What evolution varies: plans of FlashCore's kernels, and whole kernels from other sources.
+//! Candidates of an evolution: plans of FlashCore's kernels, and whole kernels from other sources.
 
 use serde::{Deserialize, Serialize};
 use serde_json::json;

@@ -16,7 +16,7 @@ pub enum LedgerError {
     #[error("{path} is not a FlashCore ledger: {what}; name another file with --ledger")]
     NotALedger {
         path: PathBuf,
-        /// What the file is instead.
+        /// The kind of the file.
         what: String,
     },
     /// A newer FlashCore wrote the file.

@@ -24,7 +24,7 @@ pub struct Report {
     #[serde(flatten)]
     pub cases: Cases,
     pub run: RunId,
-    /// What else the processor did before the run.
+    /// The load of the processor before the run.
     pub load: Option<Load>,
     pub ledger: PathBuf,
     pub configuration: Configuration,

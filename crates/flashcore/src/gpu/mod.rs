@@ -180,7 +180,7 @@ fn arch_of(info: &DeviceInfo) -> Result<Arch, AttentionError> {
     })
 }
 
-/// What a prepared kernel depends on; the key of the map of prepared problems.
+/// The key of the map of prepared problems: all that a prepared kernel depends on.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 struct Key {
     pass: Pass,

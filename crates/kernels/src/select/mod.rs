@@ -298,7 +298,7 @@ mod tests {
         }
     }
 
-    /// The same of thresholds.
+    /// A plan tuned in bf16 is used in f16, with its threshold limited to the range of f16.
     #[test]
     fn a_threshold_beyond_f16_is_taken_within_it() {
         let problem = |dtype| Problem::new(1, 8, 512, 64, dtype);
@@ -312,8 +312,6 @@ mod tests {
         }
     }
 
-    /// Rows of prefill do not stand for decode, and rows of ungrouped heads do not decide how the heads of a
-    /// group are packed.
     /// No row of the table was measured with a softcap, so its plan says nothing about the softcap's
     /// instructions.
     #[test]

@@ -101,7 +101,7 @@ fn split_keys_beyond_2_31_elements_are_addressed() {
     assert!(outputs(&problem, &plan, &Arch::SM_90) == outputs(&dense, &plan, &Arch::SM_90));
 }
 
-/// What a tensor map cannot state is refused with the stride, and `mma` computes it.
+/// A stride that a tensor map cannot state is refused by its value, and `mma` computes the problem.
 #[test]
 fn strides_beyond_tensor_maps_are_refused_by_their_families() {
     let mut problem = Problem::new(2, 2, 64, 64, DType::F16);
