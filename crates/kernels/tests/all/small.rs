@@ -1,6 +1,5 @@
 //! The families for small grids. On the emulator: no hazards with every check on, and results within the
-//! rounding of P and O. Also their launch contracts, the plans and problems that they reject, and the output
-//! of ptxas and nvdisasm for their kernels.
+//! rounding of P and O. Also their launch contracts, and the output of ptxas and nvdisasm for their kernels.
 
 use crate::common;
 use crate::common::cases;
@@ -15,8 +14,8 @@ use flashcore_kernels::forward::small::{
 };
 use flashcore_kernels::{Arch, Plan, emit};
 use problem::{Band, DType, Layout, Problem, Strides};
-use ptx::{Arg, Dim3, GridDependency, Item, Kernel, Op, Statement};
-use tile::{RowStore, Turns};
+use ptx::{Arg, Dim3, Kernel};
+use tile::RowStore;
 
 const ARCH: Arch = Arch::SM_90;
 const SCHEDULES: [Schedule; 3] = [Schedule::Late, Schedule::Early, Schedule::Random];
@@ -468,100 +467,6 @@ fn kernel(problem: &Problem, plan: &Plan) -> Kernel {
     emit(problem, plan, &ARCH).unwrap_or_else(|e| panic!("{plan:?}: {e}")).kernel
 }
 
-/// Positions of the instructions that order memory accesses or products.
-fn synchronisations(kernel: &Kernel) -> Vec<(usize, usize, Op)> {
-    let mut found = Vec::new();
-    for (i, item) in kernel.module.items.iter().enumerate() {
-        let Item::Function(function) = item else { continue };
-        for (j, statement) in function.body.iter().flat_map(|body| &body.statements).enumerate() {
-            if let Statement::Inst(inst) = statement
-                && matches!(
-                    inst.op,
-                    Op::Bar { .. }
-                        | Op::BarWarpSync
-                        | Op::BarrierCluster(_)
-                        | Op::Mbarrier(_)
-                        | Op::FenceMbarrierInit
-                        | Op::WgmmaFence
-                        | Op::WgmmaCommitGroup
-                        | Op::WgmmaWaitGroup
-                        | Op::Griddepcontrol(GridDependency::Wait)
-                )
-            {
-                found.push((i, j, inst.op));
-            }
-        }
-    }
-    found
-}
-
-/// Every barrier, fence and wait is needed: without any one of them the emulator rejects the kernel.
-#[test]
-fn every_synchronisation_is_needed() {
-    let at_once = [
-        AtOncePlan {
-            cluster: 2,
-            block_n: 64,
-            key_copies: 2,
-            qk_pieces: 2,
-            softmax_steps: 2,
-            pv_pieces: 2,
-            requests: Requests::FirstKeysOnly,
-            merge: Merge::PeerFirst,
-            ..at_once()
-        },
-        AtOncePlan { cluster: 2, kv_warpgroups: 2, block_n: 32, overlapping: true, ..at_once() },
-        // The warp that requests late has no early requests.
-        AtOncePlan { requests: Requests::ValuesLate, overlapping: true, ..at_once() },
-        AtOncePlan { cluster: 4, block_n: 32, ..at_once() },
-    ];
-    let plain = StreamedPlan { block_n: 16, ..streamed() };
-    let streamed = [
-        plain.clone(),
-        StreamedPlan { row_warpgroups: 2, overlapping: true, ..plain.clone() },
-        StreamedPlan { row_warpgroups: 2, turns: Turns::PingPong, ..plain.clone() },
-        StreamedPlan { speculative: Some(1), ..plain.clone() },
-        StreamedPlan { cluster: 2, ..plain },
-    ];
-    let plans = at_once.map(Plan::SmallAtOnce).into_iter().chain(streamed.map(Plan::SmallStreamed));
-    // Ping-pong only divides the time on the tensor cores; the rings order memory. A `bar.sync` that is
-    // missing changes the order of turns but no result.
-    let surviving = |plan: &Plan| match plan {
-        Plan::SmallStreamed(StreamedPlan { turns: Turns::PingPong, .. }) => &["bar.sync"][..],
-        _ => &[],
-    };
-    for plan in plans {
-        // An even and an odd number of turns, with streaming blocks.
-        let problems = [128, 112].map(|keys| {
-            let rows = 64 * gene!(&plan, row_warpgroups) as usize;
-            Problem::new(1, 1, rows, 64, DType::F16).with_seq_kv(keys, Layout::Bhsd).with_lse(true)
-        });
-        let kernels = problems.each_ref().map(|problem| kernel(problem, &plan));
-        let both = if matches!(plan, Plan::SmallStreamed(_)) { 2 } else { 1 };
-        let survives = |&(item, at, op): &(usize, usize, Op)| {
-            !problems.iter().zip(&kernels).take(both).any(|(problem, kernel)| {
-                let mut module = kernel.module.clone().into_module();
-                if let Item::Function(function) = &mut module.items[item]
-                    && let Some(body) = &mut function.body
-                {
-                    // With a wait, the branch back to it is removed as well. Otherwise a warp could test the
-                    // barrier once and learn of its completion through another warp.
-                    let wait = matches!(op, Op::Mbarrier(mbarrier) if mbarrier.op.waits());
-                    body.statements.drain(at..=at + usize::from(wait));
-                }
-                let mutant = Kernel { module: module.assume_verified(), ..kernel.clone() };
-                SCHEDULES.into_iter().any(|schedule| {
-                    let options = Options { schedule, ..Options::default() };
-                    common::run_kernel(&mut Emulator::new(options), problem, &mutant, 1).is_err()
-                })
-            })
-        };
-        let survivors = synchronisations(&kernels[0]).into_iter().filter(survives);
-        let survivors: Vec<String> = survivors.map(|(_, _, op)| op.to_string()).collect();
-        assert_eq!(survivors, surviving(&plan), "{plan:?} is right without them");
-    }
-}
-
 #[test]
 fn contracts_hold_together() {
     for dim in [40, 64, 72, 96, 128, 192, 256] {
@@ -584,114 +489,6 @@ fn contracts_hold_together() {
             }
         }
     }
-}
-
-#[test]
-fn plans_that_cannot_work_are_refused_with_the_reason() {
-    let mission = Problem::mission();
-    let Plan::SmallAtOnce(good) = default_for(&mission, &ARCH) else { panic!("512 keys are held at once") };
-    let reason = |problem: &Problem, plan: &AtOncePlan, arch: &Arch| {
-        Plan::from(plan.clone()).check(problem, arch).expect_err("refused").to_string()
-    };
-    let of = |change: fn(&mut AtOncePlan)| {
-        let mut plan = good.clone();
-        change(&mut plan);
-        reason(&mission, &plan, &ARCH)
-    };
-    let of_streamed = |change: fn(&mut StreamedPlan)| {
-        let mut plan = StreamedPlan { block_n: 64, ..streamed() };
-        change(&mut plan);
-        Plan::from(plan).check(&mission, &ARCH).expect_err("refused").to_string()
-    };
-    assert!(of(|p| p.cluster = 3).starts_with("invalid value '3' for cluster: expected 1, 2, 4"));
-    assert!(
-        of(|p| p.cluster = 1)
-            .starts_with("invalid value '512' for seq_kv: expected up to 256 with this plan")
-    );
-    assert!(of(|p| p.kv_warpgroups = 0).starts_with("invalid value '0' for kv_warpgroups:"));
-    assert!(
-        of(|p| p.row_warpgroups = 5).starts_with("invalid value '5' for row_warpgroups: expected 1 to 4")
-    );
-    assert!(
-        of(|p| p.block_n = 264)
-            .starts_with("invalid value '264' for block_n: expected multiples of 16 from 16 to 256")
-    );
-    assert!(
-        of(|p| p.qk_pieces = 3)
-            .starts_with("invalid value '3' for qk_pieces: expected divisors of block_n / 8")
-    );
-    assert!(
-        of(|p| p.key_copies = 8)
-            .starts_with("invalid value '8' for key_copies: expected divisors of qk_pieces")
-    );
-    assert!(
-        of(|p| p.softmax_steps = 8)
-            .starts_with("invalid value '8' for softmax_steps: expected divisors of qk_pieces")
-    );
-    assert!(
-        of(|p| p.pv_pieces = 16)
-            .starts_with("invalid value '16' for pv_pieces: expected divisors of block_n / (16")
-    );
-    assert!(of_streamed(|p| p.stages = 1).starts_with("invalid value '1' for stages: expected 2 to 8"));
-    assert!(of_streamed(|p| p.stages = 9).starts_with("invalid value '9' for stages: expected 2 to 8"));
-    // A value whose product wraps around to a divisor is not a divisor.
-    assert!(
-        of(|p| p.pv_pieces = (1 << 28) + 1)
-            .starts_with("invalid value '268435457' for pv_pieces: expected divisors")
-    );
-    let wraps = |p: &mut AtOncePlan| (p.key_copies, p.qk_pieces) = (1, (1 << 29) + 1);
-    assert!(of(wraps).starts_with("invalid value '536870913' for qk_pieces: expected divisors"));
-    let rescaled = StreamedPlan { rescale: Rescale::Beyond(9), ..streamed() };
-    let in_f16 = Plan::from(rescaled.clone()).check(&mission, &ARCH).expect_err("refused").to_string();
-    assert_eq!(in_f16, "invalid value '9' for rescale.beyond: expected 0 to 8 in f16");
-    rescaled.check(&Problem { dtypes: DType::Bf16.into(), ..mission.clone() }, &ARCH).unwrap();
-    assert!(
-        of_streamed(|p| p.speculative = Some(16))
-            .starts_with("invalid value '16' for speculative: expected 1 to 15")
-    );
-    assert!(
-        of_streamed(|p| p.turns = Turns::PingPong)
-            .starts_with("invalid value '1' for row_warpgroups: expected 2 to 4 with turns = ping_pong")
-    );
-    assert!(
-        of_streamed(|p| (p.kv_warpgroups, p.row_warpgroups, p.turns) = (2, 2, Turns::PingPong))
-            .starts_with("invalid value '2' for kv_warpgroups: expected 1 with turns = ping_pong")
-    );
-    assert!(
-        of(|p| p.kv_warpgroups = 2)
-            .starts_with("invalid value '2' for kv_warpgroups: expected 1 with merge = peer_first")
-    );
-    let crowd = Problem::new(1, 1 << 30, 1, 64, DType::F16);
-    let by_rows = AtOncePlan { tile_order: RowOrder::LongestFirst, ..good.clone() };
-    assert!(
-        reason(&crowd, &by_rows, &ARCH)
-            .starts_with("invalid value '1073741824' for heads_q: expected fewer than 2^31")
-    );
-    assert!(of_streamed(|p| p.resident_ctas = 6).contains("bytes of shared memory are needed"));
-    assert!(
-        of(|p| (p.cluster, p.kv_warpgroups, p.merge) = (4, 2, Merge::Shares))
-            .starts_with("invalid value '8' for head_dim_v / parts:")
-    );
-    let wide = Problem::new(1, 8, 512, 256, DType::F16);
-    let plan = AtOncePlan { block_n: 256, ..good.clone() };
-    assert!(reason(&wide, &plan, &ARCH).contains("bytes of shared memory are needed"));
-    let mut dense = at_once();
-    dense.block_n = 256;
-    dense.store = RowStore::Chunks;
-    let mut unaligned = Problem::new(1, 1, 64, 64, DType::F16);
-    unaligned.out.row = 66;
-    assert!(reason(&unaligned, &dense, &ARCH).starts_with(
-        "invalid value '66' for out row stride with family small_at_once: expected multiples of 8"
-    ));
-    unaligned.k.row = 68;
-    assert!(reason(&unaligned, &dense, &ARCH).contains("k"));
-    assert!(reason(&mission, &good, &Arch::SM_89).starts_with("invalid value '89' for sm: expected 90"));
-    let no_keys = mission.clone().with_seq_kv(0, Layout::Bhsd);
-    assert!(reason(&no_keys, &good, &ARCH).starts_with("invalid value '0' for seq_kv: expected 1 to 2^30"));
-    let float = Problem { dtypes: DType::F32.into(), ..mission.clone() };
-    assert!(
-        reason(&float, &good, &ARCH).starts_with("invalid value 'f32' for dtype with family small_at_once")
-    );
 }
 
 /// Combinations of genes, and the defaults of every width and length, including values narrower than keys.
