@@ -22,6 +22,7 @@ use ledger::*;
 
 mod cuts;
 mod earlier;
+mod proposers;
 mod rules;
 
 use cuts::essence;
