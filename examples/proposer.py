@@ -78,7 +78,7 @@ def propose(brief, rng):
 
 def main():
     brief = json.load(sys.stdin)
-    # The same brief gets the same answer; the history grows with each.
+    # Equal briefs get equal answers; the history grows with each.
     rng = random.Random(json.dumps(brief.get("history"), sort_keys=True))
     answer = propose(brief, rng)
     json.dump({key: value for key, value in answer.items() if value is not None}, sys.stdout)

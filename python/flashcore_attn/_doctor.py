@@ -1,4 +1,4 @@
-"""What this machine has, and what each part enables."""
+"""The parts of this machine that FlashCore can use, and the use of each."""
 
 from __future__ import annotations
 

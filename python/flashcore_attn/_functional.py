@@ -354,14 +354,14 @@ def _cap(value: Any) -> float:
 
 
 def _flag(name: str, value: Any) -> bool:
-    """What is as good as a bool: NumPy's, 0 and 1. Of anything else the truth may not be what was meant."""
+    """A bool, NumPy's bool, 0 or 1. The truth value of other objects may not be the intended one."""
     if isinstance(value, str) or value not in (0, 1):
         raise invalid(name, value, "True or False")
     return bool(value)
 
 
 def _of_scale(error: Exception, name: str, value: Any) -> ArgumentError | None:
-    """What an error says of the scale, under the name that the caller knows the scale by; None of any other."""
+    """An error about the scale, with the caller's name for the scale; None for other errors."""
     if " for scale: " in str(error):
         return ArgumentError(str(error).replace(" for scale: ", f" for {name}: ", 1))
     overflows = isinstance(error, OverflowError) and isinstance(value, int)

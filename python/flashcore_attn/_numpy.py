@@ -163,7 +163,7 @@ def as_lengths(name: str, x: Any, elements: int) -> np.ndarray[Any, Any]:
 
 
 class Tracing:
-    """What tracing of a score or mask function needs to know of NumPy."""
+    """The parts of NumPy that tracing a score or mask function uses."""
 
     name = "numpy"
     device = "cpu"

@@ -132,7 +132,7 @@ def _now(
 
 
 class Tracing:
-    """What tracing of a score or mask function needs to know of PyTorch."""
+    """The parts of PyTorch that tracing a score or mask function uses."""
 
     name = "torch"
 

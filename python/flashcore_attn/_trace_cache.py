@@ -70,7 +70,7 @@ def trace(function: Any, arguments: str, kind: str, backend: Any) -> tuple[str, 
 
 
 def _contents(value: Any, captured: set[int], depth: int = 0) -> Any:
-    """What a value consists of, as a key; None if that cannot be told. Notes the ids of arrays."""
+    """The contents of a value as a key; None if they cannot be determined. Notes the ids of arrays."""
     if value is None or isinstance(value, (bool, numbers.Real, str, bytes)):
         return type(value), repr(value)
     if depth > 8:

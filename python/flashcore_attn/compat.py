@@ -159,7 +159,7 @@ def _attention(
 
 
 def _counted(ours: Any, fall_back: Any, reason: str | None) -> Any:
-    """What ``ours`` returns, or, for a reason, ``fall_back``; counts which it was."""
+    """The result of ``ours`` or, if there is a reason, of ``fall_back``; counts both."""
     global _served
     if reason is None:
         try:

@@ -281,7 +281,7 @@ class _Drive:
         progress: Callable[[dict[str, Any]], None] | None,
     ) -> None:
         self.run, self.cluster, self.patience, self.progress = run, cluster, patience, progress
-        #: What is under way.
+        #: Tasks that are under way.
         self.pending: dict[Any, _Pending] = {}
         self.submitted = 0
 

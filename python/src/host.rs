@@ -212,7 +212,9 @@ fn aligned<T>(name: &str, address: usize) -> Result<NonNull<T>, Error> {
 fn aligned_to(alignment: usize, name: &str, address: usize) -> Result<NonNull<u8>, Error> {
     let start = NonNull::new(std::ptr::with_exposed_provenance_mut(address));
     start.filter(|_| address.is_multiple_of(alignment)).ok_or_else(|| {
-        let message = format!("{name} is at address {address:#x}; it must be a multiple of {alignment}");
+        let message = format!(
+            "invalid value '{address:#x}' for the address of {name}: expected a multiple of {alignment} bytes"
+        );
         Error::Argument(message)
     })
 }

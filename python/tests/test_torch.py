@@ -350,7 +350,7 @@ def test_what_a_gpu_lacks_is_known_beforehand(monkeypatch):
             assert lacks(torch.float32, 64) is None
 
         def refuse(ordinal):
-            raise flashcore_attn.UnsupportedError("sm_75 cannot be used; accepted: sm_80")
+            raise flashcore_attn.UnsupportedError("invalid value 'sm_75' for device: expected sm_80")
 
         monkeypatch.setattr(_flashcore, "check_gpu", refuse)
         assert lacks(torch.float16, 64) == "UnsupportedError"

@@ -49,7 +49,7 @@ struct Repository {
     repository: String,
     commit: String,
     file: Vec<File>,
-    /// What is known about kernels that do not pass.
+    /// The known reasons of kernels that do not pass.
     #[serde(default)]
     known: Vec<Known>,
 }

@@ -76,7 +76,7 @@ fn lines(architecture: &str) -> Vec<(&str, usize)> {
     crates.collect()
 }
 
-/// What disagrees with the picture.
+/// Imports that disagree with the picture.
 fn faults(architecture: &str, crates: &BTreeMap<String, Manifest>) -> Vec<String> {
     let lines = lines(architecture);
     let line = |name: &str| lines.iter().find(|(other, _)| *other == name).map(|(_, at)| *at);

@@ -38,9 +38,7 @@ pub enum ContestantError {
         expected: usize,
     },
     /// The kernel comes without a problem, so its output cannot be judged.
-    #[error(
-        "the kernel has no problem, so its output cannot be judged; accepted: one launched for a problem"
-    )]
+    #[error("the kernel has no problem, so its output cannot be judged: expected one launched for a problem")]
     NoProblem,
     /// A library has a name that is reserved for FlashCore kernels.
     #[error(transparent)]

@@ -3,7 +3,7 @@
 //! every sample is kept. No contestant's own statement counts.
 //!
 //! [`race()`] implements the rules without knowing a device: it drives a [`Stage`], which is this machine's
-//! CPU, a GPU or a simulated device of the tests. What the tests show about the rules therefore holds for
+//! CPU, a GPU or a simulated device of the tests. Results of the tests about the rules therefore hold for
 //! races on a GPU.
 
 mod answer;

@@ -7,7 +7,8 @@ use serde::{Deserialize, Serialize};
 
 /// Share of the processor above which the time of other processes counts as a disturbance.
 const OTHERS: f64 = 0.05;
-/// The same for time that the hypervisor gave to other machines.
+/// Share of the processor above which the time of other machines, which the hypervisor gave to them, counts
+/// as a disturbance.
 const STEAL: f64 = 0.02;
 /// Involuntary context switches per second of this process's CPU time. An undisturbed process has a few.
 const SWITCHES: f64 = 100.0;
@@ -31,7 +32,7 @@ impl Load {
         self.others > OTHERS || self.steal > STEAL || self.switches > SWITCHES
     }
 
-    /// What disturbs timings, in words; `None` if nothing does.
+    /// The load that disturbs timings, in words; `None` if there is none.
     pub fn words(&self) -> Option<String> {
         let percent = |share: f64| format!("{:.0} % of the processor's time", 100.0 * share);
         let mut parts = Vec::new();

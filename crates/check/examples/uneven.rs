@@ -1,10 +1,11 @@
 //! Predicted times of small grids in each family, with even and with uneven lengths: what a packed batch
-//! costs because the family `small` computes even lengths only. `cargo run --example uneven -p
+//! costs because the families for small grids compute even lengths only. `cargo run --example uneven -p
 //! flashcore-check`.
 
 use check::forecast;
 use flashcore_check as check;
-use kernels::{Arch, Family};
+use kernels::forward::small;
+use kernels::{Arch, Family, Plan};
 use predict::machine::H200;
 use problem::{DType, Layout, Lengths, Problem, SideLengths};
 
@@ -19,13 +20,14 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
             let side = SideLengths { packed: Some(batch * seq), used: false };
             let lengths = Lengths { q: side, kv: side, left_padded: false };
             let packed = Problem { lengths, ..even.clone() }.with_layout(Layout::Bshd);
-            let time = |family: Family, problem: &Problem| -> Result<String, Box<dyn std::error::Error>> {
-                let plan = family.default_for(problem, &arch)?;
+            let time = |plan: Plan, problem: &Problem| -> Result<String, Box<dyn std::error::Error>> {
                 let prediction = forecast::of_plan(&plan, problem, &H200, &arch, None)?;
                 Ok(format!("{:.1}", prediction.us))
             };
-            let [small, wgmma, mma] = [Family::Small, Family::Wgmma, Family::Mma].map(|f| time(f, &even));
-            let packed = time(Family::Wgmma, &packed);
+            let small = time(small::default_for(&even, &arch), &even);
+            let [wgmma, mma] =
+                [Family::Wgmma, Family::Mma].map(|family| time(family.default_for(&even, &arch)?, &even));
+            let packed = time(Family::Wgmma.default_for(&packed, &arch)?, &packed);
             let name = format!("B{batch} H{heads} S{seq} D{dim}");
             println!("| {name} | {} | {} | {} | {} |", small?, wgmma?, packed?, mma?);
         }

@@ -147,7 +147,9 @@ pub(crate) fn npy_header(bytes: &[u8]) -> Result<(&str, &[u8]), String> {
     let (length, rest) = match version {
         1 => rest.split_first_chunk().map(|(&length, rest)| (u32::from(u16::from_le_bytes(length)), rest)),
         2 | 3 => rest.split_first_chunk().map(|(&length, rest)| (u32::from_le_bytes(length), rest)),
-        _ => return Err(format!("version {version} of the format is unknown; accepted: 1, 2, 3")),
+        _ => {
+            return Err(format!("invalid value '{version}' for the version of the format: expected 1, 2, 3"));
+        }
     }
     .ok_or("the file ends within its first bytes")?;
     let (header, data) = rest

@@ -91,7 +91,9 @@ pub fn of_kernel(
     times: u64,
 ) -> Result<Basis, ForecastError> {
     let (bound, recorded) = match plan {
-        Plan::Wgmma(_) | Plan::Small(_) => (whole.clone(), study::sketch(whole, SKETCHED * times)?),
+        Plan::Wgmma(_) | Plan::SmallStreamed(_) | Plan::SmallAtOnce(_) => {
+            (whole.clone(), study::sketch(whole, SKETCHED * times)?)
+        }
         Plan::Mma(_) | Plan::Ladder { .. } => {
             let head = bind(plan, &one_head(problem), arch)?;
             let recorded = study::record(&head, RECORDED * times)?;

@@ -25,7 +25,7 @@ impl fmt::Write for Bounded {
 }
 
 /// The text with each mangled C++ name (Itanium ABI: `_Z…`) replaced by the name in the source, without
-/// parameters: `_ZZ3rowE7partial[0x0]` becomes `row::partial[0x0]`. What is no such name stays as it is.
+/// parameters: `_ZZ3rowE7partial[0x0]` becomes `row::partial[0x0]`. Other words stay as they are.
 pub fn demangle(text: &str) -> Cow<'_, str> {
     let found = mangled(text);
     if found.is_empty() {
@@ -41,8 +41,8 @@ pub fn demangle(text: &str) -> Cow<'_, str> {
     Cow::Owned(readable)
 }
 
-/// What the mangled names of a text are in the source, for messages whose names must be written as they are:
-/// ` (_Z1kPf is k)`. Empty if there are none.
+/// The source names of the mangled names in a text, for messages that must keep mangled names: ` (_Z1kPf is
+/// k)`. Empty if the text has none.
 pub fn legend(text: &str) -> String {
     let found = mangled(text).into_iter().map(|(range, name)| format!("{} is {name}", &text[range]));
     let pairs: BTreeSet<String> = found.collect();

@@ -261,7 +261,7 @@ pub struct Selftest {
     /// Run fewer checks: seconds instead of minutes
     #[arg(long)]
     pub quick: bool,
-    /// Only kernels of this family: mma, wgmma or small; repeatable
+    /// Only kernels of this family: mma, wgmma, small_streamed or small_at_once; repeatable
     #[arg(long, value_name = "NAME", value_parser = family)]
     pub family: Vec<kernels::Family>,
     #[arg(from_global)]
@@ -550,7 +550,7 @@ pub struct Evolve {
     /// Plan (JSON, as `explain --problem` or `topk` prints it) that is the only seed and the baseline
     #[arg(long, value_name = "FILE.json")]
     pub seed_plan: Option<PathBuf>,
-    /// Only kernels of this family: mma, wgmma or small; repeatable
+    /// Only kernels of this family: mma, wgmma, small_streamed or small_at_once; repeatable
     #[arg(long, value_name = "NAME")]
     pub family: Vec<String>,
     /// Fraction of the candidates that are random samples, to show what the search gains

@@ -296,7 +296,7 @@ fn print_mutants(out: &mut Out, study: &Study, mutants: &[Mutant]) -> Result<(),
     Ok(())
 }
 
-/// What judged the output, for the line of the shape.
+/// The name of the reference that judged the output, for the line of the shape.
 fn judged(study: &Study) -> String {
     let check = &study.check;
     let mut by: Vec<String> =

@@ -5,8 +5,8 @@ use std::io::Write;
 use bench::provenance::iso8601;
 use bench::suites;
 use evolve::Evaluator;
-use evolve::bandit::Operator;
 use evolve::evaluate::cpu::CpuEvaluator;
+use ledger::Operator;
 use ledger::{
     ByHand, CandidateId, Forecast, ForecastOutcome, Ledger, LedgerError, Recalibration, SCORED, Score,
 };

@@ -96,7 +96,7 @@ fn line(place: usize, r: &Ranked) -> Vec<String> {
         trial.to_owned(),
         against,
         format!("#{} of run {}{fate}", r.candidate.0, r.run.0),
-        r.operator.clone(),
+        r.operator.to_string(),
         json!(r.subject).to_string(),
     ]
 }

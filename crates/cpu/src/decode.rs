@@ -34,7 +34,7 @@ impl Factors {
 
 /// A problem whose inputs have been decoded.
 pub(crate) struct Decoded<T> {
-    /// The same problem with dense inputs of type `T`, without factors.
+    /// The problem with dense inputs of type `T` and without factors.
     pub problem: Problem,
     pub factors: Factors,
     /// Q, K and V; `None` if the input had the type already and is read in place.

@@ -1,7 +1,8 @@
-//! Attention on slices: checks, tasks, threads, and the loop of one task over its keys.
+//! Attention on slices: checks, threads, and the loop of one task over its keys.
+
+mod tasks;
 
 use std::cell::{Cell, OnceCell};
-use std::cmp::Reverse;
 use std::f64::consts::{LN_2, LOG2_E};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -15,7 +16,7 @@ use crate::decode::{Decoded, Factors};
 use crate::operands;
 use crate::output::{Output, OutputRows};
 use crate::parts::{self, Parts};
-use crate::plan::{Lanes, Order, Rows};
+use crate::plan::{Lanes, Rows};
 use crate::programs::{Compiled, Evaluators, Layout, Place, Region, Values, Verdict};
 #[cfg(target_arch = "aarch64")]
 use crate::simd::Neon;
@@ -26,6 +27,7 @@ use crate::threads::{CallingThread, Executor, with_default};
 use crate::tile::{Block, MAX_WIDTH, Panel, Scores, Step, Tile};
 use crate::view::{Any, Input, Inputs, origin};
 use crate::{CpuError, CpuPlan, Element, narrow, terms};
+use tasks::Task;
 
 /// Computes `O = softmax(scale · Q Kᵀ + mask) V` and, if `lse` is given, the LSE (`[batch, heads_q, seq_q]`,
 /// natural logarithm). Each slice starts at the tensor's lowest element in memory, as [`Problem::span`]
@@ -226,17 +228,6 @@ struct Call<'a, T> {
     plan: &'a CpuPlan,
 }
 
-/// Query rows that read the keys of one head together: rows `first..last` of the concatenated rows of `heads`
-/// query heads, the first of which is `head`. The task reads only part `part` of the keys.
-#[derive(Clone, Copy)]
-struct Task {
-    batch: usize,
-    head: usize,
-    first: usize,
-    last: usize,
-    part: usize,
-}
-
 /// How products of queries and keys become exponents.
 struct Scale {
     /// The factor that turns a product, or the tanh of a cap, into a logit.
@@ -314,7 +305,7 @@ impl<T: Element> Call<'_, T> {
         (batch * heads + head) * rows + start + row
     }
 
-    /// What the arithmetics that are faster than f32 look at.
+    /// Properties of the inputs that decide whether an arithmetic faster than f32 may be used.
     fn heads(&self) -> HeadsOf<'_, T> {
         HeadsOf {
             problem: self.problem,
@@ -344,80 +335,6 @@ impl<T: Element> Call<'_, T> {
         match self.plan.threads.min(tasks.len()) {
             0 | 1 => work(),
             threads => self.executor.run(threads, &work),
-        }
-    }
-
-    /// Number of query heads whose rows are concatenated.
-    fn together(&self) -> usize {
-        match self.plan.rows {
-            Rows::Head => 1,
-            Rows::Group => self.problem.group_size(),
-        }
-    }
-
-    /// Number of keys of a part, a multiple of the block size.
-    fn part_keys(&self) -> usize {
-        let blocks = self.problem.seq_kv.div_ceil(self.plan.block_kv).max(1);
-        blocks.div_ceil(self.plan.splits) * self.plan.block_kv
-    }
-
-    /// Number of parts of the keys. No part is empty.
-    fn parts(&self) -> usize {
-        self.problem.seq_kv.div_ceil(self.part_keys()).max(1)
-    }
-
-    /// The tasks in the order in which they are started.
-    fn tasks(&self) -> Vec<Task> {
-        let p = self.problem;
-        let (together, block_q, part_keys) = (self.together(), self.plan.block_q, self.part_keys());
-        let heads =
-            || (0..p.batch).flat_map(|batch| (0..p.heads_q).step_by(together).map(move |head| (batch, head)));
-        let rows = |batch: usize| self.sequences[batch].q.len * together;
-        let task = |(batch, head), first: usize| {
-            let last = (first + block_q).min(rows(batch));
-            let parts = self.sequences[batch].kv.len.div_ceil(part_keys).max(1);
-            (0..parts).map(move |part| Task { batch, head, first, last, part })
-        };
-        let by_heads = || {
-            let of_head = |head: (usize, usize)| {
-                (0..rows(head.0)).step_by(block_q).rev().flat_map(move |first| task(head, first))
-            };
-            heads().flat_map(of_head).collect()
-        };
-        match self.plan.order {
-            Order::Longest if p.lengths.is_even() => {
-                let blocks = (0..p.seq_q * together).step_by(block_q).rev();
-                blocks.flat_map(|first| heads().flat_map(move |head| task(head, first))).collect()
-            }
-            Order::Longest => {
-                let mut tasks: Vec<Task> = by_heads();
-                tasks.sort_by_cached_key(|&task| Reverse(self.scores(task)));
-                tasks
-            }
-            Order::Heads => by_heads(),
-        }
-    }
-
-    /// Number of scores that a task computes, at most: its rows, and the keys from the first to the last one
-    /// that they see.
-    fn scores(&self, task: Task) -> usize {
-        let Sequence { q, kv } = self.sequences[task.batch];
-        let ((of_first, first), (of_last, last)) =
-            (self.place(task, task.first), self.place(task, task.last - 1));
-        let (first, last) = if of_first == of_last { (first, last) } else { (0, q.len - 1) };
-        let seen = |row| self.problem.band.keys(row, q.len, kv.len);
-        let part = task.part * self.part_keys();
-        let keys =
-            KeyRange { start: seen(first).start.max(part), end: seen(last).end.min(part + self.part_keys()) };
-        (task.last - task.first) * keys.len()
-    }
-
-    /// Query head and row of the `index`-th row of a task's concatenated heads.
-    fn place(&self, task: Task, index: usize) -> (usize, usize) {
-        let rows = self.sequences[task.batch].q.len;
-        match index.checked_sub(rows) {
-            None => (task.head, index), // the common case, without a division
-            Some(_) => (task.head + index / rows, index % rows),
         }
     }
 
@@ -480,18 +397,6 @@ impl<T: Element> Call<'_, T> {
             }
         }
         *keys = Some(left);
-    }
-
-    /// The keys that a task reads. They begin at the start of a block.
-    fn keys(&self, task: Task, panels: &[Panel]) -> KeyRange {
-        let seen = panels.iter().map(|panel| panel.by_any).filter(|r| !r.is_empty());
-        let block_kv = self.plan.block_kv;
-        // Blocks have the same boundaries for all tasks: `Heads` has checked the windows that the blocks
-        // consist of.
-        let part = task.part * self.part_keys();
-        let start = (seen.clone().map(|r| r.start).min().unwrap_or(0) / block_kv * block_kv).max(part);
-        let end = seen.map(|r| r.end).max().unwrap_or(0).min(part + self.part_keys());
-        KeyRange { start, end: end.max(start) }
     }
 
     /// Runs a task's panels over the first blocks of `keys`. Returns where the remaining blocks start.
@@ -572,11 +477,6 @@ impl<T: Element> Call<'_, T> {
             Some(_) => LOG2_E as f32,
         };
         Scale { factor: factor as f32, scale, cap: softcap.map(|softcap| (logit / softcap) as f32) }
-    }
-
-    /// Number of panels of a task.
-    fn panels(&self, task: Task) -> usize {
-        (task.last - task.first).div_ceil(self.plan.panel_rows())
     }
 
     /// Evaluates what programs compute from the rows of a task.

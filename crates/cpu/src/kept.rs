@@ -37,7 +37,7 @@ pub struct KeptPlan {
 }
 
 impl KeptPlan {
-    /// What is wrong with the plan, on whichever machine.
+    /// Checks the plan independently of the machine.
     fn check(&self) -> Result<(), String> {
         let problem = self.problem.problem();
         if self.threads == 0 || self.threads > MAX_THREADS {
@@ -226,7 +226,7 @@ fn is_plain(problem: &Problem) -> bool {
     problem.lengths.is_even() && problem.programs.is_empty() && score.softcap.is_none() && !score.sink
 }
 
-/// The user's plans for this processor, read once. What cannot be used is said on standard error.
+/// The user's plans for this processor, read once. Lines that cannot be used are reported on standard error.
 fn user() -> &'static Usable {
     static USER: OnceLock<Usable> = OnceLock::new();
     USER.get_or_init(|| {

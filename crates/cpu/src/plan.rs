@@ -104,7 +104,7 @@ impl From<Written> for CpuPlan {
 /// Keys of a step by default, where nothing smaller fits better; from 128 to 512 nothing changes by more than
 /// 2 %.
 const BLOCK_KV: usize = 128;
-/// The same with AMX, whose steps have chunks of their own.
+/// As above, with AMX, whose steps have chunks of their own.
 const AMX_BLOCK_KV: usize = 256;
 /// Bytes of a panel's weights in f32 that leave room for Q and O in the first cache.
 const WEIGHT_BYTES: usize = 1 << 14;

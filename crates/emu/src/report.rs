@@ -288,8 +288,8 @@ impl fmt::Display for Hazard {
 /// The findings of a run, one for each (kind, line, other line).
 #[derive(Debug, Default)]
 pub(crate) struct Findings {
-    /// Whether a store to shared or to global memory was not carried out because its address is wrong. What
-    /// it would have written may then be read unwritten, which is no finding of its own.
+    /// Whether a store to shared or to global memory was not carried out because its address is wrong. A
+    /// later read of unwritten memory is then no finding of its own.
     pub lost_shared: bool,
     pub lost_global: bool,
     list: Vec<Hazard>,

@@ -49,8 +49,9 @@ fn run() -> Result<(), Error> {
             "--seconds" => seconds = words.next().ok_or(USAGE)?.parse()?,
             "--gene" => genes.push(words.next().ok_or(USAGE)?),
             word => {
-                let problem =
-                    suites::parse(word).map_err(|accepted| format!("{word}: accepted: {accepted}"))?;
+                let problem = suites::parse(word).map_err(|accepted| {
+                    format!("invalid value '{word}' for the problem: expected {accepted}")
+                })?;
                 problems.push(problem);
             }
         }

@@ -5,59 +5,13 @@
 //! late. Only the last pulls therefore count. A pull counts when the candidate is made, its reward when the
 //! time is known, so that operators with open candidates wait.
 
-use serde::{Deserialize, Serialize};
+use ledger::Operator;
+use serde::Serialize;
 
 /// Number of pulls in the window.
 const WINDOW: usize = 60;
 /// Weight of the exploration term. Rewards are at most 1 and mostly 0.
 const EXPLORATION: f64 = 0.25;
-
-/// The operators, which make candidates.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Operator {
-    /// Draws genes of an elite anew.
-    Mutate,
-    /// Combines genes of two elites.
-    Cross,
-    /// Takes one step from the best.
-    Neighbour,
-    /// Applies a gene that helped elsewhere, or a finding's cure.
-    Insight,
-    /// Draws a candidate at random.
-    Restart,
-    /// Asks the proposer.
-    Propose,
-}
-
-impl Operator {
-    pub const ALL: [Operator; 6] = [
-        Operator::Mutate,
-        Operator::Cross,
-        Operator::Neighbour,
-        Operator::Insight,
-        Operator::Restart,
-        Operator::Propose,
-    ];
-
-    /// The name in the ledger, which is followed by the changed genes.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Operator::Mutate => "mutate",
-            Operator::Cross => "crossover",
-            Operator::Neighbour => "neighbour",
-            Operator::Insight => "insight",
-            Operator::Restart => "restart",
-            Operator::Propose => "proposer",
-        }
-    }
-
-    /// The operator that made a candidate, from its name in the ledger, such as `mutate:block_n`.
-    pub fn of(name: &str) -> Option<Operator> {
-        let word = name.split(':').next().unwrap_or_default();
-        Operator::ALL.into_iter().find(|operator| operator.name() == word)
-    }
-}
 
 /// The pulls of all operators with their rewards.
 #[derive(Clone, Debug, Default)]
@@ -118,7 +72,7 @@ impl Bandit {
             let (pulls, earned) = own.fold((0, 0.0), |(n, sum), pull| (n + 1, sum + pull.2));
             Account { operator, pulls, earned }
         };
-        Operator::ALL.into_iter().map(of).filter(|account| account.pulls > 0).collect()
+        Operator::CHOSEN.into_iter().map(of).filter(|account| account.pulls > 0).collect()
     }
 }
 
@@ -175,12 +129,5 @@ mod tests {
         assert_eq!(bandit.choose(&THREE), Some(Operator::Cross));
         assert_eq!(bandit.accounts()[1], Account { operator: Operator::Cross, pulls: 2, earned: 1.0 });
         assert_eq!(bandit.choose(&[]), None);
-    }
-
-    #[test]
-    fn operators_by_what_ledgers_call_them() {
-        assert_eq!(Operator::of("mutate:block_n"), Some(Operator::Mutate));
-        assert_eq!(Operator::of("crossover"), Some(Operator::Cross));
-        assert_eq!((Operator::of("seed:tuned"), Operator::of("")), (None, None));
     }
 }

@@ -13,9 +13,7 @@ use super::task::Stage;
 use check::gate::Verdict;
 use ledger::{Against, Candidate, CandidateId, CheckFact, Reason, Rejection};
 
-/// The operator of random samples from which the time model picks.
-pub const DRAWN: &str = "seed:model";
-/// Number of these samples that continue.
+/// Number of the random samples from which the time model picks that continue.
 pub const PICKED: usize = 2;
 /// Limit on spilled bytes per thread. A few spilled registers around a loop cost nothing; more spills change
 /// the character of the kernel.

@@ -157,7 +157,7 @@ pub enum Confinement {
     #[error("it did not end within {0} s")]
     Time(f64),
     /// The program and its children exceeded the memory limit.
-    #[error("it and its children held {held} MB of memory; accepted: at most {limit} MB")]
+    #[error("invalid value '{held}' for MB of memory of it and its children: expected at most {limit}")]
     Memory {
         /// Memory that they held, MB.
         held: u64,

@@ -7,12 +7,11 @@ use problem::{Layout, Problem};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use super::bandit::Operator;
 use super::proposer::Sandbox;
 use super::space::Space;
 use super::task::Target;
 use bench::{CpuPeaks, Load};
-use ledger::Candidate;
+use ledger::{Candidate, MadeBy, Operator};
 
 /// The traverse techniques of EvoEngineer (arXiv 2510.03760): the guidance and the population behind a new
 /// candidate.
@@ -72,7 +71,7 @@ pub struct Case {
     /// The candidate to beat.
     pub baseline: Candidate,
     /// The initial candidates, each with its source.
-    pub seeds: Vec<(String, Candidate)>,
+    pub seeds: Vec<(MadeBy, Candidate)>,
     /// Number of additional random samples, of which the time model's best continue.
     pub draws: usize,
     /// Held-out problems on which a winner is tried before its promotion, each with the candidate to beat
@@ -128,7 +127,7 @@ pub struct Config {
     /// sheets.
     #[serde(default)]
     pub peaks: Option<CpuPeaks>,
-    /// What else this machine's processor did before the run.
+    /// The load of this machine's processor before the run.
     #[serde(default)]
     pub load: Option<Load>,
 }
@@ -233,7 +232,7 @@ mod tests {
         let baseline = Candidate::Cpu(cpu::CpuPlan::for_problem(&problem));
         let case = Case {
             problem: Shape::of(&problem),
-            seeds: vec![("seed:default".to_owned(), baseline.clone())],
+            seeds: vec![(Operator::Seed.with("default"), baseline.clone())],
             baseline,
             draws: 0,
             held_out: Vec::new(),

@@ -50,7 +50,7 @@ fn genes(problem: &Problem) -> Vec<Gene> {
     genes.into_iter().map(|(name, values)| Gene { name, values, cures: cures(name) }).collect()
 }
 
-/// What a gene cures.
+/// The findings that a gene cures.
 fn cures(gene: &str) -> &'static [Cure] {
     match gene {
         "block_q" => &[("redundant loads", Turn::Up)],

@@ -3,17 +3,15 @@
 use rand::SeedableRng;
 use rand::rngs::SmallRng;
 
-use super::bandit::Operator;
 use super::config::Limits;
 use super::engine::{Ask, Evolution, Question};
 use super::error::EvolveError;
 use super::joining::Said;
 use super::operators::{Draft, Workshop};
 use super::population::Population;
-use super::seeding::SEED;
 use super::task::Stage;
-use super::{advice, cascade, finals};
-use ledger::Arm;
+use super::{advice, finals};
+use ledger::{Arm, MadeBy, Operator};
 
 /// Maximum number of open questions to a proposer, which may take minutes for each.
 const QUESTIONS: usize = 1;
@@ -81,10 +79,10 @@ impl Evolution {
         let (config, plan) = (&self.config, &self.config.cases[case]);
         let population = &self.searches[case].population;
         if population.baseline.is_none() {
-            return Made::Draft(Draft::of(plan.baseline.clone(), Arm::Baseline, "baseline"));
+            return Made::Draft(Draft::of(plan.baseline.clone(), Arm::Baseline, Operator::Baseline));
         }
         if population.control.is_none() {
-            return Made::Draft(Draft::of(plan.baseline.clone(), Arm::Control, "control"));
+            return Made::Draft(Draft::of(plan.baseline.clone(), Arm::Control, Operator::Control));
         }
         if config.early_stop && advice::is_flat(&population.curve) {
             self.searches[case].flat = true;
@@ -95,20 +93,20 @@ impl Evolution {
         let search = &self.searches[case];
         let (population, space) = (&search.population, &search.space);
         let mut rng = SmallRng::seed_from_u64(mix(config.seed, case as u64, members_made(population) as u64));
-        let seeded = population.members.values().filter(|m| m.operator.starts_with(SEED)).count();
+        let seeded = population.members.values().filter(|m| m.operator.operator == Operator::Seed).count();
         if let Some((name, seed)) = plan.seeds.get(seeded) {
-            return Made::Draft(Draft::of(seed.clone(), Arm::Evolution, name));
+            return Made::Draft(Draft::of(seed.clone(), Arm::Evolution, name.clone()));
         }
         if seeded < plan.seeds.len() + plan.draws
             && let Some(drawn) = space.random(&mut rng)
         {
-            return Made::Draft(Draft::of(drawn, Arm::Evolution, cascade::DRAWN));
+            return Made::Draft(Draft::of(drawn, Arm::Evolution, MadeBy::drawn()));
         }
         let [evolved, random] = [Arm::Evolution, Arm::Random].map(|arm| population.made(arm) as f64);
         if random < config.random_share * (evolved + random + 1.0)
             && let Some(drawn) = space.random(&mut rng)
         {
-            return Made::Draft(Draft::of(drawn, Arm::Random, "random"));
+            return Made::Draft(Draft::of(drawn, Arm::Random, Operator::Random));
         }
         let made = self.evolve(case, &mut rng);
         if matches!(made, Made::Nothing) && self.searches[case].population.open() == 0 {

@@ -20,7 +20,7 @@ use super::task::{Finding, Outcome, Stage, Target, Task};
 use super::{advice, finals, rank};
 use ledger::{CandidateId, Decision, Environment, Ledger, Rejection, Run, RunEvent, RunId};
 
-/// What the caller does next.
+/// The next step of the caller.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Ask {
     /// Evaluate this task and [report the outcome](Evolution::tell).

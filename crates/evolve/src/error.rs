@@ -33,6 +33,6 @@ pub enum EvolveError {
         detail: String,
     },
     /// The request is empty or impossible.
-    #[error("{what}; accepted: {accepted}")]
+    #[error("{what}: expected {accepted}")]
     Nothing { what: &'static str, accepted: &'static str },
 }

@@ -14,7 +14,7 @@ use super::report::HeldOutEnd;
 use super::space::{self, Domain};
 use super::task::{Stage, Task};
 use bench::SpeedVerdict;
-use ledger::{Against, Arm, CandidateId, Reason, Rejection, TimeKind};
+use ledger::{Against, Arm, CandidateId, Operator, Reason, Rejection, TimeKind};
 
 /// Maximum fraction of the time budget that is reserved for the end.
 const MOST: f64 = 0.5;
@@ -346,7 +346,7 @@ fn held_out(evolution: &mut Evolution, case: usize) -> Result<Option<Task>, Evol
         let known = members.find(|m| m.arm == Arm::Baseline && m.problem == shape && m.candidate == theirs);
         let incumbent = match known.map(|m| m.id) {
             Some(known) => known,
-            None => evolution.add_reference(case, shape, theirs.clone(), "held_out")?,
+            None => evolution.add_reference(case, shape, theirs.clone(), Operator::HeldOut)?,
         };
         let task = evolution.task(case, id, Stage::HeldOut);
         return Ok(task.map(|task| Task { problem: shape, incumbent: Some((incumbent, theirs)), ..task }));
@@ -368,18 +368,15 @@ fn against_shipped(evolution: &mut Evolution, case: usize) -> Result<Option<Task
     let Some(opponent) = opponent.map(|m| (m.id, m.candidate.clone())) else { return Ok(None) };
     let id = match known {
         Some(id) => id,
-        None => evolution.add_reference(case, problem, plan, SHIPPED)?,
+        None => evolution.add_reference(case, problem, plan, Operator::Shipped)?,
     };
     Ok(evolution.task(case, id, Stage::Race).map(|task| Task { incumbent: Some(opponent), ..task }))
 }
 
 /// The shipped plan, if it was added for a race.
 pub(super) fn shipped(population: &Population) -> Option<&Member> {
-    population.members.values().find(|m| m.operator == SHIPPED)
+    population.members.values().find(|m| m.operator.operator == Operator::Shipped)
 }
-
-/// The operator name of the shipped plan, where the run started elsewhere.
-const SHIPPED: &str = "shipped";
 
 /// The figures behind a promotion or its refusal.
 #[derive(Clone, Debug, Serialize)]

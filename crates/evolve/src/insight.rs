@@ -159,7 +159,7 @@ mod tests {
         insights.learn("mma", &json!({ "stages": [2, 3] }), 10.0, 9.0);
         insights.learn("mma", &json!({ "stages": [2, 3] }), 12.0, 11.0);
         insights.learn("mma", &json!({ "warps": [4, 8] }), 10.0, 15.0);
-        insights.learn("small", &json!({ "stages": [2, 8] }), 10.0, 1.0);
+        insights.learn("small_streamed", &json!({ "stages": [2, 8] }), 10.0, 1.0);
         let helped = insights.helped("mma");
         assert!(helped.contains(&("warps", "4", helped.iter().find(|h| h.0 == "warps").unwrap().2)));
         assert!(helped.iter().all(|(gene, value, _)| (*gene, *value) != ("stages", "2")), "{helped:?}");

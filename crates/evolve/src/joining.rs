@@ -3,7 +3,6 @@
 use kernels::select::Shape;
 use serde_json::json;
 
-use super::bandit::Operator;
 use super::config::Case;
 use super::engine::{Evolution, Question, Search, write};
 use super::error::EvolveError;
@@ -11,7 +10,7 @@ use super::operators::Draft;
 use super::population::Member;
 use super::proposer::Proposal;
 use super::task::{Finding, Outcome, Stage};
-use ledger::{Arm, CandidateId, Forecast, NewCandidate, Reason, Rejection};
+use ledger::{Arm, CandidateId, Forecast, NewCandidate, Operator, Reason, Rejection};
 use ledger::{Candidate, Language, Source};
 
 /// What a proposer reports beside its candidate.
@@ -71,7 +70,7 @@ impl Evolution {
         };
         let parents: Vec<&Member> =
             search.population.best.iter().filter_map(|id| search.population.members.get(id)).collect();
-        let draft = Draft::from_parents(candidate, Operator::Propose.name().to_owned(), &parents);
+        let draft = Draft::from_parents(candidate, Operator::Propose, &parents);
         self.add(question.case, draft, said)?;
         Ok(())
     }
@@ -82,14 +81,14 @@ impl Evolution {
         case: usize,
         problem: Shape,
         candidate: Candidate,
-        operator: &str,
+        operator: Operator,
     ) -> Result<CandidateId, EvolveError> {
         let new = NewCandidate {
             run: self.run,
             problem,
             candidate,
             arm: Arm::Baseline,
-            operator: operator.to_owned(),
+            operator: operator.into(),
             parents: Vec::new(),
             changes: json!({}),
         };
@@ -114,7 +113,7 @@ impl Evolution {
         } else {
             search.population.admit(id, new);
         }
-        if Operator::of(&new.operator) == Some(Operator::Propose) {
+        if new.operator.operator == Operator::Propose {
             search.questions = search.questions.map(|n| n + 1);
         }
     }

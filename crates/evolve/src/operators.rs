@@ -4,13 +4,11 @@ use rand::Rng;
 use rand::seq::IndexedRandom;
 use serde_json::{Value, json};
 
-use super::bandit::Operator;
 use super::config::Configuration;
 use super::insight::{Insights, cure};
 use super::population::{Member, Population};
 use super::space::{Space, changes};
-use ledger::Candidate;
-use ledger::{Arm, CandidateId};
+use ledger::{Arm, Candidate, CandidateId, MadeBy, Operator};
 
 /// Attempts of an operator to find an unknown candidate.
 const TRIES: usize = 24;
@@ -23,7 +21,7 @@ pub struct Draft {
     pub candidate: Candidate,
     pub arm: Arm,
     /// The operator that made the candidate.
-    pub operator: String,
+    pub operator: MadeBy,
     pub parents: Vec<CandidateId>,
     /// The changes against the first parent.
     pub changes: Value,
@@ -31,15 +29,23 @@ pub struct Draft {
 
 impl Draft {
     /// A draft without parents.
-    pub fn of(candidate: Candidate, arm: Arm, operator: &str) -> Draft {
-        Draft { candidate, arm, operator: operator.to_owned(), parents: Vec::new(), changes: json!({}) }
+    pub fn of(candidate: Candidate, arm: Arm, operator: impl Into<MadeBy>) -> Draft {
+        Draft { candidate, arm, operator: operator.into(), parents: Vec::new(), changes: json!({}) }
     }
 
     /// A draft made from parents.
-    pub fn from_parents(candidate: Candidate, operator: String, parents: &[&Member]) -> Draft {
+    pub fn from_parents(candidate: Candidate, operator: impl Into<MadeBy>, parents: &[&Member]) -> Draft {
+        let operator = operator.into();
         let changes = parents.first().map_or(json!({}), |parent| changes(&parent.candidate, &candidate));
         let parents = parents.iter().map(|parent| parent.id).collect();
         Draft { candidate, arm: Arm::Evolution, operator, parents, changes }
+    }
+
+    /// The draft with the changed genes in the operator's detail.
+    fn naming_genes(mut self) -> Draft {
+        let changed = self.changes.as_object().into_iter().flatten();
+        self.operator.detail = changed.map(|(gene, _)| gene.as_str()).collect::<Vec<_>>().join("+");
+        self
     }
 }
 
@@ -62,11 +68,12 @@ impl Workshop<'_> {
                 Operator::Mutate => self.mutate(rng),
                 Operator::Cross => self.cross(rng),
                 Operator::Insight => self.insight(rng),
-                Operator::Restart => self
-                    .space
-                    .random(rng)
-                    .map(|plan| Draft::of(plan, Arm::Evolution, Operator::Restart.name())),
-                Operator::Neighbour | Operator::Propose => None,
+                Operator::Restart => {
+                    self.space.random(rng).map(|plan| Draft::of(plan, Arm::Evolution, Operator::Restart))
+                }
+                // `neighbour` returned above, and the proposer is asked elsewhere. The others only name
+                // candidates that no operator makes.
+                _ => None,
             }?;
             (!self.population.knows(&draft.candidate)).then_some(draft)
         })
@@ -92,15 +99,13 @@ impl Workshop<'_> {
     fn mutate(&self, rng: &mut impl Rng) -> Option<Draft> {
         let parent = self.parent(rng)?;
         let child = self.space.mutate(&parent.candidate, rng)?;
-        let mut draft = Draft::from_parents(child, String::new(), &[parent]);
-        draft.operator = named(Operator::Mutate, &draft.changes);
-        Some(draft)
+        Some(Draft::from_parents(child, Operator::Mutate, &[parent]).naming_genes())
     }
 
     fn cross(&self, rng: &mut impl Rng) -> Option<Draft> {
         let (mother, father) = (self.parent(rng)?, *self.parents().choose(rng)?);
         let child = self.space.cross(&mother.candidate, &father.candidate, rng)?;
-        Some(Draft::from_parents(child, Operator::Cross.name().to_owned(), &[mother, father]))
+        Some(Draft::from_parents(child, Operator::Cross, &[mother, father]))
     }
 
     /// An untried step from the best candidate that has one.
@@ -108,9 +113,8 @@ impl Workshop<'_> {
         self.parents().into_iter().take(FEW).find_map(|parent| {
             let mut near = self.space.neighbours(&parent.candidate);
             near.retain(|plan| !self.population.knows(plan));
-            let mut draft = Draft::from_parents(near.choose(rng)?.clone(), String::new(), &[parent]);
-            draft.operator = named(Operator::Neighbour, &draft.changes);
-            Some(draft)
+            let step = near.choose(rng)?.clone();
+            Some(Draft::from_parents(step, Operator::Neighbour, &[parent]).naming_genes())
         })
     }
 
@@ -124,13 +128,7 @@ impl Workshop<'_> {
             true => cured(rng).or_else(|| helped(rng)),
             false => helped(rng).or_else(|| cured(rng)),
         }?;
-        let operator = format!("{}:{}", Operator::Insight.name(), what.replace(' ', "_"));
+        let operator = Operator::Insight.with(what.replace(' ', "_"));
         Some(Draft::from_parents(child, operator, &[parent]))
     }
-}
-
-/// The operator's name with the changed genes.
-fn named(operator: Operator, changes: &Value) -> String {
-    let genes: Vec<&str> = changes.as_object().into_iter().flatten().map(|(gene, _)| gene.as_str()).collect();
-    format!("{}:{}", operator.name(), genes.join("+"))
 }

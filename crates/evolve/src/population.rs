@@ -6,15 +6,15 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 use kernels::select::Shape;
 use serde_json::Value;
 
-use super::bandit::{Bandit, Operator};
+use super::bandit::Bandit;
 use super::cascade;
 use super::insight::Insights;
 use super::niches::{Entry, Niche, Niches};
 use super::space::family;
 use super::task::{Finding, Outcome, Stage};
 use bench::SpeedVerdict;
-use ledger::Candidate;
-use ledger::{Against, Arm, CandidateId, NewCandidate, Reason, Rejection, Screening, TimeKind};
+use ledger::{Against, Arm, Candidate, CandidateId, MadeBy, NewCandidate, Operator, Reason, Rejection};
+use ledger::{Screening, TimeKind};
 
 /// The state of a candidate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -46,7 +46,7 @@ pub struct Member {
     pub hash: String,
     pub arm: Arm,
     /// The operator that made the candidate.
-    pub operator: String,
+    pub operator: MadeBy,
     pub parents: Vec<CandidateId>,
     /// The changes against the first parent.
     pub changes: Value,
@@ -112,7 +112,7 @@ impl Member {
 
     /// Whether the candidate is one of the samples from which the time model picks.
     pub fn is_drawn(&self) -> bool {
-        self.operator == cascade::DRAWN
+        self.operator.is_drawn()
     }
 
     /// The result of the second race against the baseline. That race is run because the first one was won, so
@@ -273,7 +273,8 @@ impl Population {
     }
 
     fn enlist(&mut self, member: Member) {
-        if let Some(operator) = Operator::of(&member.operator) {
+        let operator = member.operator.operator;
+        if Operator::CHOSEN.contains(&operator) {
             self.bandit.pulled(member.id.0, operator);
         }
         *self.made.entry(member.arm).or_default() += 1;

@@ -14,10 +14,10 @@ use super::engine::Evolution;
 use super::finals::{self, Promotion};
 use super::population::{Member, Population};
 use super::rank;
-use super::seeding::SEED;
 use bench::{Comparison, Interval, SpeedVerdict, judged};
-use ledger::Candidate;
-use ledger::{Against, Arm, CandidateId, Cost, Environment, Pair, Reason, Score, TimeKind};
+use ledger::{
+    Against, Arm, Candidate, CandidateId, Cost, Environment, Operator, Pair, Reason, Score, TimeKind,
+};
 pub use types::*;
 
 /// The progress of a run.
@@ -31,7 +31,7 @@ pub struct Progress {
     pub under_way: usize,
     /// The best time so far, µs, and its speed-up over the baseline, for the first problem that has one.
     pub best: Option<(f64, f64)>,
-    /// The same figures for the best random sample.
+    /// The figures of the best random sample.
     pub random: Option<(f64, f64)>,
     /// Maximum number of candidates, if there is one.
     pub budget: Option<usize>,
@@ -261,7 +261,9 @@ pub enum Promoted {
 fn tabled(winner: &Candidate) -> Result<&Plan, &'static str> {
     match winner {
         Candidate::Gpu(Plan::Ladder { .. }) => Err("a rung of the ladder is not chosen for any problem"),
-        Candidate::Gpu(plan @ (Plan::Mma(_) | Plan::Wgmma(_) | Plan::Small(_))) => Ok(plan),
+        Candidate::Gpu(
+            plan @ (Plan::Mma(_) | Plan::Wgmma(_) | Plan::SmallStreamed(_) | Plan::SmallAtOnce(_)),
+        ) => Ok(plan),
         Candidate::Cpu(_) => Err("the table is of GPU kernels' plans"),
         Candidate::Kernel(_) => Err("it is a whole kernel, and no plan gives it"),
     }
@@ -307,7 +309,7 @@ pub(super) fn random_arm(population: &Population) -> RandomArm {
 /// Whether the candidate was given as a seed: from the tuned table, the ledger or a family's default. The
 /// time model's picks from random samples are not seeds.
 fn is_seed(member: &Member) -> bool {
-    member.operator.starts_with(SEED) && !member.is_drawn() || member.arm == Arm::Baseline
+    member.operator.operator == Operator::Seed && !member.is_drawn() || member.arm == Arm::Baseline
 }
 
 /// A race against the baseline. For the baseline itself, the control's race.

@@ -6,11 +6,9 @@ use kernels::{Arch, Family, KernelError, Plan};
 
 use super::config::{Case, neighbours};
 use super::space::Domain;
-use ledger::Candidate;
+use ledger::{Candidate, MadeBy, Operator};
 use problem::Tensor;
 
-/// The prefix of the operators of seeds.
-pub(super) const SEED: &str = "seed:";
 /// Number of rows of the tuned table that become seeds.
 const ROWS: usize = 3;
 /// Maximum distance of related problems, in powers of two.
@@ -55,11 +53,11 @@ pub fn gpu(problem: &Shape, device: &str, arch: &Arch, wishes: &Wishes) -> Resul
     let mut seeds = Vec::new();
     let rows = TunedTable::builtin().rows().iter().filter(|row| row.sm == arch.sm);
     let rows = rows.map(|row| (row.problem, Candidate::Gpu(row.plan.clone())));
-    nearest(problem, rows, ROWS, "seed:tuned", &mut seeds);
-    nearest(problem, wishes.known.iter().cloned(), ROWS, "seed:ledger", &mut seeds);
+    nearest(problem, rows, ROWS, "tuned", &mut seeds);
+    nearest(problem, wishes.known.iter().cloned(), ROWS, "ledger", &mut seeds);
     let defaults =
         Family::ALL.into_iter().filter_map(|family| family.default_for(&problem.problem(), arch).ok());
-    seeds.extend(defaults.map(|plan: Plan| ("seed:default".to_owned(), Candidate::Gpu(plan))));
+    seeds.extend(defaults.map(|plan: Plan| (Operator::Seed.with("default"), Candidate::Gpu(plan))));
     let seeds = distinct(seeds, &shipped, &domain);
     Ok(Case { problem: *problem, baseline: shipped, seeds, draws: wishes.draws, held_out, shipped: None })
 }
@@ -74,7 +72,7 @@ pub fn cpu(problem: &Shape, wishes: &Wishes) -> Case {
     let baseline = wishes.only.clone().unwrap_or_else(|| shipped.clone());
     let mut seeds = Vec::new();
     if wishes.only.is_none() {
-        nearest(problem, wishes.known.iter().cloned(), ROWS, "seed:ledger", &mut seeds);
+        nearest(problem, wishes.known.iter().cloned(), ROWS, "ledger", &mut seeds);
         seeds = distinct(seeds, &baseline, &Domain::Cpu(problem.problem()));
     }
     let shipped = wishes.only.is_some().then_some(shipped);
@@ -86,8 +84,8 @@ fn nearest(
     problem: &Shape,
     known: impl Iterator<Item = (Shape, Candidate)>,
     most: usize,
-    name: &str,
-    seeds: &mut Vec<(String, Candidate)>,
+    from: &str,
+    seeds: &mut Vec<(MadeBy, Candidate)>,
 ) {
     // A kernel from another source computes only its own problem.
     let known = known.filter(|(shape, plan)| shape == problem || !matches!(plan, Candidate::Kernel(_)));
@@ -100,7 +98,7 @@ fn nearest(
             taken.push(plan);
         }
     }
-    seeds.extend(taken.into_iter().map(|plan| (name.to_owned(), plan)));
+    seeds.extend(taken.into_iter().map(|plan| (Operator::Seed.with(from), plan)));
 }
 
 /// The distance of two problems in powers of two; `None` when their kernels are not interchangeable.
@@ -120,11 +118,11 @@ fn apart(a: &Shape, b: &Shape) -> Option<f64> {
 
 /// The seeds without duplicates, without the baseline, and only those that support the problem.
 fn distinct(
-    seeds: Vec<(String, Candidate)>,
+    seeds: Vec<(MadeBy, Candidate)>,
     baseline: &Candidate,
     domain: &Domain,
-) -> Vec<(String, Candidate)> {
-    let mut kept: Vec<(String, Candidate)> = Vec::new();
+) -> Vec<(MadeBy, Candidate)> {
+    let mut kept: Vec<(MadeBy, Candidate)> = Vec::new();
     for (name, plan) in seeds {
         let known = plan == *baseline || kept.iter().any(|(_, other)| *other == plan);
         if !known && domain.check(&plan).is_ok() {
@@ -167,12 +165,12 @@ mod tests {
         ];
         let case =
             gpu(&mission(), "NVIDIA H200", &Arch::SM_90, &Wishes { known, ..Wishes::default() }).unwrap();
-        let of = |name: &str| case.seeds.iter().filter(|seed| seed.0 == name).count();
-        assert!(case.seeds.contains(&("seed:ledger".to_owned(), plan(48))), "{:?}", case.seeds);
+        let of = |from: &str| case.seeds.iter().filter(|seed| seed.0 == Operator::Seed.with(from)).count();
+        assert!(case.seeds.contains(&(Operator::Seed.with("ledger"), plan(48))), "{:?}", case.seeds);
         assert!(!case.seeds.iter().any(|seed| seed.1 == plan(32)));
         assert!(!case.seeds.iter().any(|seed| seed.1 == foreign("of another problem")));
         assert!(case.seeds.iter().any(|seed| seed.1 == foreign("of this one")));
-        assert!(of("seed:default") >= 1 && of("seed:tuned") >= 1, "{:?}", case.seeds);
+        assert!(of("default") >= 1 && of("tuned") >= 1, "{:?}", case.seeds);
         assert!(case.seeds.iter().all(|seed| seed.1 != case.baseline));
         assert_eq!((case.held_out.len(), case.shipped), (2, None));
     }

@@ -132,7 +132,8 @@ fn read(like: &Candidate, genes: &Value) -> Option<Candidate> {
             let plan = match plan {
                 Plan::Mma(_) => Deserialize::deserialize(genes).map(Plan::Mma),
                 Plan::Wgmma(_) => Deserialize::deserialize(genes).map(Plan::Wgmma),
-                Plan::Small(_) => Deserialize::deserialize(genes).map(Plan::Small),
+                Plan::SmallStreamed(_) => Deserialize::deserialize(genes).map(Plan::SmallStreamed),
+                Plan::SmallAtOnce(_) => Deserialize::deserialize(genes).map(Plan::SmallAtOnce),
                 Plan::Ladder { .. } => Deserialize::deserialize(genes),
             };
             plan.ok().map(Candidate::Gpu)
@@ -361,7 +362,7 @@ mod tests {
         let plans: Vec<Candidate> = (0..600).filter_map(|_| space.random(&mut rng)).collect();
         let distinct: std::collections::HashSet<&Candidate> = plans.iter().collect();
         assert!(distinct.len() > 550, "{}", distinct.len());
-        for name in ["mma", "wgmma", "small"] {
+        for name in ["mma", "wgmma", "small_streamed", "small_at_once"] {
             let count = plans.iter().filter(|plan| family(plan) == name).count();
             assert!(count > 130, "{name}: {count}");
         }

@@ -22,6 +22,7 @@ use ledger::*;
 
 mod cuts;
 mod earlier;
+mod proposers;
 mod rules;
 
 use cuts::essence;
@@ -503,8 +504,8 @@ fn from_a_rung_alone_a_family_is_found() {
         }
     }
     let known = page.open().resume(evolution.run()).unwrap();
-    let by_insight =
-        known.candidates.iter().find(|c| c.new.operator.starts_with("insight:tensor_cores_unused"));
+    let made = Operator::Insight.with("tensor_cores_unused");
+    let by_insight = known.candidates.iter().find(|c| c.new.operator == made);
     let found = by_insight.expect("an insight");
     assert_eq!(
         (family(&found.new.candidate), &found.new.changes),
@@ -558,7 +559,8 @@ fn proposals_pass_the_same_cascade() {
     assert!(asked >= 3, "{asked}");
     let ledger = page.open();
     let known = ledger.resume(evolution.run()).unwrap();
-    let proposed: Vec<_> = known.candidates.iter().filter(|c| c.new.operator == "proposer").collect();
+    let proposed: Vec<_> =
+        known.candidates.iter().filter(|c| c.new.operator.operator == Operator::Propose).collect();
     assert_eq!(proposed.len(), asked);
     let of = |at: usize| ledger.candidate(proposed[at].id).unwrap();
     assert!(of(0).screening.is_some(), "{:?}", of(0).rejections);

@@ -35,7 +35,7 @@ struct Allowance {
 pub enum ServeError {
     #[error("cannot read standard input: {0}")]
     Input(std::io::Error),
-    #[error("line {line} of standard input is no task ({error}); accepted: one task a line, as JSON")]
+    #[error("invalid task in line {line} of standard input ({error}): expected one task a line, as JSON")]
     Task {
         /// Line number, from 1.
         line: usize,
@@ -256,7 +256,9 @@ impl Running {
                         let (held, most) = (held >> 20, program.memory >> 20);
                         return Err(Fault::new(
                             Reason::Memory,
-                            format!("its worker held {held} MB of memory; accepted: at most {most} MB"),
+                            format!(
+                                "invalid value '{held}' for MB of memory of its worker: expected at most {most}"
+                            ),
                         ));
                     }
                 }

@@ -52,7 +52,7 @@ pub enum AttentionError {
     Operand {
         /// `alibi`, `bias`, `mask` or `sink`.
         argument: &'static str,
-        /// What of the argument does not fit.
+        /// The property of the argument that does not fit.
         what: &'static str,
         /// Its value.
         value: String,
@@ -108,7 +108,8 @@ pub enum AttentionError {
     },
     /// A device address is not a multiple of the element size.
     #[error(
-        "{tensor} is at address {address:#x}; accepted: multiples of {accepted} bytes, the size of its elements"
+        "invalid value '{address:#x}' for the address of {tensor}: expected a multiple of {accepted} bytes, the size \
+         of its elements"
     )]
     Alignment {
         /// The tensor: q, k, v, out, lse, or another operand.
@@ -129,10 +130,12 @@ pub enum AttentionError {
         prepared: bool,
     },
     /// The library does not support this.
-    #[error("{what} cannot be used; accepted: {accepted}")]
+    #[error("invalid value '{value}' for {argument}: expected {accepted}")]
     Unsupported {
-        /// The unsupported request.
-        what: String,
+        /// What was chosen: the device, the plan, ….
+        argument: &'static str,
+        /// The choice that is not supported.
+        value: String,
         /// What is accepted.
         accepted: String,
     },

@@ -198,7 +198,7 @@ fn device_memory() {
     refuse(prepared.enqueue(&stream, q, k, short, out, Some(lse)), "v has 1278 bytes of device memory");
     refuse(prepared.enqueue(&stream, q, k, v, out, None), "lse is missing");
     let odd = Tensors::new(&gpu, contents, 1);
-    refuse(odd.enqueue(&prepared, &stream), "accepted: multiples of 2 bytes");
+    refuse(odd.enqueue(&prepared, &stream), "expected a multiple of 2 bytes");
     let unordered = Problem { heads_kv: 0, ..problem.clone() };
     refuse(gpu.prepare(&unordered, None).map(drop), "'0' for heads_kv");
 
@@ -273,7 +273,7 @@ fn hopper_fallbacks() {
     let problem = Problem::new(1, 2, 100, 64, DType::F16);
     let prepared = gpu.prepare(&problem.clone().with_lse(true), None).unwrap();
     let families: Vec<&str> = prepared.fallbacks().iter().map(|fallback| fallback.plan.family()).collect();
-    assert_eq!((families, prepared.plan().family()), (vec!["small", "mma"], "mma"));
+    assert_eq!((families, prepared.plan().family()), (vec!["small_at_once", "mma"], "mma"));
     assert_eq!(prepared.choice(), PlanSource::Safe);
     // Rows at addresses where no tensor map can begin.
     let mut odd = problem.clone();
@@ -282,7 +282,7 @@ fn hopper_fallbacks() {
     assert!(prepared.fallbacks().iter().all(|fallback| fallback.plan.family() == "mma"));
     // A plan that the caller gives is not replaced. With rows that its tensor maps do not support, it is an
     // error.
-    let given = Family::Small.default_for(&problem, gpu.arch()).unwrap();
+    let given = Family::SmallAtOnce.default_for(&problem, gpu.arch()).unwrap();
     let prepared = gpu.prepare(&problem, Some(&given)).unwrap();
     assert_eq!((prepared.plan(), prepared.parts().1.has_tensor_maps()), (&given, true));
     let error = gpu.prepare(&odd, Some(&given)).unwrap_err().to_string();
@@ -303,7 +303,7 @@ fn hopper() {
         tail: Tail::Shared,
         ..WgmmaPlan::default_for(&unmasked, gpu.arch())
     };
-    for family in [Family::Small, Family::Wgmma] {
+    for family in [Family::SmallAtOnce, Family::SmallStreamed, Family::Wgmma] {
         hopper_plan(&gpu, &problem, &family.default_for(&problem, gpu.arch()).unwrap());
     }
     hopper_plan(&gpu, &unmasked, &Plan::Wgmma(shared));

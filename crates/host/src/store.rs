@@ -115,7 +115,7 @@ fn place(path: &Path) -> std::io::Result<Option<PathBuf>> {
     match std::fs::metadata(path) {
         Ok(found) if found.is_file() => std::fs::canonicalize(path).map(Some),
         Ok(found) if found.is_dir() => {
-            Err(std::io::Error::other("it is a folder; accepted: the name of a file"))
+            Err(std::io::Error::other("it is a folder: expected the name of a file"))
         }
         Ok(_) => Ok(None),
         Err(_) if path.is_symlink() => Err(std::io::Error::other("it is a link that leads nowhere")),

@@ -60,7 +60,7 @@ impl LengthArray {
     }
 }
 
-/// What a buffer of a kernel holds.
+/// The contents of a kernel's buffer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Operand {
     /// A tensor of the problem.

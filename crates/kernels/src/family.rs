@@ -5,7 +5,7 @@ use ptx::Violations;
 
 use crate::forward::lengths::row_blocks;
 use crate::forward::mma::MmaPlan;
-use crate::forward::small::SmallPlan;
+use crate::forward::small::{AtOncePlan, StreamedPlan};
 use crate::forward::wgmma::WgmmaPlan;
 use crate::genes::Gene;
 use crate::ladder::RungPlan;
@@ -28,7 +28,7 @@ pub(crate) trait FamilyPlan {
     where
         Self: Sized;
 
-    /// The plan's genes, in the order of its fields. Values without an effect on the problem are left out.
+    /// The plan's genes, each field once. Values without an effect on the problem are left out.
     fn genes(problem: &Problem) -> Vec<Gene>
     where
         Self: Sized;
@@ -111,6 +111,12 @@ macro_rules! families {
                 }
             }
         }
+
+        $(impl From<$plan> for Plan {
+            fn from(plan: $plan) -> Plan {
+                Plan::$family(plan)
+            }
+        })*
     };
 }
 
@@ -119,8 +125,10 @@ families! {
     Mma(MmaPlan) = "mma";
     /// For large grids, on `wgmma` and TMA.
     Wgmma(WgmmaPlan) = "wgmma";
-    /// For small grids, optimised for latency, on `wgmma` and TMA.
-    Small(SmallPlan) = "small";
+    /// For small grids, optimised for latency, on `wgmma` and TMA: KV blocks stream.
+    SmallStreamed(StreamedPlan) = "small_streamed";
+    /// For small grids, optimised for latency, on `wgmma` and TMA: all keys of a warpgroup are held at once.
+    SmallAtOnce(AtOncePlan) = "small_at_once";
 }
 
 impl Family {
@@ -143,9 +151,10 @@ impl Family {
 
 impl Plan {
     /// A good plan for the problem on the architecture, where nothing was measured: on sm_90 the first of
-    /// `small`, `wgmma` and `mma` that computes it and suits its grid. Where rows are few and keys many,
-    /// `mma` comes first with [`splits`](crate::forward::mma::MmaPlan::splits): it alone divides the keys
-    /// over more CTAs than a cluster has. What `mma` does not compute, 8-bit inputs, suits any grid.
+    /// `small_at_once`, `small_streamed`, `wgmma` and `mma` that computes it and suits its grid. Where rows
+    /// are few and keys many, `mma` comes first with [`splits`](crate::forward::mma::MmaPlan::splits): it
+    /// alone divides the keys over more CTAs than a cluster has. Problems that `mma` does not compute, those
+    /// with 8-bit inputs, suit any grid.
     ///
     /// # Errors
     /// When the problem cannot be stated or no family computes it.

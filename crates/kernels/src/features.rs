@@ -1,4 +1,4 @@
-//! What of a problem a family computes.
+//! The features of problems that each family computes.
 
 use problem::Problem;
 

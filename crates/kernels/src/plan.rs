@@ -1,8 +1,9 @@
 use problem::Problem;
 use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
 
 use crate::forward::mma::MmaPlan;
-use crate::forward::small::SmallPlan;
+use crate::forward::small::{AtOncePlan, StreamedPlan};
 use crate::forward::wgmma::WgmmaPlan;
 use crate::ladder::RungPlan;
 use crate::{Arch, Features, KernelError, PlanError, Program};
@@ -10,19 +11,59 @@ use crate::{Arch, Features, KernelError, PlanError, Program};
 /// How a problem is computed: a kernel family and its genes. Pure data, and the only input of a generator
 /// besides the problem and the architecture.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
-#[serde(tag = "family", rename_all = "snake_case")]
+#[serde(tag = "family", rename_all = "snake_case", try_from = "Stored")]
 pub enum Plan {
     /// Forward attention on `mma.sync`, for every GPU since sm_80.
     Mma(MmaPlan),
     /// Forward attention for large grids on `wgmma` and TMA, for sm_90a only.
     Wgmma(WgmmaPlan),
-    /// Forward attention for small grids, optimised for latency, on `wgmma` and TMA, for sm_90a only.
-    Small(SmallPlan),
+    /// Forward attention for small grids, optimised for latency, on `wgmma` and TMA, for sm_90a only; KV
+    /// blocks stream.
+    SmallStreamed(StreamedPlan),
+    /// Forward attention for small grids, optimised for latency, on `wgmma` and TMA, for sm_90a only; all
+    /// keys of a warpgroup are held at once.
+    SmallAtOnce(AtOncePlan),
     /// A kernel of the [ladder](crate::ladder).
     Ladder {
         /// Which one.
         rung: RungPlan,
     },
+}
+
+/// A plan as files hold it: also of the former family `small`, which was divided into two.
+#[derive(Deserialize)]
+#[serde(tag = "family", rename_all = "snake_case")]
+enum Stored {
+    Mma(MmaPlan),
+    Wgmma(WgmmaPlan),
+    SmallStreamed(StreamedPlan),
+    SmallAtOnce(AtOncePlan),
+    Small(Map<String, Value>),
+    Ladder { rung: RungPlan },
+}
+
+impl TryFrom<Stored> for Plan {
+    type Error = serde_json::Error;
+
+    fn try_from(stored: Stored) -> serde_json::Result<Plan> {
+        Ok(match stored {
+            Stored::Mma(plan) => Plan::Mma(plan),
+            Stored::Wgmma(plan) => Plan::Wgmma(plan),
+            Stored::SmallStreamed(plan) => Plan::SmallStreamed(plan),
+            Stored::SmallAtOnce(plan) => Plan::SmallAtOnce(plan),
+            // With one stage, the former family held all keys at once.
+            Stored::Small(genes) => {
+                let one_stage = genes.get("stages").and_then(Value::as_u64) == Some(1);
+                let genes = Value::Object(genes);
+                if one_stage {
+                    Plan::SmallAtOnce(serde_json::from_value(genes)?)
+                } else {
+                    Plan::SmallStreamed(serde_json::from_value(genes)?)
+                }
+            }
+            Stored::Ladder { rung } => Plan::Ladder { rung },
+        })
+    }
 }
 
 impl Plan {

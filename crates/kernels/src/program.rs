@@ -36,8 +36,8 @@ impl Program {
         })
     }
 
-    /// The program that goes on with the kernels of `next`, which are for the same target and whose entries
-    /// have other names.
+    /// The program with the kernels of `next` appended. Both are for one target, and their entries have
+    /// different names.
     ///
     /// # Errors
     /// When the verifier refuses the joint module.

@@ -1,4 +1,4 @@
-//! What evolution varies: plans of FlashCore's kernels, and whole kernels from other sources.
+//! Candidates of an evolution: plans of FlashCore's kernels, and whole kernels from other sources.
 
 use serde::{Deserialize, Serialize};
 use serde_json::json;
@@ -30,7 +30,7 @@ const LONGEST_LAUNCH: usize = 64 << 10;
 
 /// Source text over the size limit.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("its {what} has {length} bytes; accepted: at most {most}")]
+#[error("invalid value '{length}' for bytes of its {what}: expected at most {most}")]
 pub struct TooLong {
     what: &'static str,
     length: usize,

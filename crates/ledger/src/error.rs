@@ -16,7 +16,7 @@ pub enum LedgerError {
     #[error("{path} is not a FlashCore ledger: {what}; name another file with --ledger")]
     NotALedger {
         path: PathBuf,
-        /// What the file is instead.
+        /// The kind of the file.
         what: String,
     },
     /// A newer FlashCore wrote the file.
@@ -94,7 +94,8 @@ pub enum LedgerError {
     },
     /// The forecast of an idea has an outcome already.
     #[error(
-        "forecast {forecast} of {path} came out already, at {us} µs; accepted: one outcome, and a new forecast for a new one"
+        "forecast {forecast} of {path} has an outcome already, {us} µs: expected one outcome; state a new forecast for \
+         a new one"
     )]
     CameOut {
         path: PathBuf,
@@ -104,7 +105,8 @@ pub enum LedgerError {
     },
     /// The forecast belongs to a candidate, whose measurement is the outcome.
     #[error(
-        "forecast {forecast} of {path} is of candidate {candidate}, whose measurement is its outcome; accepted: a forecast of an idea"
+        "invalid value '{forecast}' for a forecast of {path}: expected a forecast of an idea; the outcome of this one \
+         is the measurement of candidate {candidate}"
     )]
     OfCandidate { path: PathBuf, forecast: i64, candidate: i64 },
     /// A value that the ledger does not accept.

@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use crate::stage::Stage;
-use crate::{Candidate, Reason};
+use crate::{Candidate, MadeBy, Reason};
 use bench::SpeedVerdict;
 use check::gate::Verdict;
 
@@ -75,9 +75,8 @@ pub struct NewCandidate {
     /// The plan or the source of the kernel.
     pub candidate: Candidate,
     pub arm: Arm,
-    /// The operator that made the candidate: `seed:tuned`, `mutate:block_n`, `crossover`,
-    /// `insight:serial_reduction`, `proposer`, ….
-    pub operator: String,
+    /// The operator that made the candidate.
+    pub operator: MadeBy,
     /// The parents: none for a seed, one for a mutation, two for a crossover.
     pub parents: Vec<CandidateId>,
     /// The changes against the first parent, gene by gene: `{"block_n": [64, 128]}`.

@@ -135,7 +135,7 @@ fn a_file_that_is_deleted_or_replaced_is_told() {
     std::fs::write(&path, "").unwrap();
     let gone = ledger.event(run, RunEvent::Stopped).unwrap_err();
     assert!(matches!(gone, LedgerError::Gone { what: "replaced by another file", .. }), "{gone}");
-    // The same while a transaction is open.
+    // Also while a transaction is open.
     std::fs::rename(folder.path("elsewhere"), &path).unwrap();
     let gone = ledger
         .together(|ledger| {

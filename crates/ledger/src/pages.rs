@@ -6,7 +6,7 @@ use serde::Serialize;
 
 use super::read::{maybe, rows, unword};
 use super::write::text;
-use super::{Arm, CandidateId, Ledger, LedgerError, Reason, RunId};
+use super::{Arm, CandidateId, Ledger, LedgerError, MadeBy, Reason, RunId};
 use crate::Stage;
 
 /// The baselines of a run are among its first candidates, up to this number.
@@ -18,7 +18,7 @@ pub struct Line {
     pub id: CandidateId,
     pub arm: Arm,
     /// The operator that made the candidate.
-    pub operator: String,
+    pub operator: MadeBy,
     /// The last stage that the candidate reached.
     pub stage: Option<Stage>,
     /// The reason of its rejection.

@@ -9,7 +9,7 @@ use serde_json::Value;
 
 use super::read::{MEASUREMENT, maybe, measurement, parse, rows, unword};
 use super::write::{text, word};
-use super::{Against, Arm, CandidateId, Ledger, LedgerError, Reason, RunId, TimeKind, Trial};
+use super::{Against, Arm, CandidateId, Ledger, LedgerError, MadeBy, Reason, RunId, TimeKind, Trial};
 use crate::Candidate;
 
 /// A candidate with a time in a ranking.
@@ -23,7 +23,7 @@ pub struct Ranked {
     pub subject: Candidate,
     pub arm: Arm,
     /// The operator that made the candidate.
-    pub operator: String,
+    pub operator: MadeBy,
     pub kind: TimeKind,
     /// The trial behind the time. A race outranks a short timing.
     pub trial: Trial,
@@ -55,7 +55,7 @@ pub struct Ancestor {
     /// All parents. The first is the next ancestor.
     pub parents: Vec<CandidateId>,
     /// The operator that made the candidate.
-    pub operator: String,
+    pub operator: MadeBy,
     /// The changes against the first parent.
     pub changes: Value,
     /// The time of the short timing, µs, or where there is none, the time of the ranking.

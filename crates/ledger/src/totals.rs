@@ -5,7 +5,7 @@ use kernels::select::Shape;
 use serde::Serialize;
 
 use super::read::{parse, rows, unword};
-use super::{Arm, CandidateId, Ledger, LedgerError, Reason, RunId, Trial};
+use super::{Arm, CandidateId, Ledger, LedgerError, MadeBy, Reason, RunId, Trial};
 use crate::Stage;
 
 /// Counts of an arm on a problem.
@@ -46,7 +46,7 @@ pub struct Entered {
 /// The results of an operator in a run. Baselines and controls do not count.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Earnings {
-    pub operator: String,
+    pub operator: MadeBy,
     /// Number of candidates that the operator made.
     pub candidates: i64,
     /// Number of these with a time.

@@ -57,7 +57,7 @@ impl Ledger {
             let (problem, subject) = (l.problem(&new.problem)?, l.subject(&new.candidate)?);
             let id = l.insert(
                 "INSERT INTO candidate (at, run, problem, subject, arm, operator, changes) VALUES (?, ?, ?, ?, ?, ?, ?)",
-                params![now(), new.run.0, problem, subject, word(&new.arm), new.operator, text(&new.changes)],
+                params![now(), new.run.0, problem, subject, word(&new.arm), &new.operator, text(&new.changes)],
             )?;
             for (position, parent) in new.parents.iter().enumerate() {
                 l.candidate_run(*parent)?;

@@ -17,7 +17,7 @@ use super::cost::{Cost, cost};
 use super::dataflow::{reads, writes};
 use super::machine::Gpu;
 
-/// What an instruction does besides arithmetic.
+/// Effects of an instruction besides arithmetic.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Action {
     Arithmetic,

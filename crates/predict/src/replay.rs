@@ -97,7 +97,7 @@ struct Warp {
     from: Ready,
     /// End of the last issue. Waits are counted from here.
     since: u64,
-    /// What the next instruction needs.
+    /// The resources that the next instruction needs.
     next: Next,
     /// Sequence number of the last issue. The warp with the lowest number has waited longest.
     turn: u64,
@@ -411,7 +411,7 @@ impl<'a> Sm<'a> {
         }
     }
 
-    /// What a step does besides occupying its slot and pipe.
+    /// Effects of a step besides occupying its slot and pipe.
     fn perform(&mut self, id: usize, step: &Step, event: &Event, at: u64) -> Effect {
         let after = |clocks: u32, cause| Ready { at: at + u64::from(clocks) * TICK, cause, ..NOW };
         let from = At { tick: at, port: self.warps[id].scheduler, warp: id };

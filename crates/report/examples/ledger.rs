@@ -166,9 +166,9 @@ impl Search<'_> {
         };
         let gene = ["block_m", "block_n", "stages", "warps", "order"][self.rng.random_range(0..5)];
         let operator = match parents.len() {
-            0 => "random".to_owned(),
-            1 => format!("mutate:{gene}"),
-            _ => "crossover".to_owned(),
+            0 => Operator::Random.into(),
+            1 => Operator::Mutate.with(gene),
+            _ => Operator::Cross.into(),
         };
         let changes = json!({ gene: [self.rng.random_range(1..9), self.rng.random_range(1..9)] });
         let candidate = Candidate::Gpu(self.plan(&problem));

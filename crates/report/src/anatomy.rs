@@ -84,7 +84,9 @@ pub fn dissect(candidate: &Candidate, shape: &Shape, device: &str) -> Result<Ana
             // As in a forecast: families that hand out tiles at run time need the whole grid, the others one
             // head.
             match plan {
-                Plan::Wgmma(_) | Plan::Small(_) => examine(&whole, &whole, gpu, Fidelity::Sketch, None),
+                Plan::Wgmma(_) | Plan::SmallStreamed(_) | Plan::SmallAtOnce(_) => {
+                    examine(&whole, &whole, gpu, Fidelity::Sketch, None)
+                }
                 Plan::Mma(_) | Plan::Ladder { .. } => {
                     let (p, rows) = (shape.problem(), shape.seq_q);
                     let head = Problem { seq_kv: p.seq_kv, ..Problem::new(1, 1, rows, p.head_dim, p.dtypes) };

@@ -32,7 +32,7 @@ pub fn genes(word: &str) -> Result<Option<Value>, Error> {
         Some(_) => Ok(Some(genes)),
         None => {
             let accepted = Family::ALL.map(Family::name).join(", ");
-            Err(format!("{word}: \"family\" is one of {accepted}").into())
+            Err(format!("invalid value in {word} for family: expected {accepted}").into())
         }
     }
 }
@@ -42,10 +42,15 @@ pub fn problems(word: &str) -> Result<Vec<Problem>, Error> {
     match word.strip_prefix('@') {
         Some(name) => {
             let accepted = || Suite::ALL.map(|suite| format!("@{}", suite.name())).join(", ");
-            let suite = Suite::named(name).ok_or_else(|| format!("{word}: accepted: {}", accepted()))?;
+            let suite = Suite::named(name)
+                .ok_or_else(|| format!("invalid value '{word}' for the suite: expected {}", accepted()))?;
             Ok(suite.problems())
         }
-        None => Ok(vec![suites::parse(word).map_err(|accepted| format!("{word}: accepted: {accepted}"))?]),
+        None => {
+            Ok(vec![suites::parse(word).map_err(|accepted| {
+                format!("invalid value '{word}' for the problem: expected {accepted}")
+            })?])
+        }
     }
 }
 

@@ -177,7 +177,7 @@ pub fn refusals() -> Outcome {
     refused("odd and short slice", "q has", prepared.enqueue(&stream, odd, k, v, out, Some(lse)));
     refused(
         "odd address",
-        "accepted: multiples of 2",
+        "expected a multiple of 2",
         prepared.enqueue(&stream, off_by_one, k, v, out, Some(lse)),
     );
     refused("lse missing", "lse is missing", prepared.enqueue(&stream, q, k, v, out, None));

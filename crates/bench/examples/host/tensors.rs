@@ -75,7 +75,8 @@ impl Tensors {
         stream: &Stream,
     ) -> std::result::Result<(), flashcore::AttentionError> {
         let [q, k, v, out, lse] = self.slices().map_err(|error| flashcore::AttentionError::Unsupported {
-            what: error.to_string(),
+            argument: "problem",
+            value: error.to_string(),
             accepted: "a smaller one".to_owned(),
         })?;
         prepared.enqueue(stream, q, k, v, out, Some(lse))

@@ -260,7 +260,7 @@ mod tests {
         assert_eq!(report.checks[1].notes.last().unwrap(), "and 3 more");
         assert_eq!(report.checks[2].verdict, Verdict::Incomplete);
         let row = report.row(&Settings::quick(), &Provenance::of_cpu(std::path::Path::new("."), 1));
-        assert_eq!(row["families"], json!(["mma", "wgmma", "small"]));
+        assert_eq!(row["families"], json!(["mma", "wgmma", "small_streamed", "small_at_once"]));
         assert_eq!((&row["suite"], &row["groups"]["attention"]["cases"]), (&json!("selftest"), &json!(14)));
     }
 }

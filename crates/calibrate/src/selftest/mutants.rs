@@ -9,7 +9,7 @@
 use attend::{Chains, Order, Packing, Rescale, Sums, Tiles};
 use emu::Schedule;
 use kernels::forward::mma::{MmaPlan, QueryHome};
-use kernels::forward::small::{Merge, Requests, RowOrder, Scores, SmallPlan};
+use kernels::forward::small::{AtOncePlan, Merge, Requests, RowOrder, Scores, StreamedPlan};
 use kernels::forward::wgmma::{Diagonal, Ends, Probabilities, Rescaling, Share, Store, WgmmaPlan};
 use kernels::{Arch, Family, Plan};
 use problem::{Band, DType, Layout, Problem};
@@ -49,9 +49,9 @@ struct Suspect {
     kernels: Result<Vec<Bound>, String>,
 }
 
-/// Name of the streaming kernels of the family `small`.
-const STREAM: &str = "small, blocks stream";
-const STREAM_TO_TWO: &str = "small, blocks stream to two warpgroups";
+/// Names of the kernels of the family `small_streamed`.
+const STREAM: &str = "small_streamed, one warpgroup";
+const STREAM_TO_TWO: &str = "small_streamed, two warpgroups of rows";
 /// Name of the kernels of the family `wgmma` without tile overlap.
 const IN_TURN: &str = "wgmma, tiles in turn";
 
@@ -190,7 +190,8 @@ fn suspects(arch: &Arch, families: &[Family]) -> Vec<Suspect> {
     let hopper = arch.sm == Arch::SM_90.sm;
     let of = |family: &Family| match family {
         Family::Mma => vec![mma()],
-        Family::Small if hopper => small(),
+        Family::SmallAtOnce if hopper => small_at_once(),
+        Family::SmallStreamed if hopper => small_streamed(),
         Family::Wgmma if hopper => wgmma(),
         _ => Vec::new(),
     };
@@ -282,17 +283,13 @@ fn wgmma() -> Vec<Suspect> {
     plans.into_iter().map(of).collect()
 }
 
-fn small() -> Vec<Suspect> {
-    let plain = SmallPlan {
+fn small_at_once() -> Vec<Suspect> {
+    let plain = AtOncePlan {
         row_warpgroups: 1,
         packing: Packing::Apart,
         cluster: 1,
         kv_warpgroups: 1,
         block_n: 64,
-        stages: 1,
-        rescale: Rescale::Always,
-        speculative: None,
-        turns: Turns::Free,
         tile_order: RowOrder::ByHead,
         key_copies: 2,
         qk_pieces: 2,
@@ -304,46 +301,57 @@ fn small() -> Vec<Suspect> {
         merge: Merge::Shares,
         store: RowStore::Chunks,
         overlapping: false,
+        tanh: attend::Tanh::Exp2,
+    };
+    let two_ctas = AtOncePlan { cluster: 2, ..plain.clone() };
+    let store = RowStore::Pairs;
+    let scores = Scores::StepByStep;
+    let plans = [
+        ("small_at_once, one warpgroup", plain.clone()),
+        // Overlaps with the previous grid.
+        ("small_at_once, scores step by step", AtOncePlan { scores, overlapping: true, ..plain.clone() }),
+        ("small_at_once, two warpgroups share rows", AtOncePlan { kv_warpgroups: 2, store, ..plain }),
+        ("small_at_once, two CTAs, shares", AtOncePlan { store, ..two_ctas.clone() }),
+        ("small_at_once, two CTAs, peer first", AtOncePlan { merge: Merge::PeerFirst, ..two_ctas }),
+    ];
+    let of = |(name, plan): (&'static str, AtOncePlan)| {
+        let keys = plan.cluster_keys() as usize;
+        // Rows for every path: the whole block is visible, all but the last keys, half of it, nothing.
+        let shapes = [(65, keys), (104, keys), (200, keys - 5)];
+        let problems = shapes.map(|(rows, keys)| rectangle(2, rows, keys, Band::CAUSAL));
+        suspect(name, &[plan.into()], &problems, &Arch::SM_90)
+    };
+    plans.into_iter().map(of).collect()
+}
+
+fn small_streamed() -> Vec<Suspect> {
+    let plain = StreamedPlan {
+        row_warpgroups: 1,
+        packing: Packing::Apart,
+        cluster: 1,
+        kv_warpgroups: 1,
+        block_n: 32,
+        stages: 2,
+        rescale: Rescale::Beyond(8),
+        speculative: None,
+        turns: Turns::Free,
+        tile_order: RowOrder::ByHead,
+        store: RowStore::Chunks,
+        overlapping: false,
         resident_ctas: 1,
         tanh: attend::Tanh::Exp2,
     };
-    let streams = SmallPlan {
-        stages: 2,
-        block_n: 32,
-        key_copies: 1,
-        qk_pieces: 1,
-        softmax_steps: 1,
-        pv_pieces: 1,
-        rescale: Rescale::Beyond(8),
-        ..plain.clone()
-    };
-    let two_ctas = SmallPlan { cluster: 2, ..plain.clone() };
-    let pairs = RowStore::Pairs;
-    // One plan of each kind overlaps with the previous grid.
     let plans = [
-        ("small, one warpgroup", plain.clone()),
-        (
-            "small, scores step by step",
-            SmallPlan { scores: Scores::StepByStep, overlapping: true, ..plain.clone() },
-        ),
-        ("small, two warpgroups share rows", SmallPlan { kv_warpgroups: 2, store: pairs, ..plain }),
-        ("small, two CTAs, shares", SmallPlan { store: pairs, ..two_ctas.clone() }),
-        ("small, two CTAs, peer first", SmallPlan { merge: Merge::PeerFirst, ..two_ctas }),
-        (STREAM, streams.clone()),
-        (STREAM_TO_TWO, SmallPlan { row_warpgroups: 2, overlapping: true, ..streams }),
+        (STREAM, plain.clone()),
+        // Overlaps with the previous grid.
+        (STREAM_TO_TWO, StreamedPlan { row_warpgroups: 2, overlapping: true, ..plain }),
     ];
-    let of = |(name, plan): (&'static str, SmallPlan)| {
+    let of = |(name, plan): (&'static str, StreamedPlan)| {
         let keys = plan.cluster_keys() as usize;
-        let (mask, shapes) = if plan.streams() {
-            // Enough blocks to fill every stage repeatedly.
-            (Band::FULL, vec![(64, 8 * keys), (200, 8 * keys - 5)])
-        } else {
-            // Rows for every path: the whole block is visible, all but the last keys, half of it, nothing.
-            (Band::CAUSAL, vec![(65, keys), (104, keys), (200, keys - 5)])
-        };
-        let problems: Vec<Problem> =
-            shapes.into_iter().map(|(rows, keys)| rectangle(2, rows, keys, mask)).collect();
-        suspect(name, &[Plan::Small(plan)], &problems, &Arch::SM_90)
+        // Enough blocks to fill every stage repeatedly.
+        let shapes = [(64, 8 * keys), (200, 8 * keys - 5)];
+        let problems = shapes.map(|(rows, keys)| rectangle(2, rows, keys, Band::FULL));
+        suspect(name, &[plan.into()], &problems, &Arch::SM_90)
     };
     plans.into_iter().map(of).collect()
 }

@@ -19,7 +19,12 @@ pub(super) struct Variant {
 impl Variant {
     /// For each family the default first, then variations that together reach every gene.
     pub fn all() -> Vec<Variant> {
-        let variants = [(Family::Mma, mma()), (Family::Small, small()), (Family::Wgmma, wgmma())];
+        let variants = [
+            (Family::Mma, mma()),
+            (Family::SmallAtOnce, small_at_once()),
+            (Family::SmallStreamed, small_streamed()),
+            (Family::Wgmma, wgmma()),
+        ];
         let of = |(family, list): (Family, Vec<(&'static str, Value)>)| {
             std::iter::once(("default", json!({}))).chain(list).map(move |(name, genes)| Variant {
                 family,
@@ -34,7 +39,8 @@ impl Variant {
     pub fn first(count: usize) -> Vec<Variant> {
         let all = Variant::all();
         let of = |family| all.iter().filter(move |variant| variant.family == family).take(count).cloned();
-        [Family::Mma, Family::Small, Family::Wgmma].into_iter().flat_map(of).collect()
+        let families = [Family::Mma, Family::SmallAtOnce, Family::SmallStreamed, Family::Wgmma];
+        families.into_iter().flat_map(of).collect()
     }
 
     pub fn is_default(&self) -> bool {
@@ -151,23 +157,9 @@ fn wgmma() -> Vec<(&'static str, Value)> {
     ]
 }
 
-fn small() -> Vec<(&'static str, Value)> {
+fn small_at_once() -> Vec<(&'static str, Value)> {
     let pieces = |n: u32| json!({ "key_copies": n, "qk_pieces": n, "pv_pieces": n });
-    // Streaming blocks of 64 keys with further genes.
-    let streams = |genes: Value| {
-        let mut all = json!({
-            "stages": 2, "block_n": 64, "cluster": 1, "kv_warpgroups": 1, "merge": "shares",
-            "key_copies": 1, "qk_pieces": 1, "softmax_steps": 1, "pv_pieces": 1,
-        });
-        if let (Value::Object(all), Value::Object(genes)) = (&mut all, genes) {
-            all.extend(genes);
-        }
-        all
-    };
     vec![
-        ("keys stream to a cluster", streams(json!({ "cluster": 2, "row_warpgroups": 2 }))),
-        ("keys stream, maxima guessed", streams(json!({ "rescale": { "beyond": 8 }, "speculative": 12 }))),
-        ("keys stream in turns", streams(json!({ "row_warpgroups": 2, "turns": "ping_pong" }))),
         ("four CTAs", json!({ "cluster": 4, "merge": "shares" })),
         ("one CTA", json!({ "cluster": 1, "kv_warpgroups": 1, "merge": "shares" })),
         ("parts exchanged by shares", json!({ "merge": "shares" })),
@@ -175,7 +167,6 @@ fn small() -> Vec<(&'static str, Value)> {
         ("two warpgroups share rows", json!({ "kv_warpgroups": 2, "merge": "shares" })),
         ("two warpgroups of rows", json!({ "row_warpgroups": 2 })),
         ("rows of heads packed", json!({ "packing": "packed" })),
-        ("rows of heads packed, keys stream", streams(json!({ "packing": "packed", "row_warpgroups": 2 }))),
         ("one path for all that see a part", json!({ "paths": 1 })),
         ("256 keys a warpgroup", json!({ "block_n": 256 })),
         ("in one piece", pieces(1)),
@@ -189,16 +180,35 @@ fn small() -> Vec<(&'static str, Value)> {
         ("first keys alone requested first", json!({ "requests": "first_keys_only" })),
         ("pairs stored", json!({ "store": "pairs" })),
         ("chunks stored", json!({ "store": "chunks" })),
-        ("two CTAs resident", json!({ "resident_ctas": 2 })),
         ("long tiles first", json!({ "tile_order": "longest_first" })),
         ("long tiles beside short ones", json!({ "tile_order": "folded" })),
-        ("keys stream", streams(json!({}))),
-        ("keys stream and stay", streams(json!({ "stages": 8 }))),
-        ("keys stream to two warpgroups of rows", streams(json!({ "row_warpgroups": 2, "stages": 3 }))),
-        ("keys stream in two parts", streams(json!({ "kv_warpgroups": 2, "block_n": 32 }))),
-        ("keys stream, rescaled late", streams(json!({ "rescale": { "beyond": 8 } }))),
-        ("keys stream, all guesses wrong", streams(json!({ "speculative": 1 }))),
-        ("keys stream, may overlap", streams(json!({ "overlapping": true }))),
+    ]
+}
+
+fn small_streamed() -> Vec<(&'static str, Value)> {
+    // Blocks of 64 keys with further genes.
+    let streams = |genes: Value| {
+        let mut all = json!({ "stages": 2, "block_n": 64, "cluster": 1, "kv_warpgroups": 1 });
+        if let (Value::Object(all), Value::Object(genes)) = (&mut all, genes) {
+            all.extend(genes);
+        }
+        all
+    };
+    vec![
+        ("to a cluster", streams(json!({ "cluster": 2, "row_warpgroups": 2 }))),
+        ("speculative row max", streams(json!({ "rescale": { "beyond": 8 }, "speculative": 12 }))),
+        ("ping-pong", streams(json!({ "row_warpgroups": 2, "turns": "ping_pong" }))),
+        ("rows of heads packed", streams(json!({ "packing": "packed", "row_warpgroups": 2 }))),
+        ("64 keys a block", streams(json!({}))),
+        ("all blocks stay", streams(json!({ "stages": 8 }))),
+        ("to two warpgroups of rows", streams(json!({ "row_warpgroups": 2, "stages": 3 }))),
+        ("in two parts", streams(json!({ "kv_warpgroups": 2, "block_n": 32 }))),
+        ("rescaled always", streams(json!({ "rescale": "always" }))),
+        ("every speculation fails", streams(json!({ "speculative": 1 }))),
+        ("may overlap", streams(json!({ "overlapping": true }))),
+        ("pairs stored", streams(json!({ "store": "pairs" }))),
+        ("two CTAs resident", streams(json!({ "resident_ctas": 2 }))),
+        ("long tiles beside short ones", streams(json!({ "tile_order": "folded" }))),
     ]
 }
 
@@ -211,7 +221,7 @@ mod tests {
     #[test]
     fn variants_are_plans_and_differ() {
         let problem = Problem::new(1, 2, 300, 64, DType::F16);
-        let mut counts = [0; 3];
+        let mut counts = [0; 4];
         let mut plans: Vec<Plan> = Vec::new();
         for variant in Variant::all() {
             // A renamed gene would be skipped silently.
@@ -223,6 +233,6 @@ mod tests {
             plans.push(plan);
         }
         assert!(counts.iter().all(|&count| count >= 10), "{counts:?}");
-        assert!(Variant::first(2).len() == 6 && Variant::first(usize::MAX) == Variant::all());
+        assert!(Variant::first(2).len() == 8 && Variant::first(usize::MAX) == Variant::all());
     }
 }

@@ -1,4 +1,4 @@
-//! The same launch on several streams at once, in varying order, must be bit-identical each time.
+//! One launch runs on several streams at once, in varying order. Its outputs must be bit-identical each time.
 
 use driver::{Buffer, Call, DriverError, Expect, Function, Gpu, Stream};
 use kernels::{Arch, Operand};

@@ -91,7 +91,7 @@ pub(super) fn exponentials(evidence: &Evidence) -> Option<Finding> {
     })
 }
 
-/// Where nothing else stands out: what warps wait for most.
+/// The most frequent reason for which warps wait; reported if there is no other cause.
 pub(super) fn longest(evidence: &Evidence) -> Option<Finding> {
     let prediction = evidence.prediction?;
     let waits = prediction.split.iter().filter(|(cause, _)| *cause != Cause::Issue);

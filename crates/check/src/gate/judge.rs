@@ -117,7 +117,8 @@ impl ErrorFigures {
     }
 }
 
-/// What outputs are judged by: the oracle's output and the tolerances that standard attention gives.
+/// The standard by which outputs are judged: the oracle's output, and tolerances from the errors of standard
+/// attention.
 pub struct References {
     dim: usize,
     oracle: Reference,

@@ -12,7 +12,7 @@ use super::{Verdict, Watch};
 use crate::launchfile::Bound;
 use emu::Options;
 
-/// What became of a mutant.
+/// The verdict on a mutant.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Fate {

@@ -197,7 +197,7 @@ impl Fault {
     }
 }
 
-/// What a product multiplies; not what is added to it.
+/// The operands that a product multiplies, without the one that is added.
 fn factors(product: &Instruction) -> &[Operand] {
     &product.operands[1..3]
 }

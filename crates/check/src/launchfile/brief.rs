@@ -92,7 +92,7 @@ fn arg_of(text: &str) -> Result<RawArg, LaunchError> {
     }
 }
 
-/// A value as TOML reads it. What is no number stays a text, which the argument's type refuses.
+/// A value as TOML reads it. A word that is no number stays a text, which the argument's type refuses.
 fn number(text: &str) -> toml::Value {
     let integer = text.parse::<i64>().map(toml::Value::Integer);
     let float = || text.parse::<f64>().map(toml::Value::Float);

@@ -1,4 +1,4 @@
-//! What Triton's compiler needs of a launch, and what it gives back.
+//! The arguments of Triton's compiler that come from a launch file, and its results.
 
 use problem::DType;
 use ptx::Arg;

@@ -146,7 +146,7 @@ fn index_of(at: usize, shape: &[usize]) -> Vec<usize> {
 pub struct Judgement {
     /// The name of the argument.
     pub output: String,
-    /// What judged it, in words.
+    /// The reference that judged the output, in words.
     pub by: String,
     pub elements: usize,
     /// Number of elements beyond their tolerance.

@@ -34,7 +34,7 @@ pub enum ReferenceError {
     Python { function: String, reason: String },
 }
 
-/// What computes the expected output.
+/// The source of the expected output.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Source {
     Builtin(Builtin),

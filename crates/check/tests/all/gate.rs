@@ -9,7 +9,7 @@ use flashcore_check::gate::mutate::{Fault, mutant, sites};
 use flashcore_check::gate::{CheckReport, Settings, Verdict, check_family, check_kernel, torture};
 use flashcore_check::launchfile::Bound;
 use kernels::forward::mma::{MmaPlan, QueryHome};
-use kernels::forward::small::SmallPlan;
+use kernels::forward::small::{AtOncePlan, Merge, StreamedPlan};
 use kernels::forward::wgmma::{Ends, Rescaling, WgmmaPlan};
 use kernels::{Arch, Family, Plan};
 use problem::{Band, DType, Layout, Problem};
@@ -132,7 +132,7 @@ fn every_other_fault_is_refused_for_its_reason() {
 #[test]
 fn what_is_left_beside_one_heavy_key_counts() {
     for dtype in [DType::F16, DType::Bf16] {
-        for family in [Family::Wgmma, Family::Small, Family::Mma] {
+        for family in [Family::Wgmma, Family::SmallStreamed, Family::Mma] {
             let problem = Problem::new(1, 1, 64, 64, dtype).with_seq_kv(400, Layout::Bhsd);
             let plan = family.default_for(&problem, &Arch::SM_90).unwrap();
             let step = kernels::emit(&problem, &plan, &Arch::SM_90).unwrap();
@@ -150,27 +150,25 @@ fn of_each_softmax(dtype: DType) -> Vec<Bound> {
     let arch = Arch::SM_90;
     let wgmma = WgmmaPlan::default_for(&problem, &arch);
     let guessing = Rescaling::Speculative { beyond: 8, limit: 15 };
-    let small = SmallPlan::default_for(&problem, &arch);
-    let at_once = SmallPlan {
-        stages: 1,
+    let streamed = StreamedPlan::default_for(&problem, &arch);
+    let at_once = AtOncePlan {
         cluster: 4,
         kv_warpgroups: 2,
         row_warpgroups: 1,
         block_n: 256,
         softmax_steps: 2,
         qk_pieces: 2,
-        speculative: None,
-        rescale: Rescale::Always,
-        turns: Turns::Free,
+        key_copies: 1,
+        pv_pieces: 1,
+        merge: Merge::Shares,
         store: RowStore::Pairs,
-        resident_ctas: 1,
-        ..small.clone()
+        ..AtOncePlan::default_for(&problem, &arch)
     };
     let mma = MmaPlan::default_for(&problem, &arch);
     let mut plans = vec![
-        Plan::Small(at_once),
-        Plan::Small(SmallPlan { speculative: Some(15), ..small.clone() }),
-        Plan::Small(SmallPlan { speculative: None, rescale: Rescale::Always, ..small }),
+        Plan::SmallAtOnce(at_once),
+        Plan::SmallStreamed(StreamedPlan { speculative: Some(15), ..streamed.clone() }),
+        Plan::SmallStreamed(StreamedPlan { speculative: None, rescale: Rescale::Always, ..streamed }),
         Plan::Mma(MmaPlan { rescale: Rescale::Always, ..mma.clone() }),
         Plan::Mma(mma),
     ];
@@ -245,7 +243,7 @@ fn with_references_at_maxima(kernel: &Kernel) -> Kernel {
 #[test]
 fn one_large_element_costs_the_others_nothing() {
     for dtype in [DType::F16, DType::Bf16] {
-        for family in [Family::Wgmma, Family::Small, Family::Mma] {
+        for family in [Family::Wgmma, Family::SmallStreamed, Family::Mma] {
             let problem = Problem::new(1, 1, 96, 64, dtype).with_band(Band::CAUSAL);
             let plan = family.default_for(&problem, &Arch::SM_90).unwrap();
             let step = kernels::emit(&problem, &plan, &Arch::SM_90).unwrap();

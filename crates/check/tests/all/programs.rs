@@ -8,7 +8,7 @@ use flashcore_check::gate::inputs::Style;
 use flashcore_check::gate::{Settings, Verdict, bind, check_kernel};
 use flashcore_check::launchfile::Bound;
 use kernels::forward::mma::{MmaPlan, QueryHome};
-use kernels::forward::small::{Merge, SmallPlan};
+use kernels::forward::small::{AtOncePlan, Merge, StreamedPlan};
 use kernels::forward::wgmma::{Diagonal, Ends, Rescaling, WgmmaPlan};
 use kernels::{Arch, Family, Plan};
 use problem::program::library as lib;
@@ -114,7 +114,7 @@ fn every_operation_is_right() {
             ints: vec![0, -5],
             tables: vec![Table::dense(TableType::I32, &[2, 30])],
         };
-        let family = Family::ALL[i % 3];
+        let family = Family::ALL[i % Family::ALL.len()];
         let plan = family.default_for(&problem, &SMALL).unwrap();
         let report = check_kernel(&bind(&plan, &problem, &SMALL).unwrap(), &once(i)).unwrap();
         let (reasons, hazards) = (report.reasons, report.hazards);
@@ -146,40 +146,41 @@ fn variants(problem: &Problem) -> Vec<Plan> {
         WgmmaPlan { tail: Tail::Shared, ends: Ends::Common, block_n: 16, ..plain.clone() },
         WgmmaPlan { packing: Packing::Packed, rescale: speculative, ..plain },
     ];
-    let plain = SmallPlan {
+    let at_once = AtOncePlan {
+        row_warpgroups: 1,
+        packing: Packing::Apart,
+        cluster: 2,
+        kv_warpgroups: 1,
+        block_n: 128,
+        key_copies: 1,
+        qk_pieces: 2,
+        softmax_steps: 2,
+        pv_pieces: 1,
+        merge: Merge::PeerFirst,
+        store: RowStore::Pairs,
+        ..AtOncePlan::default_for(problem, &SMALL)
+    };
+    let streamed = StreamedPlan {
         row_warpgroups: 1,
         packing: Packing::Apart,
         cluster: 1,
         kv_warpgroups: 1,
-        block_n: 256,
-        stages: 1,
+        block_n: 32,
+        stages: 2,
         rescale: Rescale::Always,
         speculative: None,
         turns: Turns::Free,
-        key_copies: 1,
-        qk_pieces: 1,
-        softmax_steps: 1,
-        pv_pieces: 1,
-        merge: Merge::Shares,
         store: RowStore::Pairs,
         resident_ctas: 1,
-        ..SmallPlan::default_for(problem, &SMALL)
+        ..StreamedPlan::default_for(problem, &SMALL)
     };
-    let streamed = SmallPlan { block_n: 32, stages: 2, ..plain.clone() };
-    let small = [
-        SmallPlan {
-            block_n: 128,
-            cluster: 2,
-            merge: Merge::PeerFirst,
-            qk_pieces: 2,
-            softmax_steps: 2,
-            ..plain
-        },
-        SmallPlan { cluster: 2, kv_warpgroups: 2, ..streamed.clone() },
-        SmallPlan { row_warpgroups: 2, speculative: Some(7), block_n: 16, ..streamed.clone() },
-        SmallPlan { row_warpgroups: 2, turns: Turns::PingPong, ..streamed.clone() },
-        SmallPlan { packing: Packing::Packed, ..streamed },
+    let streamed = [
+        StreamedPlan { cluster: 2, kv_warpgroups: 2, ..streamed.clone() },
+        StreamedPlan { row_warpgroups: 2, speculative: Some(7), block_n: 16, ..streamed.clone() },
+        StreamedPlan { row_warpgroups: 2, turns: Turns::PingPong, ..streamed.clone() },
+        StreamedPlan { packing: Packing::Packed, ..streamed },
     ];
+    let small = streamed.into_iter().map(Plan::from).chain([Plan::from(at_once)]);
     let plain = MmaPlan {
         block_m: 32,
         block_n: 64,
@@ -195,7 +196,7 @@ fn variants(problem: &Problem) -> Vec<Plan> {
         MmaPlan { products: Order::ScoresAhead, block_m: 16, kv_warps: 4, ..plain },
     ];
     let mma = mma.into_iter().map(Plan::Mma);
-    mma.chain(wgmma.into_iter().map(Plan::Wgmma)).chain(small.into_iter().map(Plan::Small)).collect()
+    mma.chain(wgmma.into_iter().map(Plan::Wgmma)).chain(small).collect()
 }
 
 #[test]

@@ -168,7 +168,7 @@ fn line(name: &str, who: &Shown) -> Vec<String> {
         Candidate::Cpu(plan) => json!(plan).to_string(),
         Candidate::Kernel(_) => "a kernel of its own".to_owned(),
     };
-    vec![name.to_owned(), shown(who.us, 2), who.id.0.to_string(), who.operator.clone(), plan]
+    vec![name.to_owned(), shown(who.us, 2), who.id.0.to_string(), who.operator.to_string(), plan]
 }
 
 /// A number with this many digits after the point, or a dash if there is none.

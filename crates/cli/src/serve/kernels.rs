@@ -69,7 +69,7 @@ mod tests {
             problem: kernels::select::Shape::of(&Problem::mission()),
             candidate: Candidate::Cpu(*plan),
             arm: Arm::Evolution,
-            operator: "restart".to_owned(),
+            operator: ledger::Operator::Restart.into(),
             parents: Vec::new(),
             changes: json!({}),
         };

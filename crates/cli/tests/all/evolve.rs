@@ -456,7 +456,7 @@ fn a_forecast_that_cannot_be_kept_begins_no_ledger() {
     assert!(String::from_utf8_lossy(&found.stdout).contains("4.00 (above)"), "{found:?}");
     for (args, part) in [
         (vec!["outcome", "2", "--us", "3"], "forecast 2 of"),
-        (vec!["outcome", "2", "--us", "3"], "came out already, at 3.05 µs"),
+        (vec!["outcome", "2", "--us", "3"], "has an outcome already, 3.05 µs"),
         (vec!["outcome", "3", "--us", "-1"], "invalid value '-1' for --us"),
         (vec!["recalibrate", "--device", "a100"], "its devices: L4; H200"),
     ] {

@@ -1,6 +1,7 @@
 //! The tests of the command, as one program.
 
 mod cli;
+mod cuda;
 mod evolve;
 mod folder;
 mod hostile;

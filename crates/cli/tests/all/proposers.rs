@@ -104,7 +104,7 @@ fn evolution(ledger: &Folder, problem: &Problem) -> Evolution {
     let baseline = Candidate::Gpu(Family::Mma.default_for(problem, &ARCH).unwrap());
     let case = Case {
         problem: Shape::of(problem),
-        seeds: vec![("seed:default".to_owned(), baseline.clone())],
+        seeds: vec![("seed:default".into(), baseline.clone())],
         baseline,
         draws: 0,
         held_out: Vec::new(),
@@ -186,7 +186,7 @@ fn a_run_survives_every_proposer() {
 fn proposed(evolution: &Evolution) -> Vec<Dossier> {
     let ledger = evolution.ledger();
     let all = ledger.candidates(evolution.run(), CandidateId(0), 10_000).unwrap().into_iter();
-    all.filter(|known| known.new.operator == "proposer")
+    all.filter(|known| known.new.operator.to_string() == "proposer")
         .map(|known| ledger.candidate(known.id).unwrap())
         .collect()
 }

@@ -191,7 +191,7 @@ fn a_run_asks_its_proposer_in_the_sandbox_or_does_not_begin() {
     assert!(!report.exists(), "the proposer wrote outside its folder");
     let ledger = ledger::Ledger::read(&ledger).unwrap();
     let all = ledger.candidates(ledger::RunId(1), ledger::CandidateId(0), 1000).unwrap();
-    let proposed: Vec<_> = all.iter().filter(|known| known.new.operator == "proposer").collect();
+    let proposed: Vec<_> = all.iter().filter(|known| known.new.operator.to_string() == "proposer").collect();
     assert!(!proposed.is_empty(), "the proposer was never asked");
     for known in proposed {
         let rejections = ledger.candidate(known.id).unwrap().rejections;

@@ -129,5 +129,5 @@ fn lines_in_lines_out() {
     assert_eq!((answers.len(), output.status.code()), (2, Some(3)));
     assert_eq!(answers[0].finding, answers[1].finding);
     let said = String::from_utf8(output.stderr).unwrap();
-    assert!(said.contains("line 3 of standard input is no task"), "{said}");
+    assert!(said.contains("invalid task in line 3 of standard input"), "{said}");
 }

@@ -294,7 +294,7 @@ struct Shape {
     width: usize,
     /// Lines of the region.
     lines: usize,
-    /// What the words of a line are: rows, keys or diagonals.
+    /// The meaning of the words of a line: rows, keys or diagonals.
     along: Axes,
 }
 

@@ -58,7 +58,7 @@ pub(crate) struct ClusterRendezvous {
     /// Number of threads that have arrived in this phase and have not exited.
     arrived: u32,
     clock: Option<Clock>,
-    /// What the threads of the last phase released.
+    /// Accesses that the threads of the last phase released.
     released: Clock,
     line: u32,
 }

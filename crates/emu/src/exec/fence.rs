@@ -12,7 +12,7 @@ use super::{Env, SyncVariable};
 use crate::decode::scope_strength;
 use crate::order::{Clock, Strength};
 
-/// What a strong write releases.
+/// The accesses that a strong write releases.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Publication {
     /// Releases what the thread's fences cover. Earlier releases at the location are forgotten.
@@ -105,8 +105,8 @@ impl Env<'_> {
             sequential |= fence.sequential;
             let released = || fence.moment.of(1 << lane);
             match &mut clock {
-                // Among fences of several scopes, the widest decides. What only narrower fences cover is left
-                // out.
+                // Among fences of several scopes, the widest decides. Accesses that only narrower fences
+                // cover are left out.
                 Some(known) if far == reach => known.join(home, &released()),
                 Some(_) if far < reach => {}
                 _ => (clock, reach) = (Some(released()), far),

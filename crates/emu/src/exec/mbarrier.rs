@@ -36,20 +36,20 @@ struct Object {
     /// Bytes that the phase still expects; negative where more have come than were announced so far.
     bytes: i64,
     phase: u64,
-    /// What this phase's arrivals release, and what those of all completed ones did.
+    /// Accesses released by the arrivals of this phase, and by those of all completed phases.
     arriving: Released,
     completed: Released,
     /// The actor that its copies are accesses of.
     actor: usize,
     /// Copies on their way that will complete on it.
     flights: u32,
-    /// Who initialised it, and when.
+    /// The thread that initialised the object, and the time.
     maker: (Agent, u32, Epoch),
     made_at: u32,
 }
 
-/// What arrivals release, by how far it reaches. An arrival and a wait synchronise only if the scopes of both
-/// take in both threads.
+/// Accesses that arrivals release, by scope. An arrival and a wait synchronise only if the scopes of both
+/// contain both threads.
 #[derive(Clone, Debug)]
 struct Released {
     /// To threads of the arriving thread's CTA, by its rank in the cluster; what copies brought, to all.
@@ -79,7 +79,7 @@ impl Released {
         }
     }
 
-    /// What a wait of a thread of a CTA acquires.
+    /// The clocks that a wait of a thread of a CTA acquires.
     fn reaching(&self, rank: usize, scope: Scope) -> impl Iterator<Item = &Clock> {
         let far = reaches_peers(scope) && self.near.len() > 1;
         std::iter::once(&self.near[rank]).chain(far.then_some(&self.far))
@@ -94,16 +94,16 @@ fn reaches_peers(scope: Scope) -> bool {
 /// An arrival.
 struct Arrival<'c> {
     count: u32,
-    /// By how much the count of later phases goes down.
+    /// The number by which the count of later phases decreases.
     dropped: u32,
     /// Bytes announced with it.
     bytes: u32,
-    /// What it releases, and how far.
+    /// The accesses that the arrival releases, and the scope.
     clock: Option<&'c Clock>,
     scope: Scope,
 }
 
-/// Who brings a phase forward.
+/// The agent that advances a phase.
 #[derive(Clone, Copy)]
 pub(super) struct Cause<'i> {
     pub inst: &'i Inst,
@@ -144,7 +144,7 @@ impl Mbarriers {
         }
     }
 
-    /// What a phase still waits for, in words.
+    /// The arrivals and bytes for which a phase still waits, in words.
     pub fn describe(&self, address: u64) -> String {
         let Some(object) = self.objects.get(&address) else { return "which is not initialised".into() };
         let Object { expected, pending, bytes, flights, phase, .. } = *object;
@@ -269,7 +269,7 @@ impl Env<'_> {
         self.mbarriers.objects.remove(&address);
     }
 
-    /// Whatever was in the memory of an object ends: for those who use it a write.
+    /// Ends an object that was in this memory, which counts as a write for its users.
     fn replace(&mut self, warp: &Warp, cause: Cause, address: u64, touch: Touch) {
         if self.mbarriers.objects.get(&address).is_some_and(|o| o.flights > 0) {
             self.report_at(HazardKind::TransactionMismatch, cause, address, || {

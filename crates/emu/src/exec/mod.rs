@@ -122,7 +122,7 @@ impl GlobalOrder {
     }
 }
 
-/// What an acquire that reads this location learns.
+/// The accesses that an acquire which reads this location orders before itself.
 #[derive(Clone, Debug)]
 struct SyncVariable {
     clock: Arc<Clock>,
@@ -192,7 +192,7 @@ pub(crate) struct Env<'a> {
     findings: Findings,
     recorder: Option<Recorder>,
     rng: SmallRng,
-    /// What the threads printed.
+    /// The text that the threads printed.
     printed: Vec<Printed>,
     /// The reads that race, where they are collected.
     collected: Option<Doubts>,

@@ -33,7 +33,7 @@ pub(crate) struct SavedRegisters {
     pub pred: Vec<u32>,
 }
 
-/// What a split is doing.
+/// The state of a split.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum State {
     Run,
@@ -76,7 +76,7 @@ pub(crate) struct Group {
     pending: u32,
 }
 
-/// What each of some lanes released with a fence.
+/// Accesses that lanes released with a fence, for each lane.
 #[derive(Clone, Debug)]
 pub(crate) struct Fenced {
     pub lanes: u32,

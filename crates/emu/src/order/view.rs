@@ -1,6 +1,6 @@
 use super::{Actors, Agent, Clock, Epoch, FLIGHT, Strength};
 
-/// What the lanes of one warp know to have happened before.
+/// The accesses that happened before, as the lanes of one warp know them.
 #[derive(Clone, Debug)]
 pub(crate) struct WarpView {
     /// First warp of the cluster.
@@ -12,9 +12,9 @@ pub(crate) struct WarpView {
     present: u32,
     /// The epoch of accesses made now.
     now: Epoch,
-    /// What every lane knows.
+    /// The times that every lane knows.
     base: Clock,
-    /// What some lanes know beyond that.
+    /// Later times that only some lanes know.
     groups: Vec<(u32, Clock)>,
     /// Accesses that lanes made themselves and have ordered for another proxy.
     shown: Vec<Shown>,

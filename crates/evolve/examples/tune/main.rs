@@ -90,8 +90,12 @@ fn parse(words: &[String]) -> Result<Args, Error> {
         match word.as_str() {
             "--family" => {
                 let name = value()?;
-                let accepted =
-                    || format!("--family {name}: accepted: {}", Family::ALL.map(Family::name).join(", "));
+                let accepted = || {
+                    format!(
+                        "invalid value '{name}' for --family: expected {}",
+                        Family::ALL.map(Family::name).join(", ")
+                    )
+                };
                 families.push(Family::named(name).ok_or_else(accepted)?);
             }
             "--plans" => {
@@ -105,8 +109,9 @@ fn parse(words: &[String]) -> Result<Args, Error> {
             "--worker" => worker = true,
             word => match Suite::named(word) {
                 Some(suite) => problems.extend(suite.problems()),
-                None => problems
-                    .push(suites::parse(word).map_err(|accepted| format!("{word}: accepted: {accepted}"))?),
+                None => problems.push(suites::parse(word).map_err(|accepted| {
+                    format!("invalid value '{word}' for the problem: expected {accepted}")
+                })?),
             },
         }
     }

@@ -146,7 +146,7 @@ impl CpuEvaluator {
             reject(
                 task.stage,
                 Reason::Crashed,
-                "task.incumbent = none; accepted for a race: the plan to race against",
+                "invalid value 'none' for task.incumbent: expected the plan to race against",
             )
         })?;
         let failed = |error: &dyn ToString| reject(task.stage, Reason::Crashed, error.to_string());
@@ -186,7 +186,7 @@ fn incumbent(task: &Task) -> Result<Option<(CandidateId, CpuPlan)>, Rejection> {
         Some(_) => Err(reject(
             task.stage,
             Reason::Crashed,
-            "the incumbent is a kernel for a GPU; accepted: a CPU's plan",
+            "invalid incumbent, a kernel for a GPU: expected a plan of the CPU",
         )),
     }
 }
@@ -246,7 +246,11 @@ impl Evaluator for CpuEvaluator {
             .check(&task.subject)
             .map_err(|why| reject(task.stage, Reason::Plan, why))?;
         let Candidate::Cpu(plan) = &task.subject else {
-            return Err(reject(task.stage, Reason::Plan, "a kernel for a GPU; accepted: a CPU's plan"));
+            return Err(reject(
+                task.stage,
+                Reason::Plan,
+                "invalid candidate, a kernel for a GPU: expected a plan of the CPU",
+            ));
         };
         match task.stage {
             Stage::Propose => {

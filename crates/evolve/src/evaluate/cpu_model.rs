@@ -42,7 +42,7 @@ const FEATURES: usize = 16 + Isa::ALL.len();
 /// The features of a plan.
 type Features = [f64; FEATURES];
 
-/// What was learnt of one problem.
+/// Measurements of one problem.
 pub struct CpuModel {
     problem: Problem,
     reference: CpuPlan,

@@ -226,7 +226,8 @@ fn extents(plan: &Plan) -> (usize, usize) {
     let (rows, keys) = match plan {
         Plan::Mma(plan) => (plan.block_m, plan.block_n),
         Plan::Wgmma(plan) => (plan.block_m() * plan.cluster, plan.block_n),
-        Plan::Small(plan) => (plan.rows(), plan.cluster_keys()),
+        Plan::SmallStreamed(plan) => (plan.rows(), plan.cluster_keys()),
+        Plan::SmallAtOnce(plan) => (plan.rows(), plan.cluster_keys()),
         Plan::Ladder { .. } => (32, 32),
     };
     (rows as usize, keys as usize)

@@ -40,9 +40,10 @@ pub fn bound(candidate: &Candidate, problem: &Problem, arch: &Arch) -> Result<Bo
     match candidate {
         Candidate::Gpu(plan) => of_plan(plan, problem, arch),
         Candidate::Kernel(source) => of_source(source, problem, arch),
-        Candidate::Cpu(_) => {
-            Err(Fault::new(Reason::Plan, "it is a plan of the CPU's kernels; accepted: one of a GPU's"))
-        }
+        Candidate::Cpu(_) => Err(Fault::new(
+            Reason::Plan,
+            "invalid value 'cpu' for the family of its plan: expected a family of GPU kernels",
+        )),
     }
 }
 
@@ -62,7 +63,7 @@ fn of_source(source: &Source, problem: &Problem, arch: &Arch) -> Result<Bound, F
     let found = launch.problem.as_ref().ok_or_else(|| {
         Fault::new(
             Reason::Problem,
-            "the launch file states none; accepted: [problem] with what is to be computed",
+            "its launch file has no problem: expected [problem] with what is to be computed",
         )
     })?;
     if Shape::of(found) != Shape::of(problem) || found.softmax_scale() != problem.softmax_scale() {
@@ -70,7 +71,7 @@ fn of_source(source: &Source, problem: &Problem, arch: &Arch) -> Result<Bound, F
         let (found, accepted) = (shape(found), shape(problem));
         return Err(Fault::new(
             Reason::Problem,
-            format!("its launch file is for {found}; accepted: {accepted}"),
+            format!("invalid value '{found}' for the problem of its launch file: expected {accepted}"),
         ));
     }
     // No kernel needs more than four CTAs per output row, and running through more takes minutes.
@@ -80,7 +81,7 @@ fn of_source(source: &Source, problem: &Problem, arch: &Arch) -> Result<Bound, F
     if ctas > most {
         return Err(Fault::new(
             Reason::Launch,
-            format!("its grid has {ctas} CTAs; accepted: at most {most}"),
+            format!("invalid value '{ctas}' for the CTAs of its grid: expected at most {most}"),
         ));
     }
     let compiled;
@@ -101,11 +102,16 @@ fn of_source(source: &Source, problem: &Problem, arch: &Arch) -> Result<Bound, F
     let target = module.target;
     let module = module.verify().map_err(|violations| Fault::new(Reason::Source, violations))?;
     let module = module.for_device(arch.sm).ok_or_else(|| {
-        Fault::new(Reason::Source, format!("its code is for {target}; accepted: what sm_{} runs", arch.sm))
+        let detail = format!(
+            "invalid value '{target}' for the target of its code: expected one that sm_{} runs",
+            arch.sm
+        );
+        Fault::new(Reason::Source, detail)
     })?;
     let bound = launch.bind(module).map_err(|error| Fault::new(Reason::Launch, error))?;
     if !bound.then.is_empty() {
-        let detail = format!("it has {} launches; accepted: one", 1 + bound.then.len());
+        let detail =
+            format!("invalid value '{}' for its number of launches: expected 1", 1 + bound.then.len());
         return Err(Fault::new(Reason::Launch, detail));
     }
     // A race needs these tensors.
@@ -113,7 +119,7 @@ fn of_source(source: &Source, problem: &Problem, arch: &Arch) -> Result<Bound, F
         Tensor::ALL.into_iter().find(|&t| !bound.roles.contains(&Role::Operand(Operand::Tensor(t))))
     {
         let detail =
-            format!("no argument is {}; accepted: all of q, k, v and out, and lse or not", missing.name());
+            format!("no argument is {}: expected all of q, k, v and out, and lse or not", missing.name());
         return Err(Fault::new(Reason::Launch, detail));
     }
     let other = bound
@@ -124,7 +130,7 @@ fn of_source(source: &Source, problem: &Problem, arch: &Arch) -> Result<Bound, F
         let name = &bound.kernel.buffers[index].name;
         Err(Fault::new(
             Reason::Launch,
-            format!("{name} is a buffer of its own; accepted: q, k, v, out and lse"),
+            format!("invalid value '{name}' for a buffer: expected q, k, v, out or lse"),
         ))
     })?;
     Ok(bound)
@@ -180,11 +186,11 @@ pub(crate) mod tests {
         for (source, problem, reason, said) in [
             (with("garbage", &good.launch), &problem, "source", "line 1"),
             (with(&good.text, "grid = 1"), &problem, "launch", "grid"),
-            (with(&good.text, "[launch]\ngrid = [1]\n"), &problem, "problem", "states none"),
+            (with(&good.text, "[launch]\ngrid = [1]\n"), &problem, "problem", "has no problem"),
             (with(&good.text, &half), &problem, "launch", "parameters"),
             (good.clone(), &other, "problem", "\"heads_q\":2"),
             (with(&good.text.replace("sm_80", "sm_90a"), &good.launch), &problem, "source", "sm_90a"),
-            (with(&"x".repeat((8 << 20) + 1), &good.launch), &problem, "source", "accepted: at most"),
+            (with(&"x".repeat((8 << 20) + 1), &good.launch), &problem, "source", "expected at most"),
             (
                 with(&good.text, &good.launch.replace("grid = [", "grid = [99999999999, ")),
                 &problem,

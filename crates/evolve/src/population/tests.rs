@@ -32,7 +32,7 @@ impl Tale {
             problem: self.population.problem,
             candidate,
             arm,
-            operator: operator.to_owned(),
+            operator: operator.into(),
             parents: Vec::new(),
             changes: json!({}),
         };
@@ -190,15 +190,15 @@ fn a_draw_is_whole_when_its_last_is_dead() {
     for is_repeat in [false, true] {
         let mut tale = Tale::new(5);
         for id in 2..6 {
-            tale.admit(id, Arm::Evolution, cascade::DRAWN, id as usize);
+            tale.admit(id, Arm::Evolution, "seed:model", id as usize);
             let rejected = tale.screen(id, id as usize);
             assert!(rejected.is_empty() && tale.population.members[&CandidateId(id)].place == Place::Held);
         }
         let rejected = if is_repeat {
-            let rejection = tale.admit(6, Arm::Evolution, cascade::DRAWN, 2).unwrap();
+            let rejection = tale.admit(6, Arm::Evolution, "seed:model", 2).unwrap();
             tale.tell(6, Stage::Screen, Finding::Rejected(rejection))
         } else {
-            tale.admit(6, Arm::Evolution, cascade::DRAWN, 6);
+            tale.admit(6, Arm::Evolution, "seed:model", 6);
             tale.tell(6, Stage::Screen, no(Reason::Ptxas))
         };
         let rejected: Vec<(i64, &str)> = rejected.iter().map(|(id, r)| (id.0, r.reason.name())).collect();

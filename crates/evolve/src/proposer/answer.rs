@@ -35,17 +35,16 @@ const TIMES: RangeInclusive<f64> = 1e-6..=1e15;
 /// Why an answer is not accepted.
 #[derive(Debug, thiserror::Error)]
 pub enum AnswerError {
-    #[error(
-        "its answer is not what it may be: {0}; accepted: one JSON object with plan, cpu_plan, or ptx or cuda with launch"
-    )]
+    #[error("invalid answer ({0}): expected one JSON object with plan, cpu_plan, or ptx or cuda with launch")]
     Form(serde_json::Error),
     #[error(
-        "its plan is none: {0}; accepted: an object with the family and each of its genes, as the incumbent's"
+        "invalid plan ({0}): expected an object with the family and each of its genes, as the incumbent's"
     )]
     Plan(serde_json::Error),
     /// The answer has no candidate or several.
     #[error(
-        "its answer has {found}; accepted: one of plan, cpu_plan, ptx and cuda, and launch with the last two alone"
+        "invalid answer with {found}: expected one of plan, cpu_plan, ptx and cuda, and launch with the last two \
+         alone"
     )]
     Candidates {
         /// The members found.

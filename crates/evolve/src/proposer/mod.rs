@@ -102,7 +102,7 @@ impl Proposer {
         let text = String::from_utf8(said.output).map_err(|error| {
             rejection(
                 Reason::Proposer,
-                format!("its answer is no text: {error}; accepted: one JSON object in UTF-8"),
+                format!("invalid answer ({error}): expected one JSON object in UTF-8"),
             )
         })?;
         Proposal::parse(&text).map_err(|error| {

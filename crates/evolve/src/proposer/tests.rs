@@ -88,10 +88,10 @@ fn what_is_no_answer_is_refused_with_its_reason() {
         ("sleep 60 & sleep 60", "hangs", "did not end"),
         ("while :; do :; done", "proposer", "signal"),
         ("echo garbage", "proposer", "garbage"),
-        ("head -c 100 /dev/urandom | tr -d '\\0-\\177'", "proposer", "no text"),
+        ("head -c 100 /dev/urandom | tr -d '\\0-\\177'", "proposer", "in UTF-8"),
         ("exec head -c 2000000000 /dev/zero", "proposer", "more than 1048576 bytes"),
         ("echo '{}'", "proposer", "none of them"),
-        ("echo '{\"ptx\": \"x\"}'", "proposer", "has ptx; accepted"),
+        ("echo '{\"ptx\": \"x\"}'", "proposer", "invalid answer with ptx: expected"),
         ("echo '{\"ptx\": \"x\", \"cuda\": \"y\", \"launch\": \"\"}'", "proposer", "ptx, cuda, launch"),
         (
             "echo '{\"ptx\": \"x\", \"launch\": \"\", \"predicted_us\": -1}'",
@@ -106,7 +106,7 @@ fn what_is_no_answer_is_refused_with_its_reason() {
         (
             "python3 -c \"import json; print(json.dumps({'ptx': 'x', 'launch': 'x' * 65537}))\"",
             "proposer",
-            "launch file has 65537 bytes; accepted: at most 65536",
+            "invalid value '65537' for bytes of its launch file: expected at most 65536",
         ),
         ("echo '{\"kernel\": \"x\"}'", "proposer", "unknown field `kernel`"),
         ("echo no network >&2; exit 7", "proposer", "exit status: 7: no network"),

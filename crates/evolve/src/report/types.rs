@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use bench::{Load, SpeedVerdict};
 use kernels::select::Shape;
-use ledger::{Against, Arm, Candidate, CandidateId, Reason, Rejection, RunId, TimeKind};
+use ledger::{Against, Arm, Candidate, CandidateId, MadeBy, Reason, Rejection, RunId, TimeKind};
 use serde::Serialize;
 use serde_json::Value;
 
@@ -24,7 +24,7 @@ pub struct Report {
     #[serde(flatten)]
     pub cases: Cases,
     pub run: RunId,
-    /// What else the processor did before the run.
+    /// The load of the processor before the run.
     pub load: Option<Load>,
     pub ledger: PathBuf,
     pub configuration: Configuration,
@@ -106,7 +106,7 @@ pub struct Shown {
     pub candidate: Candidate,
     pub us: Option<f64>,
     pub arm: Arm,
-    pub operator: String,
+    pub operator: MadeBy,
     pub parents: Vec<CandidateId>,
     pub changes: Value,
 }

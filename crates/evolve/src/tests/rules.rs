@@ -1,8 +1,8 @@
-//! Tests of races, budgets, proposers and faults.
+//! Tests of races, budgets and faults.
 
 use super::*;
 use crate::error::EvolveError;
-use ledger::{Reason, Source};
+use ledger::Reason;
 
 /// A landscape whose findings a function may change.
 struct Meddled<F>(Landscape, F);
@@ -20,7 +20,7 @@ impl<F: FnMut(&Task, &mut Finding) + Send> Evaluator for Meddled<F> {
 }
 
 /// Runs one task after the other and passes each to `see` first. Proposers get `answer`. Stops at an error.
-fn run_out(
+pub(super) fn run_out(
     evolution: &mut Evolution,
     evaluator: &mut dyn Evaluator,
     mut answer: impl FnMut(&Question) -> Result<Proposal, Rejection>,
@@ -44,7 +44,7 @@ fn nobody(_: &Question) -> Result<Proposal, Rejection> {
     panic!("nobody proposes")
 }
 
-fn no(stage: Stage, reason: Reason) -> Rejection {
+pub(super) fn no(stage: Stage, reason: Reason) -> Rejection {
     Rejection { stage, reason, detail: format!("{reason}, it says") }
 }
 
@@ -131,7 +131,7 @@ fn from_a_slow_seed(page: &Page, shipped: f64, verdict: SpeedVerdict) -> Evoluti
     config.cases[0].seeds.clear();
     config.cases[0].draws = 0;
     // Not a plan of the search itself: this landscape does not build a rung.
-    let ships = Candidate::Gpu(Family::Small.default_for(&Problem::mission(), &Arch::SM_90).unwrap());
+    let ships = Candidate::Gpu(Family::SmallAtOnce.default_for(&Problem::mission(), &Arch::SM_90).unwrap());
     config.cases[0].shipped = Some(ships.clone());
     let mut evolution = begin(page, &config, Limits::ALONE);
     let mut evaluator = Meddled(Landscape::new(12, &config), move |task: &Task, finding: &mut Finding| {
@@ -179,7 +179,7 @@ fn what_ships_races_last() {
     let page = Page::new("ships-last");
     let mut config = config(&Problem::mission(), 0, 12);
     (config.candidates, config.seconds, config.timing) = (None, Some(30.0), [0.15, 1.5]);
-    let ships = Candidate::Gpu(Family::Small.default_for(&Problem::mission(), &Arch::SM_90).unwrap());
+    let ships = Candidate::Gpu(Family::SmallAtOnce.default_for(&Problem::mission(), &Arch::SM_90).unwrap());
     (config.cases[0].seeds, config.cases[0].draws, config.cases[0].shipped) =
         (Vec::new(), 0, Some(ships.clone()));
     let mut evolution = begin(&page, &config, Limits::ALONE);
@@ -252,163 +252,13 @@ fn a_control_that_is_off_promotes_nobody() {
     assert_eq!(report["verdict"], "FASTER");
 }
 
-fn proposing(page: &Page, candidates: usize, limits: Limits) -> (Evolution, Config) {
-    let mut config = config(&Problem::mission(), candidates, 6);
-    (config.proposer, config.random_share) = (Some("anything".into()), 0.2);
-    (begin(page, &config, limits), config)
-}
-
-/// Each failure of a proposer is rejected on its own, also in a resumed run.
-#[test]
-fn failures_of_a_proposer_stay_dead() {
-    let page = Page::new("failures");
-    let (mut evolution, config) = proposing(&page, 140, Limits::ALONE);
-    let mut landscape = Landscape::new(6, &config);
-    let fails = |_: &Question| Err(no(Stage::Propose, Reason::Hangs));
-    // Three equal answers, and each question takes a while.
-    let (mut now, mut asked) = (0.0, 0);
-    while asked < 3 {
-        match evolution.ask(now).unwrap() {
-            Ask::Task(task) => evolution.tell(&landscape.evaluate(&task)).unwrap(),
-            Ask::Propose(question) => {
-                asked += 1;
-                assert_eq!(question.asked, now);
-                now += 2.5;
-                // Nothing is timed while a proposer runs on this machine.
-                assert_eq!(evolution.ask(now).unwrap(), Ask::Wait);
-                evolution.answer(&question, fails(&question)).unwrap();
-            }
-            other => panic!("{other:?}"),
-        }
-    }
-    let run = evolution.run();
-    let before = essence(&evolution);
-    drop(evolution);
-    let mut evolution = Evolution::resume(page.open(), run, Limits::ALONE).unwrap();
-    assert_eq!(essence(&evolution), before);
-    run_out(&mut evolution, &mut landscape, fails, |task| {
-        assert!(!matches!(task.subject, Candidate::Kernel(_)), "an answer's failure is no kernel");
-    })
-    .unwrap();
-    let ledger = page.open();
-    let mut ends = 0;
-    for known in ledger.resume(run).unwrap().candidates.iter().filter(|c| c.new.operator == "proposer") {
-        let found = ledger.candidate(known.id).unwrap().rejections;
-        let found: Vec<(Stage, &str)> = found.iter().map(|r| (r.stage, r.reason.name())).collect();
-        assert_eq!(found, [(Stage::Propose, "hangs")], "{:?}", known.id);
-        ends += 1;
-    }
-    assert!(ends >= 3);
-    let cost = ledger.cost(run).unwrap();
-    let propose = cost.items.iter().find(|item| item.what == "propose").unwrap();
-    assert_eq!((propose.tasks, propose.seconds), (ends, 7.5));
-}
-
-/// A proposer's hypothesis is stored with its forecast and an interval.
-#[test]
-fn a_hypothesis_is_kept_with_its_forecast() {
-    let page = Page::new("hypothesis");
-    let (mut evolution, config) = proposing(&page, 60, Limits::ALONE);
-    let mut landscape = Landscape::new(6, &config);
-    let mut plan = kernels::forward::mma::MmaPlan::default_for(&Problem::mission(), &Arch::SM_90);
-    plan.block_n = 48 * plan.kv_warps;
-    let candidate = Candidate::Gpu(Plan::Mma(plan));
-    let proposal =
-        Proposal { candidate, hypothesis: Some("fewer barriers".into()), predicted_us: Some(20.0) };
-    run_out(&mut evolution, &mut landscape, |_| Ok(proposal.clone()), |_| {}).unwrap();
-    let ledger = page.open();
-    let told = ledger.by_hand(10).unwrap();
-    assert_eq!(told.len(), 1, "repeats of a plan are no forecasts");
-    let forecast = &told[0].forecast;
-    assert_eq!((forecast.hypothesis.as_str(), forecast.author.as_str()), ("fewer barriers", "proposer"));
-    assert!((forecast.low_us - 18.0).abs() < 1e-9 && (forecast.high_us - 22.0).abs() < 1e-9, "{forecast:?}");
-    assert!(forecast.candidate.is_some());
-}
-
-/// An open question counts as a candidate: late answers do not exceed the budget.
-#[test]
-fn open_questions_are_of_the_budget() {
-    for wait in [1, 5, 50] {
-        let page = Page::new(&format!("open-{wait}"));
-        let (mut evolution, config) = proposing(&page, 30, Limits::beside_device(2));
-        let mut landscape = Landscape::new(6, &config);
-        let (mut open, mut under_way, mut turns) = (None, Vec::new(), 0);
-        loop {
-            match evolution.ask(0.0).unwrap() {
-                Ask::Task(task) => under_way.push(*task),
-                Ask::Propose(question) => (open, turns) = (Some(*question), 0),
-                Ask::Wait => {
-                    turns += 1;
-                    match (under_way.is_empty(), open.take()) {
-                        (idle, Some(question)) if idle || turns >= wait => {
-                            let answer = Err(no(Stage::Propose, Reason::Proposer));
-                            evolution.answer(&question, answer).unwrap();
-                        }
-                        (_, still) => {
-                            open = still;
-                            evolution
-                                .tell(&Evaluator::evaluate(&mut landscape, &under_way.remove(0)))
-                                .unwrap();
-                        }
-                    }
-                }
-                Ask::Done => break,
-            }
-        }
-        assert_eq!(json!(evolution.report())["candidates"]["total"], 30, "answers after {wait}");
-    }
-}
-
-/// A proposer that the user names is asked in every configuration.
-#[test]
-fn every_configuration_asks_a_proposer() {
-    for configuration in Configuration::ALL {
-        let page = Page::new(configuration.name());
-        let mut config = config(&Problem::mission(), 30, 6);
-        (config.proposer, config.configuration) = (Some("anything".into()), configuration);
-        let mut evolution = begin(&page, &config, Limits::ALONE);
-        let mut asked = 0;
-        let answer = |_: &Question| {
-            asked += 1;
-            Err(no(Stage::Propose, Reason::Proposer))
-        };
-        run_out(&mut evolution, &mut Landscape::new(6, &config), answer, |_| {}).unwrap();
-        assert!(asked > 0, "{configuration:?}");
-    }
-}
-
-/// The brief quotes only a few lines of each kernel.
-#[test]
-fn a_brief_tells_of_kernels_in_few_words() {
-    let page = Page::new("brief");
-    let (mut evolution, config) = proposing(&page, 60, Limits::ALONE);
-    let text = format!("first line\nsecond\n{}", "x".repeat(1 << 20));
-    let mut longest = 0;
-    let mut begins = BTreeMap::new();
-    let answer = |question: &Question| {
-        longest = longest.max(question.brief["history"].to_string().len());
-        for line in question.brief["history"].as_array().unwrap() {
-            if let Some(kernel) = line["candidate"].get("kernel") {
-                begins.insert(kernel["hash"].to_string(), kernel["begins"].to_string());
-            }
-        }
-        let candidate =
-            Candidate::Kernel(Source { language: Language::Ptx, text: text.clone(), launch: String::new() });
-        Ok(Proposal { candidate, hypothesis: None, predicted_us: None })
-    };
-    let mut evaluator = Landscape::new(6, &config);
-    run_out(&mut evolution, &mut evaluator, answer, |_| {}).unwrap();
-    assert!(longest < 20_000, "{longest}");
-    assert!(begins.values().any(|begins| begins.contains("first line\\nsecond\\nxxx")), "{begins:?}");
-}
-
 #[test]
 fn a_run_without_blind_draws_is_refused() {
     let page = Page::new("share");
     let mut config = config(&Problem::mission(), 30, 6);
     config.random_share = 0.0;
     let begun = Evolution::begin(page.open(), config, Environment::default(), None, Limits::ALONE);
-    assert!(begun.err().unwrap().to_string().contains("accepted: a share above 0"));
+    assert!(begun.err().unwrap().to_string().contains("expected a share above 0"));
 }
 
 /// A lost device stops the run and rejects no candidates. A resumed run counts failures from zero.
@@ -549,12 +399,18 @@ fn an_incumbents_fault_is_not_the_candidates() {
 /// rejected with that reason.
 #[test]
 fn the_time_is_kept() {
-    let page = Page::new("time");
-    let mut config = config(&Problem::mission(), 0, 2);
+    let cut: usize = (2..6).map(candidates_cut_by_time).sum();
+    assert!(cut > 0, "no run had an open candidate at its end");
+}
+
+/// Candidates that a run left open.
+fn candidates_cut_by_time(seed: u64) -> usize {
+    let page = Page::new(&format!("time-{seed}"));
+    let mut config = config(&Problem::mission(), 0, seed);
     (config.candidates, config.seconds) = (None, Some(60.0));
     config.proposer = Some("one that never answers".into());
     let mut evolution = begin(&page, &config, Limits::beside_device(3));
-    let mut landscape = Landscape::new(2, &config);
+    let mut landscape = Landscape::new(seed, &config);
     let (mut now, mut under_way, mut late) = (0.0, std::collections::VecDeque::new(), 0);
     loop {
         match evolution.ask(now).unwrap() {
@@ -578,48 +434,12 @@ fn the_time_is_kept() {
     let ledger = page.open();
     let cut = evolution.searches[0].population.members.values().filter(|m| m.counts() && m.is_open());
     let cut: Vec<CandidateId> = cut.map(|m| m.id).collect();
-    assert!(!cut.is_empty());
-    for id in cut {
+    for &id in &cut {
         let rejections = ledger.candidate(id).unwrap().rejections;
         assert_eq!(rejections.iter().map(|r| r.reason).collect::<Vec<_>>(), [Reason::Budget]);
     }
     assert!(json!(evolution.report())["best"]["id"].as_i64().is_some());
-}
-
-/// On a CPU a proposer would disturb the races: none begins before its program has ended. Its time limit is
-/// the end of the search.
-#[test]
-fn no_race_runs_beside_a_proposer() {
-    let page = Page::new("beside");
-    let mut config = config(&Problem::mission(), 0, 6);
-    (config.candidates, config.seconds, config.timing) = (None, Some(60.0), [0.15, 1.5]);
-    (config.proposer, config.random_share) = (Some("a slow one".into()), 0.2);
-    let mut evolution = begin(&page, &config, Limits::ALONE);
-    let mut landscape = Landscape::new(6, &config);
-    let (mut now, mut asked, mut raced) = (0.0, None, 0);
-    loop {
-        match evolution.ask(now).unwrap() {
-            Ask::Task(task) => {
-                assert!(asked.is_none(), "{task:?}");
-                raced += usize::from(task.stage == Stage::Race);
-                let outcome = Evaluator::evaluate(&mut landscape, &task);
-                evolution.tell(&Outcome { seconds: 0.3, ..outcome }).unwrap();
-                now += 0.3;
-            }
-            Ask::Propose(question) => asked = Some(*question),
-            // The proposer takes its whole time limit.
-            Ask::Wait => {
-                let question = asked.take().unwrap();
-                now = question.asked + question.seconds.unwrap();
-                assert!(now < 60.0 - 6.0 * 1.5, "{now}");
-                evolution.at(now);
-                assert_eq!(evolution.ask(now).unwrap(), Ask::Wait);
-                evolution.answer(&question, Err(no(Stage::Propose, Reason::Hangs))).unwrap();
-            }
-            Ask::Done => break,
-        }
-    }
-    assert!(raced > 0);
+    cut.len()
 }
 
 /// With a clock that follows the tasks: each problem's first race and control are run, and the others as time
@@ -679,9 +499,15 @@ fn races_for_which_there_is_no_time_are_not_run() {
 /// hold out is added once, also in an interrupted run.
 #[test]
 fn cases_share_what_is_held_out() {
-    let page = Page::new("shared");
-    // With this seed the search finds faster plans, which then race on the held-out problems.
-    let mut config = config(&Problem::mission(), 40, 1);
+    // With some seed the search finds faster plans of both cases, which then race on the held-out problems.
+    let raced = (1..8).map(raced_on_held_out);
+    assert!(raced.max() >= Some(4), "each winner on its own problem and on the other");
+}
+
+/// Races of an interrupted run on held-out problems.
+fn raced_on_held_out(seed: u64) -> usize {
+    let page = Page::new(&format!("shared-{seed}"));
+    let mut config = config(&Problem::mission(), 40, seed);
     let mut other = config.cases[0].clone();
     other.problem = Shape { batch: 2, ..other.problem };
     let shared = config.cases[0].held_out[0].clone();
@@ -691,7 +517,7 @@ fn cases_share_what_is_held_out() {
     let mut evolution = begin(&page, &config, Limits::ALONE);
     let run = evolution.run();
     assert!(evolution.config().cases.iter().all(|case| case.held_out.len() == 1));
-    let mut landscape = Landscape { noise: 0.0, ..Landscape::new(1, &config) };
+    let mut landscape = Landscape { noise: 0.0, ..Landscape::new(seed, &config) };
     loop {
         // Interrupted after every outcome of the races.
         let told = drive(&mut evolution, &mut landscape, 0, 1);
@@ -708,9 +534,9 @@ fn cases_share_what_is_held_out() {
         }
     }
     let known = page.open().resume(run).unwrap();
-    let references = known.candidates.iter().filter(|c| c.new.operator == "held_out").count();
+    let references = known.candidates.iter().filter(|c| c.new.operator.operator == Operator::HeldOut).count();
     let raced = known.outcomes.iter().filter(|o| o.stage == Stage::HeldOut).count();
     let report = json!(evolution.report());
-    assert_eq!(references, 1, "{report:#}");
-    assert!(raced >= 4, "each winner on its own problem and on the other: {raced}");
+    assert!(references <= 1 && (references == 1 || raced < 4), "{report:#}");
+    raced
 }

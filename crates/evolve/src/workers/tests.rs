@@ -71,7 +71,7 @@ fn what_ends_a_worker_is_recorded_and_the_next_task_is_done() {
         ("CRASH", Reason::Crashed, "no more"),
         ("GARBAGE", Reason::Crashed, "no outcome"),
         ("OTHER", Reason::Crashed, "another task"),
-        ("GREEDY", Reason::Memory, "accepted: at most 150 MB"),
+        ("GREEDY", Reason::Memory, "expected at most 150"),
         ("LOST", Reason::Crashed, "by "),
     ] {
         let before = worker.started();
@@ -154,7 +154,7 @@ fn tasks_are_served_line_by_line() {
         [(1, Stage::Screen), (2, Stage::Check)]
     );
     let refused = serve(b"no task\n".as_slice(), Vec::new(), evaluate).unwrap_err().to_string();
-    assert!(refused.contains("line 1 of standard input is no task"), "{refused}");
+    assert!(refused.contains("invalid task in line 1 of standard input"), "{refused}");
     let mut said = Vec::new();
     allow(&mut said, Duration::from_millis(1500));
     assert_eq!(said, b"{\"allow\":1.5}\n");

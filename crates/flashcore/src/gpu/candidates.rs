@@ -101,7 +101,7 @@ pub(super) fn alignment(plan: &Plan) -> u64 {
     match plan {
         Plan::Mma(plan) => plan.copy.bytes().into(),
         // Tensor maps need such addresses. Kernels of the ladder, which are no candidates, load 16 bytes.
-        Plan::Wgmma(_) | Plan::Small(_) | Plan::Ladder { .. } => 16,
+        Plan::Wgmma(_) | Plan::SmallStreamed(_) | Plan::SmallAtOnce(_) | Plan::Ladder { .. } => 16,
     }
 }
 
@@ -110,7 +110,7 @@ pub(super) fn alignment(plan: &Plan) -> u64 {
 pub(super) fn unaligned(plan: &Plan, problem: &Problem, arch: &Arch) -> Plan {
     let plan = match plan {
         Plan::Mma(plan) => plan.clone(),
-        Plan::Wgmma(_) | Plan::Small(_) | Plan::Ladder { .. } => {
+        Plan::Wgmma(_) | Plan::SmallStreamed(_) | Plan::SmallAtOnce(_) | Plan::Ladder { .. } => {
             MmaPlan::default_for(&problem.canonical(), arch)
         }
     };
@@ -165,8 +165,10 @@ mod tests {
             assert_eq!(plan.check(&problem, &arch), Ok(()));
             let device = select::Device { name: "unknown", arch };
             let refused = candidates(&problem, &device, Some(&plan)).unwrap_err().to_string();
-            let expected =
-                format!("invalid value '{}' for plan: expected a plan of mma, wgmma, small;", rung.name());
+            let expected = format!(
+                "invalid value '{}' for plan: expected a plan of mma, wgmma, small_streamed, small_at_once;",
+                rung.name()
+            );
             assert!(refused.starts_with(&expected), "{refused}");
         }
     }

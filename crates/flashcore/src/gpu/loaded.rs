@@ -9,7 +9,7 @@ use ptx::{Dim3, Kernel};
 use super::scratch::Scratch;
 use crate::AttentionError;
 
-/// What loading and admission depend on. Problems of different lengths often give the same text and differ
+/// The key of loading and admission. Problems of different lengths often give the same text and differ
 /// only in the launch arguments.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 struct Key {

@@ -168,8 +168,9 @@ fn arch_of(info: &DeviceInfo) -> Result<Arch, AttentionError> {
     let runs = |sm: &u32| *sm == info.sm() || *sm < info.sm() && *sm != Arch::SM_90.sm;
     let sm = Arch::ALL.iter().map(|arch| arch.sm).filter(runs).max();
     let sm = sm.ok_or_else(|| AttentionError::Unsupported {
-        what: format!("{} (sm_{})", info.name, info.sm()),
-        accepted: "GPUs of sm_80 (A100, RTX 30) and later, or the CPU".to_owned(),
+        argument: "device",
+        value: format!("{} (sm_{})", info.name, info.sm()),
+        accepted: "a GPU of sm_80 (A100, RTX 30) and later, or the CPU".to_owned(),
     })?;
     Ok(Arch {
         sm,
@@ -179,7 +180,7 @@ fn arch_of(info: &DeviceInfo) -> Result<Arch, AttentionError> {
     })
 }
 
-/// What a prepared kernel depends on; the key of the map of prepared problems.
+/// The key of the map of prepared problems: all that a prepared kernel depends on.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 struct Key {
     pass: Pass,

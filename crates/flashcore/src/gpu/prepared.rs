@@ -129,8 +129,9 @@ impl Prepared {
         }
         // Unreachable: `candidates` returns at least one plan or an error.
         Err(AttentionError::Unsupported {
-            what: "a problem without a plan".to_owned(),
-            accepted: "any other".to_owned(),
+            argument: "problem",
+            value: "without a plan".to_owned(),
+            accepted: "one that has a plan".to_owned(),
         })
     }
 
@@ -322,11 +323,9 @@ fn sources(program: &Program, callers: &[Operand]) -> Result<(Vec<Source>, Layou
             return Ok::<_, AttentionError>(Source::Caller(index));
         }
         let purpose = Purpose::of(operand).ok_or_else(|| AttentionError::Unsupported {
-            what: format!("a plan whose kernel takes the buffer {operand}"),
-            accepted: format!(
-                "a plan whose kernels take only {}, counters, scratch and temporaries",
-                names(callers)
-            ),
+            argument: "plan",
+            value: format!("a kernel with the buffer {operand}"),
+            accepted: format!("kernels with {}, counters, scratch and temporaries alone", names(callers)),
         })?;
         let (index, offset) = own.add(purpose, buffer.bytes);
         Ok(Source::Own { index, offset, bytes: buffer.bytes })
@@ -398,7 +397,7 @@ fn expect(plan: &Plan, launch: &Launch) -> Expect {
         }
         // `setmaxnreg` moves registers between warpgroups at run time, so registers per thread have no simple
         // bound.
-        Plan::Wgmma(_) | Plan::Small(_) | Plan::Ladder { .. } => expect,
+        Plan::Wgmma(_) | Plan::SmallStreamed(_) | Plan::SmallAtOnce(_) | Plan::Ladder { .. } => expect,
     }
 }
 

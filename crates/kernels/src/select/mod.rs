@@ -298,7 +298,7 @@ mod tests {
         }
     }
 
-    /// The same of thresholds.
+    /// A plan tuned in bf16 is used in f16, with its threshold limited to the range of f16.
     #[test]
     fn a_threshold_beyond_f16_is_taken_within_it() {
         let problem = |dtype| Problem::new(1, 8, 512, 64, dtype);
@@ -312,8 +312,6 @@ mod tests {
         }
     }
 
-    /// Rows of prefill do not stand for decode, and rows of ungrouped heads do not decide how the heads of a
-    /// group are packed.
     /// No row of the table was measured with a softcap, so its plan says nothing about the softcap's
     /// instructions.
     #[test]
@@ -502,6 +500,7 @@ mod tests {
         assert!(matches!(families(Family::Mma), Plan::Mma(plan) if plan.block_n == 48));
         assert_eq!(families(Family::Wgmma).family(), "wgmma");
         // No row of the family: the family's default, even where another family suits the grid.
-        assert_eq!(families(Family::Small), Family::Small.default_for(&problem, &Arch::SM_90).unwrap());
+        let family = Family::SmallStreamed;
+        assert_eq!(families(family), family.default_for(&problem, &Arch::SM_90).unwrap());
     }
 }

@@ -7,7 +7,7 @@ use crate::common::wgmma_plan;
 use attend::{Order, Packing, Sums, Tanh, Tiles};
 use emu::{Emulator, Options, Schedule};
 use flashcore_kernels::forward::mma::{MmaPlan, QueryHome};
-use flashcore_kernels::forward::small::SmallPlan;
+use flashcore_kernels::forward::small::{AtOncePlan, StreamedPlan};
 use flashcore_kernels::forward::wgmma::{Diagonal, Ends, Rescaling, WgmmaPlan};
 use flashcore_kernels::{Arch, Family, Plan, emit};
 use problem::{Band, Corner, DType, Layout, Problem};
@@ -127,19 +127,26 @@ fn wgmma_is_right() {
 
 #[test]
 fn small_is_right() {
-    let plain = small_plan::plain();
-    let plans = [
-        SmallPlan { block_n: 256, ..plain.clone() },
-        SmallPlan { block_n: 128, cluster: 2, qk_pieces: 4, softmax_steps: 2, pv_pieces: 2, ..plain.clone() },
-        SmallPlan { block_n: 32, stages: 2, ..plain.clone() },
-        SmallPlan { block_n: 16, stages: 3, row_warpgroups: 2, speculative: Some(7), ..plain.clone() },
-        SmallPlan { block_n: 32, stages: 2, kv_warpgroups: 2, cluster: 2, ..plain.clone() },
-        SmallPlan { block_n: 32, stages: 2, row_warpgroups: 2, turns: Turns::PingPong, ..plain.clone() },
-        SmallPlan { block_n: 48, stages: 8, packing: Packing::Packed, ..plain },
+    let (at_once, streamed) = (small_plan::at_once(), small_plan::streamed());
+    let at_once = [
+        AtOncePlan { block_n: 256, ..at_once.clone() },
+        AtOncePlan { cluster: 2, qk_pieces: 4, softmax_steps: 2, pv_pieces: 2, ..at_once },
     ];
-    for (i, plan) in plans.into_iter().enumerate() {
+    let streamed = [
+        streamed.clone(),
+        StreamedPlan { block_n: 16, stages: 3, row_warpgroups: 2, speculative: Some(7), ..streamed.clone() },
+        StreamedPlan { kv_warpgroups: 2, cluster: 2, ..streamed.clone() },
+        StreamedPlan { row_warpgroups: 2, turns: Turns::PingPong, ..streamed.clone() },
+        StreamedPlan { block_n: 48, stages: 8, packing: Packing::Packed, ..streamed },
+    ];
+    let plans = at_once.map(Plan::SmallAtOnce).into_iter().chain(streamed.map(Plan::SmallStreamed));
+    for (i, mut plan) in plans.enumerate() {
         for (j, problem) in problems(i).iter().enumerate() {
-            let plan = Plan::Small(SmallPlan { tanh: TANH[j / 2 % 2], ..plan.clone() });
+            match &mut plan {
+                Plan::SmallAtOnce(plan) => plan.tanh = TANH[j / 2 % 2],
+                Plan::SmallStreamed(plan) => plan.tanh = TANH[j / 2 % 2],
+                _ => unreachable!("all plans are of the two families"),
+            }
             match plan.check(problem, &Arch::SM_90) {
                 Ok(()) => check(problem, &plan, &Arch::SM_90, j),
                 Err(reason) => {

@@ -8,7 +8,7 @@ use std::fmt::Write;
 use crate::tools::Assembled;
 use attend::Rescale;
 use flashcore_kernels::forward::mma::{MmaPlan, QueryHome};
-use flashcore_kernels::forward::small::SmallPlan;
+use flashcore_kernels::forward::small;
 use flashcore_kernels::forward::wgmma::{Rescaling, WgmmaPlan};
 use flashcore_kernels::ladder::RungPlan;
 use flashcore_kernels::select::{Device, TunedTable, choose_of};
@@ -47,8 +47,7 @@ fn histogram(kernel: &Kernel) -> String {
     text
 }
 
-/// Plans of every family that differ in the emitted code. For `small`, kernels that request all keys at once
-/// and kernels that stream them.
+/// Plans of every family that differ in the emitted code.
 fn golden_cases() -> Vec<(&'static str, Problem, Plan, Arch)> {
     let mission = Problem::mission();
     let of = |problem: &Problem, arch: Arch| default_plan(problem, &arch);
@@ -73,17 +72,18 @@ fn golden_cases() -> Vec<(&'static str, Problem, Plan, Arch)> {
     let full = Problem::new(4, 16, 2048, 128, DType::F16);
     let wgmma = |problem: &Problem| WgmmaPlan::default_for(problem, &Arch::SM_90);
     let classic = WgmmaPlan { rescale: Rescaling::Beyond(8), ..wgmma(&full) };
-    let small = |problem: &Problem| SmallPlan::default_for(problem, &Arch::SM_90);
+    let small = |problem: &Problem| small::default_for(problem, &Arch::SM_90);
     let short = Problem::new(1, 8, 256, 64, DType::F16);
     let long = Problem::new(1, 8, 4096, 64, DType::F16);
-    assert!(!small(&short).streams() && small(&long).streams(), "both kinds of `small`");
+    let families = [&short, &long].map(|problem| small(problem).family());
+    assert_eq!(families, ["small_at_once", "small_streamed"]);
     mma.chain([
         hopper("wgmma_d128", &full, Plan::Wgmma(wgmma(&full))),
         hopper("wgmma_d128_lazy", &full, Plan::Wgmma(classic)),
         hopper("wgmma_causal_d128_lse", &causal_lse, Plan::Wgmma(wgmma(&causal_lse))),
-        hopper("small_at_once", &short, Plan::Small(small(&short))),
-        hopper("small_mission", &mission, Plan::Small(small(&mission))),
-        hopper("small_streamed_lse", &long.clone().with_lse(true), Plan::Small(small(&long))),
+        hopper("small_at_once", &short, small(&short)),
+        hopper("small_mission", &mission, small(&mission)),
+        hopper("small_streamed_lse", &long.clone().with_lse(true), small(&long)),
     ])
     .collect()
 }
@@ -284,7 +284,9 @@ fn alignments_that_are_one_are_one_kernel() {
         problem.with_seq_kv(seq_kv, Layout::Bshd)
     };
     for family in Family::ALL {
-        for (seq, dim) in [(512, 64), (1000, 128)] {
+        // Keys that CTAs of `small_at_once` hold at once are few.
+        let (long, few) = if family == Family::SmallAtOnce { (250, 100) } else { (1000, 300) };
+        for (seq, dim) in [(512, 64), (long, 128)] {
             let plan =
                 |problem: &Problem| choose_of(family, problem, &device, TunedTable::builtin()).unwrap().plan;
             let text = |problem: &Problem| emit(problem, &plan(problem), &Arch::SM_90).unwrap().kernel;
@@ -300,7 +302,7 @@ fn alignments_that_are_one_are_one_kernel() {
                 assert_eq!([1, 2].map(|i| kernel.buffers[i].bytes), [Tensor::K, Tensor::V].map(bytes));
             }
             let (fewer, rectangle) =
-                (of(Band::CAUSAL_TOP_LEFT, seq, 300, dim), of(Band::CAUSAL, seq, 300, dim));
+                (of(Band::CAUSAL_TOP_LEFT, seq, few, dim), of(Band::CAUSAL, seq, few, dim));
             let kernels = [&fewer, &rectangle]
                 .map(|problem| emit(problem, &plan(&fewer), &Arch::SM_90).unwrap().kernel);
             assert_ne!(kernels[0].module.to_string(), kernels[1].module.to_string(), "{}", family.name());

@@ -101,12 +101,12 @@ fn split_keys_beyond_2_31_elements_are_addressed() {
     assert!(outputs(&problem, &plan, &Arch::SM_90) == outputs(&dense, &plan, &Arch::SM_90));
 }
 
-/// What a tensor map cannot state is refused with the stride, and `mma` computes it.
+/// A stride that a tensor map cannot state is refused by its value, and `mma` computes the problem.
 #[test]
 fn strides_beyond_tensor_maps_are_refused_by_their_families() {
     let mut problem = Problem::new(2, 2, 64, 64, DType::F16);
     problem.k.batch = 1 << 39;
-    for family in [Family::Wgmma, Family::Small] {
+    for family in [Family::Wgmma, Family::SmallStreamed, Family::SmallAtOnce] {
         let refused = family.default_for(&problem, &Arch::SM_90).unwrap_err().to_string();
         assert!(
             refused.contains("invalid value '549755813888' for k batch stride with family")

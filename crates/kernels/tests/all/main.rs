@@ -11,6 +11,8 @@ mod machine_code;
 mod programs;
 mod shapes;
 mod small;
+mod small_needed;
+mod small_refused;
 mod tools;
 mod tuned;
 mod wgmma;

@@ -1,54 +1,74 @@
-//! The `small` family. On the emulator: no hazards with every check on, and results within the rounding of P
-//! and O. Also its launch contract, the plans and problems that it rejects, and the output of ptxas and
-//! nvdisasm for its kernels.
+//! The families for small grids. On the emulator: no hazards with every check on, and results within the
+//! rounding of P and O. Also their launch contracts, and the output of ptxas and nvdisasm for their kernels.
 
 use crate::common;
 use crate::common::cases;
 use crate::common::each::each;
-use crate::common::small_plan::plain;
+use crate::common::small_plan::{at_once, streamed};
 use crate::tools;
 use crate::tools::Assembled;
 use attend::{Packing, Rescale};
 use emu::{Emulator, Options, Schedule};
-use flashcore_kernels::forward::small::{Merge, Requests, RowOrder, Scores, SmallPlan};
+use flashcore_kernels::forward::small::{
+    AtOncePlan, Merge, Requests, RowOrder, Scores, StreamedPlan, default_for,
+};
 use flashcore_kernels::{Arch, Plan, emit};
 use problem::{Band, DType, Layout, Problem, Strides};
-use ptx::{Arg, Dim3, GridDependency, Item, Kernel, Op, Statement};
-use tile::{RowStore, Turns};
+use ptx::{Arg, Dim3, Kernel};
+use tile::RowStore;
 
 const ARCH: Arch = Arch::SM_90;
 const SCHEDULES: [Schedule; 3] = [Schedule::Late, Schedule::Early, Schedule::Random];
 
 /// With the LSE, except for every fourth seed.
-fn check(problem: &Problem, plan: &SmallPlan, options: Options) {
+fn check(problem: &Problem, plan: &Plan, options: Options) {
     let seed = options.seed;
     let problem = &problem.clone().with_lse(seed % 4 != 3);
-    let plan = Plan::Small(plan.clone());
-    common::run(&mut Emulator::new(options), problem, &plan, &ARCH, seed).check();
+    common::run(&mut Emulator::new(options), problem, plan, &ARCH, seed).check();
+}
+
+/// The genes that both families have, of a plan of either.
+macro_rules! gene {
+    ($plan:expr, $gene:ident) => {
+        match $plan {
+            Plan::SmallAtOnce(plan) => plan.$gene,
+            Plan::SmallStreamed(plan) => plan.$gene,
+            other => panic!("a plan of another family: {other:?}"),
+        }
+    };
+}
+
+fn cluster_keys(plan: &Plan) -> usize {
+    let keys = gene!(plan, cluster) * gene!(plan, kv_warpgroups) * gene!(plan, block_n);
+    keys as usize
 }
 
 /// Combinations of genes; `genes` tests each gene alone.
-fn together() -> Vec<SmallPlan> {
-    let plain = plain();
-    let pieces = SmallPlan { qk_pieces: 4, softmax_steps: 2, pv_pieces: 2, ..plain.clone() };
-    vec![
-        SmallPlan { cluster: 2, block_n: 64, ..plain.clone() },
-        SmallPlan { cluster: 4, block_n: 32, ..plain.clone() },
-        SmallPlan { kv_warpgroups: 2, block_n: 64, ..plain.clone() },
-        SmallPlan { kv_warpgroups: 4, block_n: 32, ..plain.clone() },
-        SmallPlan { cluster: 2, kv_warpgroups: 2, row_warpgroups: 2, block_n: 32, ..plain.clone() },
-        SmallPlan { cluster: 2, row_warpgroups: 2, block_n: 64, merge: Merge::PeerFirst, ..plain.clone() },
+fn together() -> Vec<Plan> {
+    let plain = at_once();
+    let pieces = AtOncePlan { qk_pieces: 4, softmax_steps: 2, pv_pieces: 2, ..plain.clone() };
+    let at_once = [
+        AtOncePlan { cluster: 2, block_n: 64, ..plain.clone() },
+        AtOncePlan { cluster: 4, block_n: 32, ..plain.clone() },
+        AtOncePlan { kv_warpgroups: 2, block_n: 64, ..plain.clone() },
+        AtOncePlan { kv_warpgroups: 4, block_n: 32, ..plain.clone() },
+        AtOncePlan { cluster: 2, kv_warpgroups: 2, row_warpgroups: 2, block_n: 32, ..plain.clone() },
+        AtOncePlan { cluster: 2, row_warpgroups: 2, block_n: 64, merge: Merge::PeerFirst, ..plain.clone() },
         pieces.clone(),
-        SmallPlan { key_copies: 2, scores: Scores::StepByStep, ..pieces.clone() },
-        SmallPlan { key_copies: 4, requests: Requests::FirstKeysOnly, ..pieces.clone() },
-        SmallPlan { requests: Requests::ValuesLate, store: RowStore::Chunks, ..pieces.clone() },
-        SmallPlan { kv_warpgroups: 2, block_n: 64, requests: Requests::ValuesLate, ..plain.clone() },
-        SmallPlan { overlapping: true, requests: Requests::ValuesLate, resident_ctas: 2, ..pieces },
-        SmallPlan { store: RowStore::Chunks, ..plain.clone() },
-        SmallPlan { stages: 3, block_n: 32, rescale: Rescale::Beyond(8), overlapping: true, ..plain.clone() },
-        SmallPlan { stages: 2, block_n: 16, cluster: 2, row_warpgroups: 2, ..plain.clone() },
-        SmallPlan { stages: 2, block_n: 32, kv_warpgroups: 2, row_warpgroups: 2, ..plain.clone() },
-        SmallPlan {
+        AtOncePlan { key_copies: 2, scores: Scores::StepByStep, ..pieces.clone() },
+        AtOncePlan { key_copies: 4, requests: Requests::FirstKeysOnly, ..pieces.clone() },
+        AtOncePlan { requests: Requests::ValuesLate, store: RowStore::Chunks, ..pieces.clone() },
+        AtOncePlan { kv_warpgroups: 2, block_n: 64, requests: Requests::ValuesLate, ..plain.clone() },
+        AtOncePlan { overlapping: true, requests: Requests::ValuesLate, ..pieces },
+        AtOncePlan { store: RowStore::Chunks, ..plain.clone() },
+        AtOncePlan { tile_order: RowOrder::LongestFirst, cluster: 2, block_n: 64, ..plain },
+    ];
+    let plain = streamed();
+    let streamed = [
+        StreamedPlan { stages: 3, rescale: Rescale::Beyond(8), overlapping: true, ..plain.clone() },
+        StreamedPlan { block_n: 16, cluster: 2, row_warpgroups: 2, ..plain.clone() },
+        StreamedPlan { kv_warpgroups: 2, row_warpgroups: 2, ..plain.clone() },
+        StreamedPlan {
             stages: 3,
             block_n: 16,
             speculative: Some(1),
@@ -56,17 +76,17 @@ fn together() -> Vec<SmallPlan> {
             row_warpgroups: 2,
             ..plain.clone()
         },
-        SmallPlan { tile_order: RowOrder::LongestFirst, cluster: 2, block_n: 64, ..plain.clone() },
-        SmallPlan { tile_order: RowOrder::Folded, stages: 2, block_n: 64, ..plain },
-    ]
+        StreamedPlan { tile_order: RowOrder::Folded, block_n: 64, ..plain },
+    ];
+    at_once.into_iter().map(Plan::from).chain(streamed.into_iter().map(Plan::from)).collect()
 }
 
 #[test]
 fn genes_get_along() {
     for (i, plan) in together().iter().enumerate() {
         // With streaming blocks, so many blocks that every stage is refilled.
-        let blocks = if plan.streams() { 2 * plan.stages as usize + 1 } else { 1 };
-        let keys = blocks * plan.cluster_keys() as usize;
+        let blocks = if let Plan::SmallStreamed(plan) = plan { 2 * plan.stages as usize + 1 } else { 1 };
+        let keys = blocks * cluster_keys(plan);
         let dtype = [DType::F16, DType::Bf16][i % 2];
         let whole = Problem::new(1, 1, 64, 64, dtype).with_seq_kv(keys, Layout::Bhsd);
         let ragged = Problem::new(1, 2, 100, 64, dtype)
@@ -109,7 +129,7 @@ fn defaults_are_right() {
             let mut few = problem.clone();
             few.seq_q = 128.min(seq);
             let problem = if mask == Band::FULL { few.with_layout(Layout::Bshd) } else { problem };
-            let plan = SmallPlan::default_for(&problem, &waves[(i + j) % 4]);
+            let plan = default_for(&problem, &waves[(i + j) % 4]);
             check(&problem, &plan, Options { seed: i as u64, ..Options::default() });
         }
     }
@@ -120,10 +140,10 @@ fn defaults_are_right() {
 fn values_may_be_narrower_than_keys() {
     for (i, problem) in cases::narrow_values(100, 120).into_iter().enumerate() {
         let plans = [
-            SmallPlan::default_for(&problem, &ARCH),
-            SmallPlan::default_for(&problem, &small_gpu(1)),
-            SmallPlan { cluster: 2, block_n: 64, merge: Merge::PeerFirst, ..plain() },
-            SmallPlan { kv_warpgroups: 2, stages: 2, block_n: 32, speculative: Some(12), ..plain() },
+            default_for(&problem, &ARCH),
+            default_for(&problem, &small_gpu(1)),
+            AtOncePlan { cluster: 2, block_n: 64, merge: Merge::PeerFirst, ..at_once() }.into(),
+            StreamedPlan { kv_warpgroups: 2, speculative: Some(12), ..streamed() }.into(),
         ];
         for plan in plans {
             check(&problem, &plan, Options { seed: i as u64, ..Options::default() });
@@ -136,19 +156,14 @@ fn values_may_be_narrower_than_keys() {
 fn defaults_follow_the_grid() {
     let plan = |batch, heads, seq, dim, mask| {
         let problem = Problem::new(batch, heads, seq, dim, DType::F16).with_band(mask);
-        let plan = SmallPlan::default_for(&problem, &ARCH);
+        let plan = default_for(&problem, &ARCH);
         plan.check(&problem, &ARCH).unwrap();
-        let SmallPlan {
-            row_warpgroups,
-            cluster,
-            kv_warpgroups,
-            block_n,
-            stages,
-            resident_ctas,
-            tile_order,
-            ..
-        } = plan;
-        ([row_warpgroups, cluster, kv_warpgroups, block_n, stages, resident_ctas], tile_order)
+        let stages = if let Plan::SmallStreamed(plan) = &plan { plan.stages } else { 1 };
+        let [rows, cluster, parts] =
+            [gene!(&plan, row_warpgroups), gene!(&plan, cluster), gene!(&plan, kv_warpgroups)];
+        let resident = if let Plan::SmallStreamed(plan) = &plan { plan.resident_ctas } else { 1 };
+        let genes = [rows, cluster, parts, gene!(&plan, block_n), stages, resident];
+        (genes, gene!(&plan, tile_order))
     };
     let (full, causal) = (Band::FULL, Band::CAUSAL);
     assert_eq!(plan(1, 8, 512, 64, full), ([1, 2, 1, 256, 1, 1], RowOrder::ByHead));
@@ -175,9 +190,9 @@ fn every_order_takes_every_tile() {
         let problem = Problem::new(2, 3, rows, 16, DType::F16).with_band(Band::CAUSAL);
         let problem = problem.with_seq_kv(48, Layout::Bshd);
         for cluster in [1, 2] {
-            let plan = SmallPlan { tile_order, cluster, block_n: 48 / cluster, ..plain() };
-            let plan = SmallPlan { block_n: plan.block_n.next_multiple_of(16), ..plan };
-            check(&problem, &plan, Options::default());
+            let block_n = (48u32 / cluster).next_multiple_of(16);
+            let plan = AtOncePlan { tile_order, cluster, block_n, ..at_once() };
+            check(&problem, &plan.into(), Options::default());
         }
     }
 }
@@ -186,11 +201,12 @@ fn every_order_takes_every_tile() {
 fn every_schedule_gives_the_same_clean_result() {
     let problem =
         Problem::new(1, 1, 70, 64, DType::Bf16).with_band(Band::CAUSAL).with_seq_kv(120, Layout::Bhsd);
-    for plan in [
-        SmallPlan { cluster: 2, block_n: 64, qk_pieces: 2, merge: Merge::PeerFirst, ..plain() },
-        SmallPlan { cluster: 2, kv_warpgroups: 2, block_n: 32, ..plain() },
-        SmallPlan { cluster: 2, stages: 2, block_n: 16, ..plain() },
-    ] {
+    let plans: [Plan; 3] = [
+        AtOncePlan { cluster: 2, block_n: 64, qk_pieces: 2, merge: Merge::PeerFirst, ..at_once() }.into(),
+        AtOncePlan { cluster: 2, kv_warpgroups: 2, block_n: 32, ..at_once() }.into(),
+        StreamedPlan { cluster: 2, block_n: 16, ..streamed() }.into(),
+    ];
+    for plan in plans {
         for (seed, schedule) in (0..4).flat_map(|seed| SCHEDULES.map(|schedule| (seed, schedule))) {
             check(&problem, &plan, Options { seed, schedule, ..Options::default() });
         }
@@ -201,14 +217,14 @@ fn every_schedule_gives_the_same_clean_result() {
 /// that see nothing, and steps of either product.
 #[test]
 fn every_path_is_right() {
-    let pieces = SmallPlan { cluster: 2, block_n: 128, qk_pieces: 4, pv_pieces: 4, ..plain() };
+    let pieces = AtOncePlan { cluster: 2, block_n: 128, qk_pieces: 4, pv_pieces: 4, ..at_once() };
     let plans = [
-        SmallPlan { key_copies: 4, merge: Merge::PeerFirst, ..pieces.clone() },
-        SmallPlan { qk_pieces: 2, softmax_steps: 2, pv_pieces: 2, key_copies: 2, ..pieces.clone() },
-        SmallPlan { row_warpgroups: 2, pv_pieces: 1, scores: Scores::StepByStep, ..pieces.clone() },
-        SmallPlan { paths: 2, merge: Merge::PeerFirst, ..pieces.clone() },
-        SmallPlan { paths: 1, key_copies: 2, ..pieces.clone() },
-        SmallPlan { qk_pieces: 16, pv_pieces: 8, requests: Requests::FirstKeysOnly, ..pieces },
+        AtOncePlan { key_copies: 4, merge: Merge::PeerFirst, ..pieces.clone() },
+        AtOncePlan { qk_pieces: 2, softmax_steps: 2, pv_pieces: 2, key_copies: 2, ..pieces.clone() },
+        AtOncePlan { row_warpgroups: 2, pv_pieces: 1, scores: Scores::StepByStep, ..pieces.clone() },
+        AtOncePlan { paths: 2, merge: Merge::PeerFirst, ..pieces.clone() },
+        AtOncePlan { paths: 1, key_copies: 2, ..pieces.clone() },
+        AtOncePlan { qk_pieces: 16, pv_pieces: 8, requests: Requests::FirstKeysOnly, ..pieces },
     ];
     for (i, plan) in plans.iter().enumerate() {
         for (j, (mask, rows, keys)) in [
@@ -224,7 +240,7 @@ fn every_path_is_right() {
             let problem = Problem::new(1, 1, rows, 32, DType::F16).with_band(mask);
             let problem = problem.with_seq_kv(keys, Layout::Bhsd);
             let schedule = SCHEDULES[(i + j) % SCHEDULES.len()];
-            check(&problem, plan, Options { seed: i as u64, schedule, ..Options::default() });
+            check(&problem, &plan.clone().into(), Options { seed: i as u64, schedule, ..Options::default() });
         }
     }
 }
@@ -234,10 +250,10 @@ fn every_path_is_right() {
 #[test]
 fn unseen_keys_are_no_work() {
     let flop = |mask, paths| {
-        let plan = SmallPlan { cluster: 2, block_n: 128, qk_pieces: 2, pv_pieces: 2, paths, ..plain() };
+        let plan = AtOncePlan { cluster: 2, block_n: 128, qk_pieces: 2, pv_pieces: 2, paths, ..at_once() };
         let problem = Problem::new(1, 1, 256, 64, DType::F16).with_band(mask);
         let mut emulator = Emulator::new(Options::default());
-        common::run(&mut emulator, &problem, &Plan::Small(plan.clone()), &ARCH, 1).check();
+        common::run(&mut emulator, &problem, &plan.into(), &ARCH, 1).check();
         let report = emulator.last_report().expect("it ran");
         report.counters.instructions.iter().map(|counter| counter.tensor_flop).sum::<u64>()
     };
@@ -259,7 +275,9 @@ fn warpgroups_of_rows_end_where_their_rows_do() {
         let problem = Problem::new(1, 1, rows, 64, DType::F16).with_band(mask);
         let problem = problem.with_seq_kv(keys, Layout::Bhsd);
         for speculative in [None, Some(12)] {
-            let plan = SmallPlan { row_warpgroups: warpgroups, stages, block_n: 16, speculative, ..plain() };
+            let plan =
+                StreamedPlan { row_warpgroups: warpgroups, stages, block_n: 16, speculative, ..streamed() };
+            let plan = plan.into();
             for schedule in SCHEDULES {
                 check(&problem, &plan, Options { schedule, ..Options::default() });
             }
@@ -271,23 +289,25 @@ fn warpgroups_of_rows_end_where_their_rows_do() {
 /// elsewhere: over all keys at once, over a part of them, and with streaming blocks.
 #[test]
 fn packed_heads_are_apart_again_in_the_output() {
-    let packed = SmallPlan { packing: Packing::Packed, ..plain() };
-    let pair = SmallPlan { cluster: 2, block_n: 64, ..packed.clone() };
-    let pieces = SmallPlan { qk_pieces: 4, softmax_steps: 2, pv_pieces: 2, ..packed.clone() };
-    let streams = SmallPlan { stages: 2, block_n: 16, speculative: Some(1), ..packed.clone() };
-    let plans = [
-        packed,
-        SmallPlan { row_warpgroups: 2, merge: Merge::PeerFirst, pv_pieces: 4, ..pair.clone() },
-        SmallPlan { kv_warpgroups: 2, block_n: 32, ..pair },
-        SmallPlan { key_copies: 4, paths: 2, requests: Requests::FirstKeysOnly, ..pieces.clone() },
-        SmallPlan { row_warpgroups: 2, tile_order: RowOrder::Folded, store: RowStore::Chunks, ..pieces },
-        SmallPlan {
+    let packed = AtOncePlan { packing: Packing::Packed, ..at_once() };
+    let pair = AtOncePlan { cluster: 2, block_n: 64, ..packed.clone() };
+    let pieces = AtOncePlan { qk_pieces: 4, softmax_steps: 2, pv_pieces: 2, ..packed.clone() };
+    let streams = StreamedPlan { block_n: 16, speculative: Some(1), packing: Packing::Packed, ..streamed() };
+    let plans: [Plan; 7] = [
+        packed.into(),
+        AtOncePlan { row_warpgroups: 2, merge: Merge::PeerFirst, pv_pieces: 4, ..pair.clone() }.into(),
+        AtOncePlan { kv_warpgroups: 2, block_n: 32, ..pair }.into(),
+        AtOncePlan { key_copies: 4, paths: 2, requests: Requests::FirstKeysOnly, ..pieces.clone() }.into(),
+        AtOncePlan { row_warpgroups: 2, tile_order: RowOrder::Folded, store: RowStore::Chunks, ..pieces }
+            .into(),
+        StreamedPlan {
             row_warpgroups: 2,
             overlapping: true,
             tile_order: RowOrder::LongestFirst,
             ..streams.clone()
-        },
-        SmallPlan { cluster: 2, kv_warpgroups: 2, stages: 3, ..streams },
+        }
+        .into(),
+        StreamedPlan { cluster: 2, kv_warpgroups: 2, stages: 3, ..streams }.into(),
     ];
     let shapes = [(1, 8), (2, 50), (2, 32), (1, 16), (4, 7), (1, 1), (2, 33)];
     for (i, plan) in plans.iter().enumerate() {
@@ -303,7 +323,7 @@ fn packed_heads_are_apart_again_in_the_output() {
             let (heads_kv, seq_q) = shapes[(i + 2 * j) % shapes.len()];
             // The columns are divided evenly among the parts of the keys.
             let dims: &[usize] =
-                if plan.cluster_keys() == plan.block_n { &[72, 64, 128] } else { &[64, 128] };
+                if cluster_keys(plan) == gene!(plan, block_n) as usize { &[72, 64, 128] } else { &[64, 128] };
             let dim = dims[(i + j) % dims.len()];
             let mut problem = Problem::new(2, 8, seq_q, dim, DType::F16).with_band(mask);
             problem.seq_kv = seq_kv;
@@ -317,7 +337,8 @@ fn packed_heads_are_apart_again_in_the_output() {
 /// A group size that divides the rows of a CTA but not those of a warpgroup; one copy loads all rows.
 #[test]
 fn groups_of_three_share_three_warpgroups() {
-    let plan = SmallPlan { row_warpgroups: 3, stages: 2, block_n: 16, packing: Packing::Packed, ..plain() };
+    let plan = StreamedPlan { row_warpgroups: 3, block_n: 16, packing: Packing::Packed, ..streamed() };
+    let plan = plan.into();
     for (mask, seq_q, seq_kv) in [
         (Band::FULL, 30, 60),
         (Band::CAUSAL, 70, 90),
@@ -327,8 +348,8 @@ fn groups_of_three_share_three_warpgroups() {
         let problem = Problem::new(1, 6, seq_q, 64, DType::Bf16).with_band(mask);
         let problem = problem.with_seq_kv(seq_kv, Layout::Bshd).with_heads_kv(2, Layout::Bshd);
         check(&problem, &plan, Options::default());
-        let at_once = SmallPlan { packing: Packing::Packed, ..plain() };
-        let refused = Plan::Small(at_once).check(&problem, &ARCH).expect_err("3 does not divide 64");
+        let at_once = AtOncePlan { packing: Packing::Packed, ..at_once() };
+        let refused = Plan::from(at_once).check(&problem, &ARCH).expect_err("3 does not divide 64");
         assert!(
             refused
                 .to_string()
@@ -341,7 +362,9 @@ fn groups_of_three_share_three_warpgroups() {
 /// with stride 0 are rejected.
 #[test]
 fn packed_heads_follow_strides() {
-    let plan = SmallPlan { packing: Packing::Packed, store: RowStore::Chunks, ..plain() };
+    let (packing, store) = (Packing::Packed, RowStore::Chunks);
+    let plan = Plan::from(AtOncePlan { packing, store, ..at_once() });
+    let streamed = Plan::from(StreamedPlan { packing, store, ..streamed() });
     let dense = Problem::new(2, 8, 9, 64, DType::F16).with_seq_kv(70, Layout::Bhsd);
     let dense = dense.with_heads_kv(2, Layout::Bhsd);
     let mut padded = dense.clone();
@@ -352,15 +375,15 @@ fn packed_heads_follow_strides() {
     (mixed.k.head, mixed.v.batch, mixed.out.row) = (0, 0, -64);
     for problem in [dense.clone(), padded, mixed] {
         check(&problem, &plan, Options::default());
-        check(&problem, &SmallPlan { stages: 2, block_n: 32, ..plan.clone() }, Options::default());
+        check(&problem, &streamed, Options::default());
     }
     let same = Problem { q: Strides { head: 0, ..dense.q }, ..dense };
-    let refused = Plan::Small(plan).check(&same, &ARCH).expect_err("one head is no group");
+    let refused = plan.check(&same, &ARCH).expect_err("one head is no group");
     assert!(
         refused.to_string().starts_with("invalid value '0' for q head stride: expected other than 0"),
         "{refused}"
     );
-    assert_eq!(SmallPlan::default_for(&same, &ARCH).packing, Packing::Apart);
+    assert_eq!(gene!(&default_for(&same, &ARCH), packing), Packing::Apart);
 }
 
 /// Few queries of grouped heads are packed, and the CTAs that this saves divide the keys. Tiles that are full
@@ -370,31 +393,32 @@ fn defaults_pack_few_queries() {
     let of = |heads_kv, seq_q, seq_kv| {
         let problem = Problem::new(1, 32, seq_q, 64, DType::Bf16).with_seq_kv(seq_kv, Layout::Bshd);
         let problem = problem.with_heads_kv(heads_kv, Layout::Bshd);
-        let plan = SmallPlan::default_for(&problem, &ARCH);
+        let plan = default_for(&problem, &ARCH);
         plan.check(&problem, &ARCH).unwrap();
         (plan, problem)
     };
     for seq_q in [1, 2, 5, 16] {
         for heads_kv in [8, 4] {
             let (plan, problem) = of(heads_kv, seq_q, 200);
-            assert_eq!(plan.packing, Packing::Packed, "{problem:?}");
+            assert_eq!(gene!(&plan, packing), Packing::Packed, "{problem:?}");
             let tiles = heads_kv * (seq_q * 32 / heads_kv).div_ceil(64);
             assert_eq!(
                 kernel(&problem, &plan).launch.grid,
-                Dim3(plan.cluster * tiles as u32 / heads_kv as u32, heads_kv as u32, 1)
+                Dim3(gene!(&plan, cluster) * tiles as u32 / heads_kv as u32, heads_kv as u32, 1)
             );
         }
-        assert_eq!(of(32, seq_q, 200).0.packing, Packing::Apart);
+        assert_eq!(gene!(&of(32, seq_q, 200).0, packing), Packing::Apart);
     }
     for seq_q in [64, 128, 1024] {
-        assert_eq!(of(8, seq_q, 200).0.packing, Packing::Apart);
+        assert_eq!(gene!(&of(8, seq_q, 200).0, packing), Packing::Apart);
     }
     // 96 tiles of 64 rows would be a wave. Packed they are half a wave, and pairs of CTAs divide the keys.
     let problem = Problem::new(3, 32, 16, 64, DType::Bf16).with_seq_kv(512, Layout::Bshd);
     let problem = problem.with_heads_kv(8, Layout::Bshd);
-    let plan = SmallPlan::default_for(&problem, &ARCH);
-    let apart = SmallPlan::default_for(&problem.clone().with_heads_kv(32, Layout::Bshd), &ARCH);
-    assert_eq!([&plan, &apart].map(|plan| (plan.cluster, plan.kv_warpgroups)), [(2, 1), (1, 2)]);
+    let plan = default_for(&problem, &ARCH);
+    let apart = default_for(&problem.clone().with_heads_kv(32, Layout::Bshd), &ARCH);
+    let parts = [&plan, &apart].map(|plan| (gene!(plan, cluster), gene!(plan, kv_warpgroups)));
+    assert_eq!(parts, [(2, 1), (1, 2)]);
     check(
         &Problem::new(1, 8, 16, 64, DType::Bf16)
             .with_seq_kv(512, Layout::Bshd)
@@ -408,8 +432,8 @@ fn defaults_pack_few_queries() {
 /// the scale.
 #[test]
 fn shapes_and_strides() {
-    let at_once = SmallPlan { cluster: 2, block_n: 64, ..plain() };
-    let streamed = SmallPlan { stages: 2, block_n: 16, ..at_once.clone() };
+    let at_once = Plan::from(AtOncePlan { cluster: 2, block_n: 64, ..at_once() });
+    let streamed = Plan::from(StreamedPlan { cluster: 2, block_n: 16, ..streamed() });
     let grouped =
         Problem::new(2, 4, 65, 64, DType::F16).with_seq_kv(128, Layout::Bshd).with_heads_kv(2, Layout::Bshd);
     let more_rows =
@@ -439,95 +463,8 @@ fn shapes_and_strides() {
     }
 }
 
-fn kernel(problem: &Problem, plan: &SmallPlan) -> Kernel {
-    emit(problem, &Plan::Small(plan.clone()), &ARCH).unwrap_or_else(|e| panic!("{plan:?}: {e}")).kernel
-}
-
-/// Positions of the instructions that order memory accesses or products.
-fn synchronisations(kernel: &Kernel) -> Vec<(usize, usize, Op)> {
-    let mut found = Vec::new();
-    for (i, item) in kernel.module.items.iter().enumerate() {
-        let Item::Function(function) = item else { continue };
-        for (j, statement) in function.body.iter().flat_map(|body| &body.statements).enumerate() {
-            if let Statement::Inst(inst) = statement
-                && matches!(
-                    inst.op,
-                    Op::Bar { .. }
-                        | Op::BarWarpSync
-                        | Op::BarrierCluster(_)
-                        | Op::Mbarrier(_)
-                        | Op::FenceMbarrierInit
-                        | Op::WgmmaFence
-                        | Op::WgmmaCommitGroup
-                        | Op::WgmmaWaitGroup
-                        | Op::Griddepcontrol(GridDependency::Wait)
-                )
-            {
-                found.push((i, j, inst.op));
-            }
-        }
-    }
-    found
-}
-
-/// Every barrier, fence and wait is needed: without any one of them the emulator rejects the kernel.
-#[test]
-fn every_synchronisation_is_needed() {
-    let plans = [
-        SmallPlan {
-            cluster: 2,
-            block_n: 64,
-            key_copies: 2,
-            qk_pieces: 2,
-            softmax_steps: 2,
-            pv_pieces: 2,
-            requests: Requests::FirstKeysOnly,
-            merge: Merge::PeerFirst,
-            ..plain()
-        },
-        SmallPlan { cluster: 2, kv_warpgroups: 2, block_n: 32, overlapping: true, ..plain() },
-        // The warp that requests late has no early requests.
-        SmallPlan { requests: Requests::ValuesLate, overlapping: true, ..plain() },
-        SmallPlan { stages: 2, block_n: 16, ..plain() },
-        SmallPlan { row_warpgroups: 2, stages: 2, block_n: 16, overlapping: true, ..plain() },
-        SmallPlan { row_warpgroups: 2, stages: 2, block_n: 16, turns: Turns::PingPong, ..plain() },
-        SmallPlan { stages: 2, block_n: 16, speculative: Some(1), ..plain() },
-        SmallPlan { cluster: 2, stages: 2, block_n: 16, ..plain() },
-        SmallPlan { cluster: 4, block_n: 32, ..plain() },
-    ];
-    // Ping-pong only divides the time on the tensor cores; the rings order memory. A `bar.sync` that is
-    // missing changes the order of turns but no result.
-    let surviving = |plan: &SmallPlan| if plan.turns == Turns::PingPong { &["bar.sync"][..] } else { &[] };
-    for plan in plans {
-        // An even and an odd number of turns, with streaming blocks.
-        let problems = [128, 112].map(|keys| {
-            let rows = plan.rows() as usize;
-            Problem::new(1, 1, rows, 64, DType::F16).with_seq_kv(keys, Layout::Bhsd).with_lse(true)
-        });
-        let kernels = problems.each_ref().map(|problem| kernel(problem, &plan));
-        let both = if plan.streams() { 2 } else { 1 };
-        let survives = |&(item, at, op): &(usize, usize, Op)| {
-            !problems.iter().zip(&kernels).take(both).any(|(problem, kernel)| {
-                let mut module = kernel.module.clone().into_module();
-                if let Item::Function(function) = &mut module.items[item]
-                    && let Some(body) = &mut function.body
-                {
-                    // With a wait, the branch back to it is removed as well. Otherwise a warp could test the
-                    // barrier once and learn of its completion through another warp.
-                    let wait = matches!(op, Op::Mbarrier(mbarrier) if mbarrier.op.waits());
-                    body.statements.drain(at..=at + usize::from(wait));
-                }
-                let mutant = Kernel { module: module.assume_verified(), ..kernel.clone() };
-                SCHEDULES.into_iter().any(|schedule| {
-                    let options = Options { schedule, ..Options::default() };
-                    common::run_kernel(&mut Emulator::new(options), problem, &mutant, 1).is_err()
-                })
-            })
-        };
-        let survivors = synchronisations(&kernels[0]).into_iter().filter(survives);
-        let survivors: Vec<String> = survivors.map(|(_, _, op)| op.to_string()).collect();
-        assert_eq!(survivors, surviving(&plan), "{plan:?} is right without them");
-    }
+fn kernel(problem: &Problem, plan: &Plan) -> Kernel {
+    emit(problem, plan, &ARCH).unwrap_or_else(|e| panic!("{plan:?}: {e}")).kernel
 }
 
 #[test]
@@ -536,7 +473,7 @@ fn contracts_hold_together() {
         for (seq_kv, layout) in [(100, Layout::Bhsd), (1777, Layout::Bshd)] {
             let problem = Problem::new(2, 8, 1000, dim, DType::F16).with_band(Band::CAUSAL);
             let problem = problem.with_seq_kv(seq_kv, layout).with_heads_kv(2, layout).with_lse(true);
-            let plan = SmallPlan::default_for(&problem, &ARCH);
+            let plan = default_for(&problem, &ARCH);
             let kernel = kernel(&problem, &plan);
             let module = ptx::parse(&kernel.module.to_string()).expect("what is printed is parsed");
             assert_eq!(module, *kernel.module);
@@ -554,115 +491,13 @@ fn contracts_hold_together() {
     }
 }
 
-#[test]
-fn plans_that_cannot_work_are_refused_with_the_reason() {
-    let mission = Problem::mission();
-    let good = SmallPlan::default_for(&mission, &ARCH);
-    let reason = |problem: &Problem, plan: &SmallPlan, arch: &Arch| {
-        Plan::Small(plan.clone()).check(problem, arch).expect_err("refused").to_string()
-    };
-    let of = |change: fn(&mut SmallPlan)| {
-        let mut plan = good.clone();
-        change(&mut plan);
-        reason(&mission, &plan, &ARCH)
-    };
-    assert!(of(|p| p.cluster = 3).starts_with("invalid value '3' for cluster: expected 1, 2, 4"));
-    assert!(
-        of(|p| p.cluster = 1)
-            .starts_with("invalid value '512' for seq_kv: expected up to 256 with this plan")
-    );
-    assert!(of(|p| p.kv_warpgroups = 0).starts_with("invalid value '0' for kv_warpgroups:"));
-    assert!(
-        of(|p| p.row_warpgroups = 5).starts_with("invalid value '5' for row_warpgroups: expected 1 to 4")
-    );
-    assert!(
-        of(|p| p.block_n = 264)
-            .starts_with("invalid value '264' for block_n: expected multiples of 16 from 16 to 256")
-    );
-    assert!(
-        of(|p| p.qk_pieces = 3)
-            .starts_with("invalid value '3' for qk_pieces: expected divisors of block_n / 8")
-    );
-    assert!(
-        of(|p| p.key_copies = 8)
-            .starts_with("invalid value '8' for key_copies: expected divisors of qk_pieces")
-    );
-    assert!(
-        of(|p| p.softmax_steps = 8)
-            .starts_with("invalid value '8' for softmax_steps: expected divisors of qk_pieces")
-    );
-    assert!(
-        of(|p| p.pv_pieces = 16)
-            .starts_with("invalid value '16' for pv_pieces: expected divisors of block_n / (16")
-    );
-    assert!(of(|p| p.stages = 2).starts_with("invalid value '4' for key_copies: expected 1 with stages > 1"));
-    // A value whose product wraps around to a divisor is not a divisor.
-    assert!(
-        of(|p| p.pv_pieces = (1 << 28) + 1)
-            .starts_with("invalid value '268435457' for pv_pieces: expected divisors")
-    );
-    let wraps = |p: &mut SmallPlan| (p.key_copies, p.qk_pieces) = (1, (1 << 29) + 1);
-    assert!(of(wraps).starts_with("invalid value '536870913' for qk_pieces: expected divisors"));
-    assert!(
-        of(|p| p.rescale = Rescale::Beyond(8))
-            .starts_with("invalid value '1' for stages: expected 2 to 8 with rescale")
-    );
-    let rescaled = SmallPlan { stages: 2, cluster: 1, rescale: Rescale::Beyond(9), ..plain() };
-    let in_f16 = reason(&mission, &rescaled, &ARCH);
-    assert_eq!(in_f16, "invalid value '9' for rescale.beyond: expected 0 to 8 in f16");
-    rescaled.check(&Problem { dtypes: DType::Bf16.into(), ..mission.clone() }, &ARCH).unwrap();
-    assert!(
-        of(|p| p.speculative = Some(8))
-            .starts_with("invalid value '1' for stages: expected 2 to 8 with speculative")
-    );
-    assert!(
-        of(|p| p.turns = Turns::PingPong)
-            .starts_with("invalid value '1' for stages: expected 2 to 8 with turns")
-    );
-    assert!(
-        of(|p| p.kv_warpgroups = 2)
-            .starts_with("invalid value '2' for kv_warpgroups: expected 1 with merge = peer_first")
-    );
-    let crowd = Problem::new(1, 1 << 30, 1, 64, DType::F16);
-    let by_rows = SmallPlan { tile_order: RowOrder::LongestFirst, ..good.clone() };
-    assert!(
-        reason(&crowd, &by_rows, &ARCH)
-            .starts_with("invalid value '1073741824' for heads_q: expected fewer than 2^31")
-    );
-    assert!(of(|p| p.resident_ctas = 3).contains("bytes of shared memory are needed"));
-    assert!(
-        of(|p| (p.cluster, p.kv_warpgroups, p.merge) = (4, 2, Merge::Shares))
-            .starts_with("invalid value '8' for head_dim_v / parts:")
-    );
-    let wide = Problem::new(1, 8, 512, 256, DType::F16);
-    let plan = SmallPlan { block_n: 256, ..good.clone() };
-    assert!(reason(&wide, &plan, &ARCH).contains("bytes of shared memory are needed"));
-    let mut dense = plain();
-    dense.block_n = 256;
-    dense.store = RowStore::Chunks;
-    let mut unaligned = Problem::new(1, 1, 64, 64, DType::F16);
-    unaligned.out.row = 66;
-    assert!(
-        reason(&unaligned, &dense, &ARCH)
-            .starts_with("invalid value '66' for out row stride with family small: expected multiples of 8")
-    );
-    unaligned.k.row = 68;
-    assert!(reason(&unaligned, &dense, &ARCH).contains("k"));
-    assert!(reason(&mission, &good, &Arch::SM_89).starts_with("invalid value '89' for sm: expected 90"));
-    let no_keys = mission.clone().with_seq_kv(0, Layout::Bhsd);
-    assert!(reason(&no_keys, &good, &ARCH).starts_with("invalid value '0' for seq_kv: expected 1 to 2^30"));
-    let float = Problem { dtypes: DType::F32.into(), ..mission.clone() };
-    assert!(reason(&float, &good, &ARCH).starts_with("invalid value 'f32' for dtype with family small"));
-}
-
 /// Combinations of genes, and the defaults of every width and length, including values narrower than keys.
 #[test]
 fn products_are_not_serialised_and_nothing_spills() {
     let Some(ptxas) = tools::find("FLASHCORE_PTXAS") else { return };
     let problem = |seq, dim, mask| Problem::new(1, 8, seq, dim, DType::F16).with_band(mask);
     let ragged = problem(100, 64, Band::CAUSAL).with_lse(true);
-    let mut cases: Vec<(Problem, SmallPlan)> =
-        together().into_iter().map(|plan| (ragged.clone(), plan)).collect();
+    let mut cases: Vec<(Problem, Plan)> = together().into_iter().map(|plan| (ragged.clone(), plan)).collect();
     // SM counts for which 8 heads are half a wave to four waves.
     let common =
         [(128, 132), (256, 32), (512, 32), (512, 64), (512, 16), (1024, 32), (1024, 128), (4000, 132)];
@@ -678,12 +513,12 @@ fn products_are_not_serialised_and_nothing_spills() {
     ] {
         for &(seq, multiprocessors) in grids {
             let problem = problem(seq, dim, mask);
-            let plan = SmallPlan::default_for(&problem, &small_gpu(multiprocessors));
+            let plan = default_for(&problem, &small_gpu(multiprocessors));
             cases.push((problem.with_lse(dim == 128), plan));
         }
     }
     for problem in [120, 1000].into_iter().flat_map(|keys| cases::narrow_values(100, keys)) {
-        let plan = SmallPlan::default_for(&problem, &ARCH);
+        let plan = default_for(&problem, &ARCH);
         cases.push((problem, plan));
     }
     for (dim, seq_q, seq_kv) in [(64, 16, 512), (64, 5, 4000), (128, 40, 512), (128, 1, 4000), (256, 8, 1000)]
@@ -692,8 +527,8 @@ fn products_are_not_serialised_and_nothing_spills() {
             let problem = problem(seq_q, dim, mask).with_seq_kv(seq_kv, Layout::Bshd);
             let problem = problem.with_heads_kv(2, Layout::Bshd).with_lse(true);
             for multiprocessors in [132, 2] {
-                let plan = SmallPlan::default_for(&problem, &small_gpu(multiprocessors));
-                assert_eq!(plan.packing, Packing::Packed);
+                let plan = default_for(&problem, &small_gpu(multiprocessors));
+                assert_eq!(gene!(&plan, packing), Packing::Packed);
                 cases.push((problem.clone(), plan));
             }
         }
@@ -717,7 +552,7 @@ fn machine_code_is_what_was_emitted() {
         [(&mission, Band::FULL, 1, 1264), (&mission, Band::CAUSAL, 6, 4400), (&resident, Band::FULL, 1, 1200)]
     {
         let problem = problem.clone().with_band(mask);
-        let kernel = kernel(&problem, &SmallPlan::default_for(&problem, &ARCH));
+        let kernel = kernel(&problem, &default_for(&problem, &ARCH));
         let sass = tools::disassemble(&nvdisasm, &tools::assemble(&ptxas, &kernel));
         let text = kernel.module.to_string();
         for (ptx, machine) in

@@ -393,8 +393,8 @@ fn route<S: Syntax>(m: &mut S, route: &mut BulkRoute) -> Result<(), S::Stop> {
     match BulkRoute::between(source, destination) {
         Some(known) => *route = known,
         None => m.refuse(format!(
-            "no bulk copy goes from `{}` to `{}`; accepted: .global to .shared::cluster or .shared::cta, \
-             .shared::cta to .shared::cluster or .global",
+            "invalid value '{} to {}' for the spaces of a bulk copy: expected .global to .shared::cluster or \
+             .shared::cta, or .shared::cta to .shared::cluster or .global",
             source.suffix(),
             destination.suffix()
         ))?,

@@ -6,7 +6,7 @@ use super::axis::{grouped, percent, px, ratio};
 use super::ranking::clip;
 use super::view::{Rejected, RunView};
 use super::{Links, stage_name};
-use ledger::Earnings;
+use ledger::{Earnings, MadeBy, Operator};
 
 const WIDTH: f64 = 520.0;
 const ROW: f64 = 24.0;
@@ -121,12 +121,13 @@ fn operator(o: &Earnings, tried: i64, most: f64) -> Markup {
 const GENES: usize = 2;
 
 /// An operator's name, with the number of genes in place of many names: `mutate, 10 genes`.
-pub(super) fn operator_name(operator: &str) -> String {
-    match operator.split_once(':') {
-        Some((name, genes)) if genes.split('+').count() > GENES => {
-            format!("{name}, {} genes", genes.split('+').count())
-        }
-        _ => operator.replace('+', ", ").replacen(':', ": ", 1),
+pub(super) fn operator_name(made: &MadeBy) -> String {
+    let (name, genes) = (made.operator.name(), made.detail.split('+').count());
+    match (made.operator, made.detail.as_str()) {
+        (Operator::Other, whole) => whole.to_owned(),
+        (_, "") => name.to_owned(),
+        _ if genes > GENES => format!("{name}, {genes} genes"),
+        (_, detail) => format!("{name}: {}", detail.replace('+', ", ")),
     }
 }
 
@@ -177,8 +178,9 @@ mod tests {
 
     #[test]
     fn durations() {
-        let names = ["mutate:a+b+c", "insight:stages", "cross:a+b", "restart"].map(operator_name);
-        assert_eq!(names, ["mutate, 3 genes", "insight: stages", "cross: a, b", "restart"]);
+        let names = ["mutate:a+b+c", "insight:stages", "neighbour:a+b", "restart", "anneal:a"];
+        let shown = names.map(|name| operator_name(&MadeBy::from(name)));
+        assert_eq!(shown, ["mutate, 3 genes", "insight: stages", "neighbour: a, b", "restart", "anneal:a"]);
         assert_eq!([0.31, 42.4, 200.0, 7500.0].map(duration), ["0.3 s", "42 s", "3 min 20 s", "2 h 5 min"]);
     }
 }

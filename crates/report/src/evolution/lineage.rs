@@ -81,7 +81,7 @@ pub(super) fn tree(view: &ProblemView, links: Links) -> Markup {
     }
 }
 
-/// The same rows as text, for narrow screens.
+/// The rows of the chart as text, for narrow screens.
 fn listed(sorted: &[&Node], nodes: &HashMap<CandidateId, Node>, view: &ProblemView, links: Links) -> Markup {
     html! {
         ol.narrow {

@@ -145,7 +145,7 @@ pub fn csv(lines: &[Line]) -> String {
         let cells = [
             line.id.0.to_string(),
             quoted(arm_name(line.arm)),
-            quoted(&line.operator),
+            quoted(&line.operator.to_string()),
             quoted(line.stage.map_or("", stage_name)),
             quoted(line.rejected.map_or("", Reason::name)),
             number(line.predicted_us),

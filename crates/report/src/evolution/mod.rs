@@ -541,10 +541,10 @@ mod tests {
         let reasons: Vec<(i64, &str)> =
             view.rejections.iter().map(|found| (found.count, found.example.1.as_str())).collect();
         assert_eq!(reasons, [(3, "of random")]);
-        let mut operators: Vec<(&str, i64)> =
-            view.operators.iter().map(|o| (o.operator.as_str(), o.candidates)).collect();
+        let mut operators: Vec<(String, i64)> =
+            view.operators.iter().map(|o| (o.operator.to_string(), o.candidates)).collect();
         operators.sort_unstable();
-        assert_eq!(operators, [("mutate:stages", 2), ("random", 1)]);
+        assert_eq!(operators, [("mutate:stages".to_owned(), 2), ("random".to_owned(), 1)]);
         assert_eq!(view.cost.items[0].tasks, 5);
     }
 

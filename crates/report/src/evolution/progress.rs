@@ -56,7 +56,7 @@ pub(super) fn chart(view: &ProblemView, floor_us: Option<f64>) -> Markup {
     }
 }
 
-/// What the chart shows, in whichever width.
+/// The contents of the chart, for any width.
 struct Drawn<'a> {
     view: &'a ProblemView,
     curves: Vec<&'a Curve>,

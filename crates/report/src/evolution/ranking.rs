@@ -94,7 +94,7 @@ fn named(view: &ProblemView, timed: &Ranked) -> String {
     genes.unwrap_or_else(|| in_words(&timed.subject))
 }
 
-/// The same rows as text, for narrow screens.
+/// The rows of the chart as text, for narrow screens.
 fn listed(rows: &[Row], view: &ProblemView, links: Links) -> Markup {
     html! {
         ol.narrow {

@@ -38,13 +38,12 @@ pub enum TableError {
     #[error("{path}: `<!-- table:{name} -->` has no `<!-- /table -->` after it")]
     Open { path: PathBuf, name: String },
     /// The name is not of the form DEVICE/SUITE.
-    #[error(
-        "{path}: table \"{name}\" names no file of rows and suite; accepted: DEVICE/SUITE, as in h200/mission"
-    )]
+    #[error("{path}: invalid value '{name}' for a table: expected DEVICE/SUITE, as in h200/mission")]
     Name { path: PathBuf, name: String },
     /// The table would be empty: its file is missing, or has no rows of the suite.
     #[error(
-        "{path}: table \"{name}\" has no rows in {file}; accepted: DEVICE/SUITE with rows there, in the folder of --root"
+        "{path}: invalid value '{name}' for a table: expected DEVICE/SUITE with rows in {file}, in the folder of \
+         --root"
     )]
     NoRows {
         path: PathBuf,
@@ -485,8 +484,8 @@ mod tests {
         for (text, expected) in [
             ("<!-- table:h200/mission -->\nno end", "has no"),
             ("<!-- table:h200/a --><!-- table:h200/b --><!-- /table -->", "table:h200/a"),
-            ("<!-- table:../etc/x --><!-- /table -->", "names no file"),
-            ("<!-- table:mission --><!-- /table -->", "names no file"),
+            ("<!-- table:../etc/x --><!-- /table -->", "as in h200/mission"),
+            ("<!-- table:mission --><!-- /table -->", "as in h200/mission"),
         ] {
             std::fs::write(folder.path("README.md"), text).unwrap();
             let error = update(&folder.path(""), &[PathBuf::from("README.md")]).unwrap_err().to_string();
@@ -502,7 +501,12 @@ mod tests {
             std::fs::write(folder.path("README.md"), &text).unwrap();
             let error = update(&folder.path(""), &[PathBuf::from("README.md")]).unwrap_err().to_string();
             let file = format!("evidence/{}.jsonl", name.split_once('/').unwrap().0);
-            assert!(error.contains(&format!("table \"{name}\" has no rows in ")), "{error}");
+            assert!(
+                error.contains(&format!(
+                    "invalid value '{name}' for a table: expected DEVICE/SUITE with rows in "
+                )),
+                "{error}"
+            );
             assert!(error.contains(&file), "{error}");
             assert_eq!(std::fs::read_to_string(folder.path("README.md")).unwrap(), text);
         }

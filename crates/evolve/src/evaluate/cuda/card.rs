@@ -108,7 +108,10 @@ impl GpuCard {
         let (context, info) = (gpu.context().clone(), gpu.info().clone());
         let arch = Arch::of(info.sm()).ok_or_else(|| {
             let accepted = Arch::ALL.map(|arch| format!("sm_{}", arch.sm)).join(", ");
-            Fault::new(Reason::Device, format!("{} is sm_{}; accepted: {accepted}", info.name, info.sm()))
+            Fault::new(
+                Reason::Device,
+                format!("invalid value 'sm_{}' for {}: expected {accepted}", info.sm(), info.name),
+            )
         })?;
         let made = |error: DriverError| fault_of(error);
         Ok(GpuCard {

@@ -101,7 +101,7 @@ impl Card for EmulatedCard {
             let accepted = self.arch.shared_per_cta;
             return Err(Fault::new(
                 Reason::Resources,
-                format!("{shared} bytes of shared memory; accepted: at most {accepted}"),
+                format!("invalid value '{shared}' for bytes of shared memory: expected at most {accepted}"),
             ));
         }
         Ok(Built {

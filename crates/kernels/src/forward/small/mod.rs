@@ -1,10 +1,13 @@
-//! The forward family for small grids on Hopper (sm_90a), optimised for latency.
+//! The forward families for small grids on Hopper (sm_90a), optimised for latency.
 //!
 //! A cluster of CTAs takes 64 query rows (or a small multiple) of one head, or of all query heads of a group.
-//! Each of its warpgroups takes one part of the keys. A warpgroup requests everything at once by TMA, keeps
-//! its scores in registers, and runs no loop: S = Q Kᵀ is issued as keys arrive, the softmax runs over the
-//! scores in few steps, P V takes P from registers, and the parts are merged through distributed shared
-//! memory. Where the keys do not fit at once, KV blocks stream through a ring instead (`stream.rs`).
+//! Each of its warpgroups takes one part of the keys, and the parts are merged through distributed shared
+//! memory. The two families differ in the main loop:
+//!
+//! - [`AtOncePlan`]: all keys of a warpgroup fit one KV block. The warpgroup requests everything at once by
+//!   TMA, keeps its scores in registers, and runs no loop: S = Q Kᵀ is issued as keys arrive, the softmax
+//!   runs over the scores in few steps, and P V takes P from registers.
+//! - [`StreamedPlan`]: KV blocks stream through a ring of stages, as in FlashAttention-3.
 //!
 //! Baked into the code: dtype, head dimensions, mask, group size, row strides, whether the parts are whole
 //! and whether all keys fit the stages (then nothing is refilled), the offset of the diagonal from the tiles,
@@ -12,14 +15,35 @@
 //! strides, `seq_q`, `seq_kv` and the scale. A kernel serves another problem only if the emitted text is
 //! identical: compare modules, not shapes.
 
-mod block;
-mod default;
+mod at_once;
+mod common;
+mod copies;
 mod emit;
-mod family;
-mod loads;
-mod paths;
-mod plan;
 mod store;
-mod stream;
+mod streamed;
+mod wave;
 
-pub use plan::{Merge, Requests, RowOrder, Scores, SmallPlan};
+pub use at_once::{AtOncePlan, Merge, Requests, Scores};
+pub use common::RowOrder;
+pub use streamed::StreamedPlan;
+
+use problem::Problem;
+
+use self::emit::SmallPlan;
+use self::wave::Wave;
+use crate::{Arch, Plan};
+
+/// The better default plan of the two families, unchecked: the plan that holds all keys if the tiles are at
+/// most two waves and the plan's own grid is one wave. Else KV blocks stream.
+pub fn default_for(problem: &Problem, arch: &Arch) -> Plan {
+    let at_once = AtOncePlan::default_for(problem, arch);
+    let streamed = StreamedPlan::default_for(problem, arch);
+    let few = Wave::of_problem(problem, arch) <= Wave::Two && at_once.check(problem, arch).is_ok();
+    let streamed_is_one_wave =
+        || streamed.check(problem, arch).is_ok() && streamed.common().is_one_wave(problem, arch);
+    if few && (at_once.common().is_one_wave(problem, arch) || !streamed_is_one_wave()) {
+        Plan::SmallAtOnce(at_once)
+    } else {
+        Plan::SmallStreamed(streamed)
+    }
+}

@@ -5,11 +5,10 @@ use problem::Tensor;
 use ptx::{Builder, F32, Global, R32};
 use tile::{AccTile, store_fragments, store_fragments_at};
 
-use super::block::WARP_ROWS;
-use super::emit::Forward;
+use super::emit::{Forward, SmallPlan, WARP_ROWS};
 use crate::forward::contract::{lse_of_row, row_of_output, stepped};
 
-impl Forward<'_> {
+impl<P: SmallPlan> Forward<'_, P> {
     /// Stores the warpgroup's columns of its rows.
     pub(super) fn store(&self, k: &mut Builder, softmax: &OnlineSoftmax, o: &AccTile) {
         if self.rows.heads > 1 {
@@ -19,7 +18,7 @@ impl Forward<'_> {
         let first = self.first_row(k);
         let rows = (to, first, self.rows.seq_q);
         let row_bytes = stepped(self.problem, Tensor::Out, self.problem.seq_q, self.problem.out.row);
-        store_fragments(k, &self.threads, self.half, o, rows, row_bytes, self.plan.store);
+        store_fragments(k, &self.threads, self.half, o, rows, row_bytes, self.common.store);
         if let Some(start) = self.params.lse {
             let lse = softmax.lse(k);
             let limit = k.sub(self.rows.seq_q, first);
@@ -42,7 +41,7 @@ impl Forward<'_> {
             let at = place(k, row);
             row_of_output(k, self.problem, (out, self.params.out_strides), at)
         };
-        store_fragments_at(k, &self.threads, self.half, o, limits, row_of_out, self.plan.store, None);
+        store_fragments_at(k, &self.threads, self.half, o, limits, row_of_out, self.common.store, None);
         if let Some(start) = self.params.lse {
             let lse: Vec<F32> = softmax.lse(k);
             let to = |k: &mut Builder, row: R32| {
@@ -69,7 +68,7 @@ impl Forward<'_> {
 
     /// Address of the warpgroup's first column in rows that begin at `rows`.
     fn own_columns(&self, k: &mut Builder, rows: Global) -> Global {
-        let columns = self.problem.head_dim_v as u32 / self.plan.division().parts();
+        let columns = self.problem.head_dim_v as u32 / self.common.division().parts();
         match self.threads.part {
             None => rows,
             Some(part) => Global { base: k.mad_wide_u(part, 2 * columns, rows.base), offset: rows.offset },

@@ -1,21 +1,17 @@
-//! The base plan of the `small` family for tests.
+//! The base plans of the families for small grids.
 
 use attend::{Packing, Rescale};
-use flashcore_kernels::forward::small::{Merge, Requests, RowOrder, Scores, SmallPlan};
+use flashcore_kernels::forward::small::{AtOncePlan, Merge, Requests, RowOrder, Scores, StreamedPlan};
 use tile::{RowStore, Turns};
 
 /// One warpgroup with all keys, and all requests at once.
-pub fn plain() -> SmallPlan {
-    SmallPlan {
+pub fn at_once() -> AtOncePlan {
+    AtOncePlan {
         row_warpgroups: 1,
         packing: Packing::Apart,
         cluster: 1,
         kv_warpgroups: 1,
         block_n: 128,
-        stages: 1,
-        rescale: Rescale::Always,
-        speculative: None,
-        turns: Turns::Free,
         tile_order: RowOrder::ByHead,
         key_copies: 1,
         qk_pieces: 1,
@@ -25,6 +21,25 @@ pub fn plain() -> SmallPlan {
         requests: Requests::AtOnce,
         scores: Scores::AllAtOnce,
         merge: Merge::Shares,
+        store: RowStore::Pairs,
+        overlapping: false,
+        tanh: attend::Tanh::Exp2,
+    }
+}
+
+/// One warpgroup, and two stages of few keys.
+pub fn streamed() -> StreamedPlan {
+    StreamedPlan {
+        row_warpgroups: 1,
+        packing: Packing::Apart,
+        cluster: 1,
+        kv_warpgroups: 1,
+        block_n: 32,
+        stages: 2,
+        rescale: Rescale::Always,
+        speculative: None,
+        turns: Turns::Free,
+        tile_order: RowOrder::ByHead,
         store: RowStore::Pairs,
         overlapping: false,
         resident_ctas: 1,

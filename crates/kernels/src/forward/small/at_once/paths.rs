@@ -7,9 +7,10 @@ use problem::Problem;
 use ptx::{Builder, CmpOp, R32};
 use tile::WARPGROUP_ROWS;
 
-use super::emit::Forward;
-use super::plan::SmallPlan;
+use super::AtOncePlan;
 use crate::forward::contract::band;
+use crate::forward::packing::packed_heads;
+use crate::forward::small::emit::Forward;
 
 /// The part of the block that a path's rows see.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -37,7 +38,7 @@ impl Seen {
     }
 }
 
-impl SmallPlan {
+impl AtOncePlan {
     /// Number of keys by which successive paths differ: whole pieces of both products.
     fn path_keys(&self) -> u32 {
         let (small, large) = (self.qk_keys().min(self.pv_keys()), self.qk_keys().max(self.pv_keys()));
@@ -51,20 +52,20 @@ impl SmallPlan {
     /// Number of a path's last steps in which some row does not see a key. Each position sees one key more
     /// than the one before it.
     fn hidden_steps(&self, problem: &Problem) -> u32 {
-        let (positions, keys) = (WARPGROUP_ROWS / self.packed_heads(problem), self.path_keys());
+        let (positions, keys) = (WARPGROUP_ROWS / packed_heads(self.packing, problem), self.path_keys());
         let shift = band(problem).shift(problem.seq_q, problem.seq_kv);
         let aligned = keys.is_multiple_of(positions) && shift % i64::from(positions) == 0;
         if aligned { 1 } else { (positions - 2) / keys + 2 }
     }
 }
 
-impl Forward<'_> {
+impl Forward<'_, AtOncePlan> {
     /// Emits `body` for each path that the warpgroup may take.
     pub(super) fn paths(&self, k: &mut Builder, body: impl Fn(&mut Builder, Seen)) {
         let block_n = self.plan.block_n;
         let whole = Seen::whole(block_n);
         if !self.params.band.is_causal() {
-            let hidden_from = if self.plan.masks(self.problem) { 0 } else { block_n };
+            let hidden_from = if self.common.masks(self.problem) { 0 } else { block_n };
             return body(k, Seen { hidden_from, ..whole });
         }
         let (rows, first) = (self.own_rows(k), self.first_key(k));

@@ -12,14 +12,14 @@ use tile::{
     WarpgroupVote,
 };
 
-use super::block::WARP_ROWS;
-use super::emit::Forward;
-use super::loads::sync_cta;
+use super::StreamedPlan;
+use crate::forward::small::copies::sync_cta;
+use crate::forward::small::emit::{Forward, WARP_ROWS};
 
 /// Warps of a warpgroup.
 const WARPS: u32 = 4;
 
-impl Forward<'_> {
+impl Forward<'_, StreamedPlan> {
     /// Attention of the warpgroup's rows over its part of the keys.
     pub(super) fn stream(&self, k: &mut Builder) -> (OnlineSoftmax, AccTile) {
         let tile = self.bound(k, &self.rows);
@@ -37,7 +37,7 @@ impl Forward<'_> {
             skips.set(k, blocks);
         }
         let mask = Masker::new(k, &self.params.band, &self.threads, &self.rows, WARP_ROWS, self.plan.block_n);
-        let softmax = self.softmax(k);
+        let softmax = self.softmax(k, self.plan.rescale);
         let walk =
             Walk { from: tile.from(), full_from: own.lower.and_then(|lower| lower.full_from), end, masked };
         let programs = self.row_programs(k);
@@ -48,8 +48,8 @@ impl Forward<'_> {
 
     /// The KV blocks that the rows see. Rows that see no key visit one fully masked block.
     fn bound(&self, k: &mut Builder, rows: &RowRange) -> Bound {
-        let divides = self.plan.divides(self.problem);
-        Bound::new(k, &self.params.band, rows, self.plan.cluster_keys(), divides).at_least_one(k)
+        let divides = self.common.divides(self.problem);
+        Bound::new(k, &self.params.band, rows, self.common.cluster_keys(), divides).at_least_one(k)
     }
 
     /// Whether row warpgroups visit different numbers of blocks, each only those that its own rows see. With
@@ -82,7 +82,7 @@ impl Forward<'_> {
             }
             values.request_first(k, plan.stages - 1);
         });
-        sync_cta(k, plan, self.threads.lane, self.exchange.as_ref());
+        sync_cta(k, plan.cluster, self.threads.lane, self.exchange.as_ref());
         if plan.overlapping {
             k.griddep_launch_dependents();
         }
@@ -93,7 +93,7 @@ impl Forward<'_> {
             (plan.turns == Turns::PingPong).then(|| PingPong::new(k, &consumer, plan.row_warpgroups));
         MainLoop {
             weights: self.half.into(),
-            block_n: plan.cluster_keys(),
+            block_n: self.common.cluster_keys(),
             tiles: Tiles::InTurn,
             order: Order::ScoresAhead,
             products: self.products(),
@@ -151,7 +151,7 @@ impl Forward<'_> {
 
     /// The part's blocks of a tile, the last block first.
     fn supply(&self, k: &mut Builder, tensor: Tensor, tile: &Bound, requests: Pred) -> Supply {
-        let step = self.plan.cluster_keys();
+        let step = self.common.cluster_keys();
         let source = self.source(k);
         let in_warpgroup = k.and(self.place.warp, WARPS - 1);
         let warp = k.mad(self.place.row_warpgroup, WARPS, in_warpgroup);
@@ -186,8 +186,7 @@ impl Forward<'_> {
 
     /// The ring of the queries, which all warpgroups share, and the rings of the part's keys and values.
     fn rings(&self, k: &mut Builder) -> [TileRing; 3] {
-        let (plan, problem) = (self.plan, self.problem);
-        let map = plan.shared_map(problem);
+        let (plan, map) = (self.plan, self.map);
         let at = |offset: u32| self.shared.at(i64::from(offset));
         let of_queries = at(map.barriers);
         let of_keys = of_queries.at(i64::from(Pipeline::bytes(1)));
@@ -197,11 +196,11 @@ impl Forward<'_> {
             let first = k.shared_index(tiles, self.place.kv_warpgroup, TileRing::bytes(tile, plan.stages));
             TileRing { pipeline: Pipeline::new(barriers, plan.stages), tile, first }
         };
-        let (first, tile) = (at(map.queries), plan.query_tile(problem));
+        let (first, tile) = (at(map.queries), map.query_tile);
         [
             TileRing { pipeline: Pipeline::new(of_queries, 1), tile, first },
-            own(k, of_keys, at(map.keys), plan.key_tile(problem)),
-            own(k, of_values, at(map.values), plan.value_tile(problem)),
+            own(k, of_keys, at(map.keys), map.key_tile),
+            own(k, of_values, at(map.values), map.value_tile),
         ]
     }
 }

@@ -9,15 +9,14 @@ use tile::{AccTile, Accumulate, Group, OperandTile, Products, SharedMatrix};
 
 use super::loads::Loads;
 use super::paths::Seen;
-use super::plan::{Merge, SmallPlan};
-
-/// Rows of a warp.
-pub(super) const WARP_ROWS: u32 = 16;
+use super::{AtOncePlan, Merge};
+use crate::forward::small::common::SharedMap;
+use crate::forward::small::emit::WARP_ROWS;
 
 /// Operands, accumulators and the products in flight.
 #[derive(Clone)]
 pub(super) struct Block<'a> {
-    plan: &'a SmallPlan,
+    plan: &'a AtOncePlan,
     seen: Seen,
     loads: &'a Loads<'a>,
     products: Products,
@@ -36,16 +35,17 @@ impl<'a> Block<'a> {
     /// Waits for the queries.
     pub(super) fn new(
         k: &mut Builder,
-        plan: &'a SmallPlan,
+        plan: &'a AtOncePlan,
         problem: &Problem,
+        map: &SharedMap,
         products: Products,
         place: &Place,
         loads: &'a Loads<'a>,
     ) -> Block<'a> {
         loads.wait_for_queries(k);
-        let queries = SharedMatrix::over_columns(k, plan.query_tile(problem), loads.queries);
-        let keys = SharedMatrix::over_columns(k, plan.key_tile(problem), loads.keys);
-        let values = SharedMatrix::over_rows(k, plan.value_tile(problem), loads.values);
+        let queries = SharedMatrix::over_columns(k, map.query_tile, loads.queries);
+        let keys = SharedMatrix::over_columns(k, map.key_tile, loads.keys);
+        let values = SharedMatrix::over_rows(k, map.value_tile, loads.values);
         let columns = problem.head_dim_v as u32;
         let o = AccTile::unset(k, WARP_ROWS, columns);
         let shares = match plan.merge {
@@ -100,7 +100,7 @@ impl<'a> Block<'a> {
 
     /// Issues S = Q Kᵀ of a softmax step, each piece when its keys have arrived.
     pub(super) fn issue_scores(&mut self, k: &mut Builder, step: u32) {
-        let SmallPlan { qk_pieces, key_copies, .. } = *self.plan;
+        let AtOncePlan { qk_pieces, key_copies, .. } = *self.plan;
         let (keys, pieces_per_copy) = (self.plan.qk_keys(), qk_pieces / key_copies);
         for piece in self.qk_pieces_of(step) {
             let (copy, in_copy) = (piece / pieces_per_copy, piece % pieces_per_copy);

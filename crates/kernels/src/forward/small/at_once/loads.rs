@@ -6,17 +6,14 @@ use problem::{Problem, Tensor};
 use ptx::{Builder, CmpOp, Pred, R32, Shared, Src, TensorMapPtr};
 use tile::{Mbarriers, SwizzledTile};
 
-use super::plan::{Requests, SmallPlan};
+use super::{AtOncePlan, Requests};
+use crate::forward::small::common::SharedMap;
+use crate::forward::small::copies::{ELECTED_LANE, Source, sync_cta};
 
 /// Warps of a warpgroup.
 const WARPS: usize = 4;
 /// The warp that issues the late requests.
 const LATE_WARP: u32 = 2;
-/// The elected lane, which initialises, requests and arrives for its warp. ptxas predicates `mbarrier.init`
-/// for the whole warp, and compute-sanitizer attributes it to the last lane. With any other elected lane,
-/// compute-sanitizer would report a race of two lanes where there is none.
-const ELECTED_LANE: u32 = 31;
-
 /// A TMA copy of one tile, issued by one thread.
 #[derive(Clone)]
 struct Copy {
@@ -47,8 +44,9 @@ impl Copy {
 /// A warpgroup's tiles in shared memory and their full barriers.
 #[derive(Clone, Copy)]
 pub(super) struct Loads<'a> {
-    plan: &'a SmallPlan,
+    plan: &'a AtOncePlan,
     problem: &'a Problem,
+    map: SharedMap,
     place: Place,
     lane: R32,
     /// Address of the warpgroup's first tile of queries; keys and values likewise.
@@ -60,53 +58,32 @@ pub(super) struct Loads<'a> {
     value_barrier: Shared,
 }
 
-/// The coordinates of the copies: tensor maps, first position and key, head and batch entry.
-pub(super) struct Source {
-    pub maps: [TensorMapPtr; 3],
-    /// Sequence position of the first query row.
-    pub position: R32,
-    pub first_key: R32,
-    /// Head of Q, or group of packed heads.
-    pub head: R32,
-    pub kv_head: R32,
-    pub batch: R32,
-}
-
-impl Source {
-    /// Head and batch entry in a tensor's map, where those with stride 0 are one.
-    pub(super) fn head(&self, k: &mut Builder, problem: &Problem, tensor: Tensor) -> [R32; 2] {
-        let strides = problem.strides(tensor);
-        let head = if tensor == Tensor::Q { self.head } else { self.kv_head };
-        let mut index = |stride: i64, index: R32| if stride == 0 { k.mov(0) } else { index };
-        [index(strides.head, head), index(strides.batch, self.batch)]
-    }
-}
-
 impl<'a> Loads<'a> {
     pub(super) fn new(
         k: &mut Builder,
-        plan: &'a SmallPlan,
+        plan: &'a AtOncePlan,
         problem: &'a Problem,
+        map: SharedMap,
         place: Place,
         lane: R32,
         shared: Shared,
     ) -> Loads<'a> {
-        let map = plan.shared_map(problem);
         let at = |offset: u32| ptx::Pointer::at(shared, i64::from(offset));
         let barriers = Mbarriers::new(at(map.barriers));
         let values = barriers.from(plan.row_warpgroups);
         let keys = values.from(plan.kv_warpgroups);
         let (rows, part) = (place.row_warpgroup, place.kv_warpgroup);
         let before = k.mul(part, plan.key_copies);
-        let key_bytes = plan.key_copies * plan.key_tile(problem).bytes();
+        let key_bytes = plan.key_copies * map.key_tile.bytes();
         Loads {
             plan,
             problem,
+            map,
             place,
             lane,
-            queries: k.shared_index(at(map.queries), rows, plan.query_tile(problem).bytes()),
+            queries: k.shared_index(at(map.queries), rows, map.query_tile.bytes()),
             keys: k.shared_index(at(map.keys), part, key_bytes),
-            values: k.shared_index(at(map.values), part, plan.value_tile(problem).bytes()),
+            values: k.shared_index(at(map.values), part, map.value_tile.bytes()),
             query_barrier: barriers.index(k, rows),
             key_barriers: keys.skip(k, before),
             value_barrier: values.index(k, part),
@@ -143,7 +120,7 @@ impl<'a> Loads<'a> {
                 mine.iter().for_each(|copy| copy.request(k));
             });
         }
-        sync_cta(k, self.plan, self.lane, exchange);
+        sync_cta(k, self.plan.cluster, self.lane, exchange);
         if !late.is_empty() {
             self.one_lane_of(k, LATE_WARP, |k| late.iter().for_each(|copy| copy.request(k)));
         }
@@ -154,13 +131,13 @@ impl<'a> Loads<'a> {
 
     /// The warpgroup's copies: those requested first, and those requested after the CTA's barrier.
     fn copies(&self, k: &mut Builder, from: &Source) -> (Vec<Copy>, Vec<Copy>) {
-        let SmallPlan { row_warpgroups, kv_warpgroups, key_copies, .. } = *self.plan;
+        let AtOncePlan { row_warpgroups, kv_warpgroups, key_copies, .. } = *self.plan;
         let of_rows = (kv_warpgroups > 1).then(|| k.setp_u(CmpOp::Eq, self.place.kv_warpgroup, 0));
         let of_part = (row_warpgroups > 1).then(|| k.setp_u(CmpOp::Eq, self.place.row_warpgroup, 0));
         let [q, key, v] = [Tensor::Q, Tensor::K, Tensor::V].map(|t| from.head(k, self.problem, t));
         let query = Copy {
             map: from.maps[0],
-            tile: self.plan.query_tile(self.problem),
+            tile: self.map.query_tile,
             to: self.queries,
             at: [from.position, q[0], q[1]],
             barrier: self.query_barrier,
@@ -168,13 +145,13 @@ impl<'a> Loads<'a> {
         };
         let value = Copy {
             map: from.maps[2],
-            tile: self.plan.value_tile(self.problem),
+            tile: self.map.value_tile,
             to: self.values,
             at: [from.first_key, v[0], v[1]],
             barrier: self.value_barrier,
             requester: of_part,
         };
-        let tile = self.plan.key_tile(self.problem);
+        let tile = self.map.key_tile;
         let mut keys: Vec<Copy> = Vec::new();
         for i in 0..key_copies {
             let first = if i == 0 { from.first_key } else { k.add(from.first_key, i * tile.rows) };
@@ -215,19 +192,6 @@ impl<'a> Loads<'a> {
     pub(super) fn wait_for_values(&self, k: &mut Builder) {
         k.mbarrier_wait_parity(self.value_barrier, 0);
     }
-}
-
-/// Initialises the exchange's mbarriers and synchronises the CTA: afterwards all mbarriers of the CTA are
-/// initialised.
-pub(super) fn sync_cta(k: &mut Builder, plan: &SmallPlan, lane: R32, exchange: Option<&Exchange>) {
-    if let Some(exchange) = exchange {
-        let elected = k.setp_u(CmpOp::Eq, lane, ELECTED_LANE);
-        k.if_(elected, |k| exchange.expect(k));
-    }
-    if plan.cluster > 1 {
-        k.cluster_arrive_relaxed();
-    }
-    k.bar_sync();
 }
 
 /// Emits `body` under `condition`, if there is one.

@@ -1,0 +1,81 @@
+//! The kernel that holds all keys of a warpgroup at once.
+
+use attend::{Masker, OnlineSoftmax, Rescale, RowPrograms};
+use ptx::Builder;
+use tile::AccTile;
+
+use super::block::Block;
+use super::loads::Loads;
+use super::{AtOncePlan, Merge, Scores};
+use crate::forward::small::emit::{Forward, WARP_ROWS};
+
+impl Forward<'_, AtOncePlan> {
+    /// Attention over the only KV block of the warpgroup: no loop, and everything is in flight at once.
+    pub(super) fn at_once(&self, k: &mut Builder) -> (OnlineSoftmax, AccTile) {
+        let plan = self.plan;
+        let source = self.source(k);
+        let loads = Loads::new(k, plan, self.problem, self.map, self.place, self.threads.lane, self.shared);
+        loads.request(k, &source, self.exchange.as_ref());
+        let block = Block::new(k, plan, self.problem, &self.map, self.products(), &self.place, &loads);
+        let mask = Masker::new(k, &self.params.band, &self.threads, &self.rows, WARP_ROWS, plan.block_n);
+        let softmax = self.softmax(k, Rescale::Always);
+        let programs = self.row_programs(k);
+        self.paths(k, |k, seen| {
+            let mut block = block.seen(seen);
+            self.attend(k, &mut block, (&mask, programs.as_ref()), &softmax);
+            softmax.gather_sums(k);
+            if plan.merge == Merge::PeerFirst {
+                self.send_to_peer(k, &softmax, &block);
+            }
+            block.finish(k);
+        });
+        match plan.merge {
+            Merge::Shares => self.join(k, softmax, block.own_share()),
+            Merge::PeerFirst => {
+                let own = block.own_share();
+                let sinks = self.sinks(k);
+                (self.exchange().receive(k, softmax, &own, sinks.as_ref()), own)
+            }
+        }
+    }
+
+    /// Softmax and P V of the scores that a path's rows see.
+    fn attend(
+        &self,
+        k: &mut Builder,
+        block: &mut Block,
+        shown: (&Masker, Option<&RowPrograms<'_>>),
+        softmax: &OnlineSoftmax,
+    ) {
+        let steps = block.steps();
+        let ahead = if self.plan.scores == Scores::AllAtOnce { steps } else { steps.min(1) };
+        (0..ahead).for_each(|step| block.issue_scores(k, step)); //       S = Q Kᵀ
+        for step in 0..steps {
+            let maxima = block.maxima(k, self.params.softcap.as_ref(), shown, step);
+            let alpha = if step == 0 {
+                softmax.set_row_max(k, &maxima); //                             m = max(S·c)
+                None
+            } else {
+                Some(softmax.raise_to(k, &maxima)) //                m = max(m, S·c); l rescaled
+            };
+            if step + 1 >= ahead && step + 1 < steps {
+                block.issue_scores(k, step + 1);
+            }
+            for piece in block.pv_pieces_of(step) {
+                let s = block.scores_of(piece);
+                let p = softmax.probabilities(k, &s); //                  P = exp2(S·c − m); l += Σ P
+                if let (Some(alpha), true) = (&alpha, piece == block.pv_pieces_of(step).start) {
+                    block.rescale(k, alpha); //                           O rescaled
+                }
+                block.issue_output(k, &p, piece); //                      O += P V
+            }
+        }
+    }
+
+    /// With two CTAs, sends the peer's columns before the own ones are complete.
+    fn send_to_peer(&self, k: &mut Builder, softmax: &OnlineSoftmax, block: &Block) {
+        let theirs = block.peers_share(k);
+        self.wait_for_cluster(k);
+        self.exchange().send_to_peer(k, softmax, theirs);
+    }
+}

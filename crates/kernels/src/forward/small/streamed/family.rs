@@ -1,0 +1,54 @@
+//! The family in the registry, and the declaration of its genes.
+
+use problem::Problem;
+use ptx::Violations;
+use serde_json::{Value, json};
+
+use super::StreamedPlan;
+use crate::family::FamilyPlan;
+use crate::forward::contract::{default_tanh, tanh_gene};
+use crate::forward::small::{common, emit, wave};
+use crate::genes::{Gene, RESIDENT_CTAS, STAGES, TURNS};
+use crate::{Arch, Features, PlanError, Program};
+
+impl FamilyPlan for StreamedPlan {
+    fn features() -> Features {
+        common::features()
+    }
+
+    fn default_for(problem: &Problem, arch: &Arch) -> StreamedPlan {
+        StreamedPlan::default_for(problem, arch)
+    }
+
+    fn suits(problem: &Problem, arch: &Arch) -> bool {
+        wave::is_small(problem, arch)
+    }
+
+    fn genes(problem: &Problem) -> Vec<Gene> {
+        let mut genes = common::genes(problem);
+        genes.extend([
+            Gene::new("stages").searched([2, 3, 4, 8]).wider([5, 6]).curing(STAGES),
+            Gene::new("rescale")
+                .searched([json!("always"), json!({ "beyond": 8 })])
+                .wider([4, 14].map(|n| json!({ "beyond": n }))),
+            Gene::new("speculative").searched([Value::Null, json!(12)]).wider([8, 15]),
+            Gene::new("turns").searched(["free", "ping_pong"]).curing(TURNS),
+            Gene::new("resident_ctas").searched([1, 2, 3, 4]).curing(RESIDENT_CTAS),
+            tanh_gene(problem),
+        ]);
+        genes
+    }
+
+    fn check(&self, problem: &Problem, arch: &Arch) -> Result<(), PlanError> {
+        self.check(problem, arch)
+    }
+
+    fn emit(&self, problem: &Problem, _: &Arch) -> Result<Program, Violations> {
+        emit::emit(self, problem)
+    }
+
+    fn adapted(mut self, problem: &Problem, _: &Arch, own_shape: bool) -> StreamedPlan {
+        self.tanh = default_tanh(problem);
+        if own_shape { self.fitted(problem) } else { self.filled(problem).fitted(problem) }
+    }
+}

@@ -1,0 +1,120 @@
+//! Plans and problems that the families for small grids refuse, each with the reason.
+
+use crate::common::small_plan::{at_once, streamed};
+use attend::Rescale;
+use flashcore_kernels::forward::small::{self, AtOncePlan, Merge, RowOrder, StreamedPlan};
+use flashcore_kernels::{Arch, Plan};
+use problem::{DType, Layout, Problem};
+use tile::{RowStore, Turns};
+
+const ARCH: Arch = Arch::SM_90;
+
+#[test]
+fn plans_that_cannot_work_are_refused_with_the_reason() {
+    let mission = Problem::mission();
+    let Plan::SmallAtOnce(good) = small::default_for(&mission, &ARCH) else {
+        panic!("512 keys are held at once")
+    };
+    let reason = |problem: &Problem, plan: &AtOncePlan, arch: &Arch| {
+        Plan::from(plan.clone()).check(problem, arch).expect_err("refused").to_string()
+    };
+    let of = |change: fn(&mut AtOncePlan)| {
+        let mut plan = good.clone();
+        change(&mut plan);
+        reason(&mission, &plan, &ARCH)
+    };
+    let of_streamed = |change: fn(&mut StreamedPlan)| {
+        let mut plan = StreamedPlan { block_n: 64, ..streamed() };
+        change(&mut plan);
+        Plan::from(plan).check(&mission, &ARCH).expect_err("refused").to_string()
+    };
+    assert!(of(|p| p.cluster = 3).starts_with("invalid value '3' for cluster: expected 1, 2, 4"));
+    assert!(
+        of(|p| p.cluster = 1)
+            .starts_with("invalid value '512' for seq_kv: expected up to 256 with this plan")
+    );
+    assert!(of(|p| p.kv_warpgroups = 0).starts_with("invalid value '0' for kv_warpgroups:"));
+    assert!(
+        of(|p| p.row_warpgroups = 5).starts_with("invalid value '5' for row_warpgroups: expected 1 to 4")
+    );
+    assert!(
+        of(|p| p.block_n = 264)
+            .starts_with("invalid value '264' for block_n: expected multiples of 16 from 16 to 256")
+    );
+    assert!(
+        of(|p| p.qk_pieces = 3)
+            .starts_with("invalid value '3' for qk_pieces: expected divisors of block_n / 8")
+    );
+    assert!(
+        of(|p| p.key_copies = 8)
+            .starts_with("invalid value '8' for key_copies: expected divisors of qk_pieces")
+    );
+    assert!(
+        of(|p| p.softmax_steps = 8)
+            .starts_with("invalid value '8' for softmax_steps: expected divisors of qk_pieces")
+    );
+    assert!(
+        of(|p| p.pv_pieces = 16)
+            .starts_with("invalid value '16' for pv_pieces: expected divisors of block_n / (16")
+    );
+    assert!(of_streamed(|p| p.stages = 1).starts_with("invalid value '1' for stages: expected 2 to 8"));
+    assert!(of_streamed(|p| p.stages = 9).starts_with("invalid value '9' for stages: expected 2 to 8"));
+    // A value whose product wraps around to a divisor is not a divisor.
+    assert!(
+        of(|p| p.pv_pieces = (1 << 28) + 1)
+            .starts_with("invalid value '268435457' for pv_pieces: expected divisors")
+    );
+    let wraps = |p: &mut AtOncePlan| (p.key_copies, p.qk_pieces) = (1, (1 << 29) + 1);
+    assert!(of(wraps).starts_with("invalid value '536870913' for qk_pieces: expected divisors"));
+    let rescaled = StreamedPlan { rescale: Rescale::Beyond(9), ..streamed() };
+    let in_f16 = Plan::from(rescaled.clone()).check(&mission, &ARCH).expect_err("refused").to_string();
+    assert_eq!(in_f16, "invalid value '9' for rescale.beyond: expected 0 to 8 in f16");
+    rescaled.check(&Problem { dtypes: DType::Bf16.into(), ..mission.clone() }, &ARCH).unwrap();
+    assert!(
+        of_streamed(|p| p.speculative = Some(16))
+            .starts_with("invalid value '16' for speculative: expected 1 to 15")
+    );
+    assert!(
+        of_streamed(|p| p.turns = Turns::PingPong)
+            .starts_with("invalid value '1' for row_warpgroups: expected 2 to 4 with turns = ping_pong")
+    );
+    assert!(
+        of_streamed(|p| (p.kv_warpgroups, p.row_warpgroups, p.turns) = (2, 2, Turns::PingPong))
+            .starts_with("invalid value '2' for kv_warpgroups: expected 1 with turns = ping_pong")
+    );
+    assert!(
+        of(|p| p.kv_warpgroups = 2)
+            .starts_with("invalid value '2' for kv_warpgroups: expected 1 with merge = peer_first")
+    );
+    let crowd = Problem::new(1, 1 << 30, 1, 64, DType::F16);
+    let by_rows = AtOncePlan { tile_order: RowOrder::LongestFirst, ..good.clone() };
+    assert!(
+        reason(&crowd, &by_rows, &ARCH)
+            .starts_with("invalid value '1073741824' for heads_q: expected fewer than 2^31")
+    );
+    assert!(of_streamed(|p| p.resident_ctas = 6).contains("bytes of shared memory are needed"));
+    assert!(
+        of(|p| (p.cluster, p.kv_warpgroups, p.merge) = (4, 2, Merge::Shares))
+            .starts_with("invalid value '8' for head_dim_v / parts:")
+    );
+    let wide = Problem::new(1, 8, 512, 256, DType::F16);
+    let plan = AtOncePlan { block_n: 256, ..good.clone() };
+    assert!(reason(&wide, &plan, &ARCH).contains("bytes of shared memory are needed"));
+    let mut dense = at_once();
+    dense.block_n = 256;
+    dense.store = RowStore::Chunks;
+    let mut unaligned = Problem::new(1, 1, 64, 64, DType::F16);
+    unaligned.out.row = 66;
+    assert!(reason(&unaligned, &dense, &ARCH).starts_with(
+        "invalid value '66' for out row stride with family small_at_once: expected multiples of 8"
+    ));
+    unaligned.k.row = 68;
+    assert!(reason(&unaligned, &dense, &ARCH).contains("k"));
+    assert!(reason(&mission, &good, &Arch::SM_89).starts_with("invalid value '89' for sm: expected 90"));
+    let no_keys = mission.clone().with_seq_kv(0, Layout::Bhsd);
+    assert!(reason(&no_keys, &good, &ARCH).starts_with("invalid value '0' for seq_kv: expected 1 to 2^30"));
+    let float = Problem { dtypes: DType::F32.into(), ..mission.clone() };
+    assert!(
+        reason(&float, &good, &ARCH).starts_with("invalid value 'f32' for dtype with family small_at_once")
+    );
+}

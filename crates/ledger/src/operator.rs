@@ -1,0 +1,204 @@
+//! The operators that make candidates, as the ledger names them.
+
+use std::convert::Infallible;
+use std::fmt;
+use std::str::FromStr;
+
+use rusqlite::ToSql;
+use rusqlite::types::{FromSql, FromSqlResult, ToSqlOutput, ValueRef};
+use serde::{Deserialize, Serialize};
+
+/// The ways in which a candidate comes into a run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Operator {
+    /// The candidate that the run tries to beat.
+    Baseline,
+    /// The baseline again, as an A/A control.
+    Control,
+    /// The shipped plan, in a run that started elsewhere.
+    Shipped,
+    /// The plan of a held-out problem, for comparison.
+    HeldOut,
+    /// An initial candidate. The detail says from where: `tuned`, `ledger`, `default` or `model`.
+    Seed,
+    /// A random sample of the control group.
+    Random,
+    /// Draws genes of an elite anew.
+    Mutate,
+    /// Combines genes of two elites.
+    Cross,
+    /// Takes one step from the best.
+    Neighbour,
+    /// Applies a gene that helped elsewhere, or a finding's cure.
+    Insight,
+    /// Draws a candidate at random.
+    Restart,
+    /// Asks the proposer.
+    Propose,
+    /// An operator that this version does not know; the detail is its whole name.
+    Other,
+}
+
+impl Operator {
+    /// Every operator that this version knows.
+    pub const ALL: [Operator; 12] = [
+        Operator::Baseline,
+        Operator::Control,
+        Operator::Shipped,
+        Operator::HeldOut,
+        Operator::Seed,
+        Operator::Random,
+        Operator::Mutate,
+        Operator::Cross,
+        Operator::Neighbour,
+        Operator::Insight,
+        Operator::Restart,
+        Operator::Propose,
+    ];
+
+    /// The operators among which the bandit of a search chooses.
+    pub const CHOSEN: [Operator; 6] = [
+        Operator::Mutate,
+        Operator::Cross,
+        Operator::Neighbour,
+        Operator::Insight,
+        Operator::Restart,
+        Operator::Propose,
+    ];
+
+    /// The word for it in the ledger; empty for an unknown operator.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Operator::Baseline => "baseline",
+            Operator::Control => "control",
+            Operator::Shipped => "shipped",
+            Operator::HeldOut => "held_out",
+            Operator::Seed => "seed",
+            Operator::Random => "random",
+            Operator::Mutate => "mutate",
+            Operator::Cross => "crossover",
+            Operator::Neighbour => "neighbour",
+            Operator::Insight => "insight",
+            Operator::Restart => "restart",
+            Operator::Propose => "proposer",
+            Operator::Other => "",
+        }
+    }
+
+    /// The operator with a detail: the changed genes, the finding, or where a seed is from.
+    pub fn with(self, detail: impl Into<String>) -> MadeBy {
+        MadeBy { operator: self, detail: detail.into() }
+    }
+}
+
+/// The operator that made a candidate, with its detail. As text, in the ledger and in JSON, the parts are
+/// joined by a colon: `mutate:block_n+stages`.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(into = "String", from = "String")]
+pub struct MadeBy {
+    pub operator: Operator,
+    /// Empty if there is none.
+    pub detail: String,
+}
+
+impl MadeBy {
+    /// Whether the candidate is a random sample from which the time model picks.
+    pub fn is_drawn(&self) -> bool {
+        *self == MadeBy::drawn()
+    }
+
+    /// The operator of random samples from which the time model picks.
+    pub fn drawn() -> MadeBy {
+        Operator::Seed.with("model")
+    }
+}
+
+impl From<Operator> for MadeBy {
+    fn from(operator: Operator) -> MadeBy {
+        operator.with("")
+    }
+}
+
+impl From<&str> for MadeBy {
+    fn from(text: &str) -> MadeBy {
+        let (word, detail) = text.split_once(':').unwrap_or((text, ""));
+        match Operator::ALL.into_iter().find(|operator| operator.name() == word) {
+            Some(operator) => operator.with(detail),
+            None => Operator::Other.with(text),
+        }
+    }
+}
+
+impl From<String> for MadeBy {
+    fn from(text: String) -> MadeBy {
+        MadeBy::from(text.as_str())
+    }
+}
+
+impl From<MadeBy> for String {
+    fn from(made: MadeBy) -> String {
+        made.to_string()
+    }
+}
+
+impl FromStr for MadeBy {
+    type Err = Infallible;
+
+    fn from_str(text: &str) -> Result<MadeBy, Infallible> {
+        Ok(MadeBy::from(text))
+    }
+}
+
+impl fmt::Display for MadeBy {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match (self.operator, self.detail.as_str()) {
+            (Operator::Other, detail) => f.write_str(detail),
+            (operator, "") => f.write_str(operator.name()),
+            (operator, detail) => write!(f, "{}:{detail}", operator.name()),
+        }
+    }
+}
+
+impl ToSql for MadeBy {
+    fn to_sql(&self) -> rusqlite::Result<ToSqlOutput<'_>> {
+        Ok(self.to_string().into())
+    }
+}
+
+impl FromSql for MadeBy {
+    fn column_result(value: ValueRef<'_>) -> FromSqlResult<MadeBy> {
+        Ok(MadeBy::from(value.as_str()?))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Text of every form survives, that of operators of other versions too.
+    #[test]
+    fn what_made_a_candidate_survives_as_text() {
+        for (text, operator, detail) in [
+            ("baseline", Operator::Baseline, ""),
+            ("seed:model", Operator::Seed, "model"),
+            ("mutate:block_n+stages", Operator::Mutate, "block_n+stages"),
+            ("crossover", Operator::Cross, ""),
+            ("insight:serial_reduction", Operator::Insight, "serial_reduction"),
+            ("anneal:block_n", Operator::Other, "anneal:block_n"),
+            ("", Operator::Other, ""),
+        ] {
+            let made = MadeBy::from(text);
+            assert_eq!(
+                (made.operator, made.detail.as_str(), made.to_string()),
+                (operator, detail, text.to_owned())
+            );
+            let json = serde_json::to_string(&made).unwrap();
+            assert_eq!((serde_json::from_str::<MadeBy>(&json).unwrap(), json), (made, format!("{text:?}")));
+        }
+        assert!(MadeBy::from("seed:model").is_drawn() && !MadeBy::from("seed:tuned").is_drawn());
+        for operator in Operator::ALL {
+            assert_eq!(MadeBy::from(operator.name()), operator.into());
+        }
+    }
+}
