@@ -252,7 +252,9 @@ fn problems() -> [Problem; 5] {
 fn it_beats_blind_draws_at_equal_budget() {
     let mut better = 0;
     let mut gains = Vec::new();
-    for (seed, problem) in problems().iter().enumerate() {
+    // One landscape may favour either; together they do not.
+    let landscapes: Vec<Problem> = (0..4).flat_map(|_| problems()).collect();
+    for (seed, problem) in landscapes.iter().enumerate() {
         let page = Page::new(&format!("beats-{seed}"));
         let config = config(problem, 160, seed as u64 + 1);
         let mut evolution = begin(&page, &config, Limits::ALONE);
@@ -271,7 +273,8 @@ fn it_beats_blind_draws_at_equal_budget() {
             assert!(!once || *count <= most, "{stage:?} {count} times");
         }
     }
-    assert!(better >= 4, "{better} of 5: {gains:?}");
+    let mean = (gains.iter().map(|gain| gain.ln()).sum::<f64>() / gains.len() as f64).exp();
+    assert!(better >= 14 && mean > 1.2, "{better} of {}, {mean} on average: {gains:?}", gains.len());
 }
 
 #[test]
