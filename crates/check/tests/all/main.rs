@@ -5,6 +5,7 @@ mod blind_spots;
 mod common;
 mod cuda;
 mod diagnosis;
+mod fp8;
 mod gate;
 mod launches;
 mod lengths;
