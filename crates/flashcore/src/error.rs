@@ -106,9 +106,9 @@ pub enum AttentionError {
         /// Bytes needed.
         needed: usize,
     },
-    /// A device address is not a multiple of the element size.
+    /// A device address is not a multiple of the element size, or of 2 bytes for 8-bit elements.
     #[error(
-        "{tensor} is at address {address:#x}; accepted: multiples of {accepted} bytes, the size of its elements"
+        "{tensor} is at address {address:#x}; accepted: multiples of {accepted} bytes, as kernels read its elements"
     )]
     Alignment {
         /// The tensor: q, k, v, out, lse, or another operand.
