@@ -1,37 +1,11 @@
-//! The gate on 8-bit inputs in the family `mma`: the torture set, and the default plans on long and grouped
-//! problems with descale factors.
+//! The gate on 8-bit inputs in the family `mma`: the default plans with descale factors.
 
-use attend::{Order, OutputSums};
-use flashcore_check::gate::{CheckReport, Settings, Verdict, bind, check_family, check_kernel, torture};
-use kernels::forward::mma::{MmaPlan, QueryHome};
-use kernels::{Arch, Family, Plan};
-use problem::{Band, DType, DTypes, Layout, Problem, ScaleLayout, Scales};
+use flashcore_check::gate::{CheckReport, Settings, Verdict, bind, check_kernel};
+use kernels::{Arch, Family};
+use problem::{Band, DTypes, Layout, Problem, ScaleLayout, Scales};
 
 fn passes(check: &CheckReport, of: &dyn std::fmt::Debug) {
     assert_eq!(check.verdict, Verdict::Passed, "{of:?}: {:#?}", check.reasons);
-}
-
-#[test]
-fn the_torture_set_passes() {
-    for (i, types) in ["e4m3", "e5m2:f16", "e5m2/e4m3/bf16:f32"].into_iter().enumerate() {
-        let dtypes: DTypes = types.parse().unwrap();
-        let problems = torture::problems(dtypes, 64);
-        let bound = |problem: &Problem| {
-            let plan = MmaPlan {
-                block_m: 32,
-                block_n: 32,
-                warps: 2,
-                kv_warps: 1,
-                splits: 1,
-                stages: [1, 2, 3][i],
-                products: if i == 0 { Order::InTurn } else { Order::ScoresAhead },
-                queries: QueryHome::Shared,
-                ..MmaPlan::default_for(&problem.canonical(), &Arch::SM_89)
-            };
-            Some(bind(&Plan::Mma(plan), &problem.clone().with_lse(true), &Arch::SM_89).unwrap())
-        };
-        passes(&check_family(&problems, &Settings::quick(), bound).unwrap(), &types);
-    }
 }
 
 /// Groups of 1 and 8 query heads, each mask, both types, head dims 64, 128 and 256.
@@ -60,19 +34,4 @@ fn default_plans_pass_with_factors() {
         let bound = bind(&plan, &problem, &arch).unwrap();
         passes(&check_kernel(&bound, &Settings::quick()).unwrap(), &(plan, problem));
     }
-}
-
-/// Sums of O over all keys on the tensor cores lose light keys of long problems, sums by block do not.
-#[test]
-fn sums_by_block_are_needed_on_long_problems() {
-    let problem = Problem::new(1, 1, 16, 64, DType::E4m3).with_seq_kv(16_384, Layout::Bhsd);
-    let check = |output_sums| {
-        let plan = MmaPlan::default_for(&problem, &Arch::SM_89);
-        let plan = Plan::Mma(MmaPlan { output_sums, splits: 1, ..plan });
-        let bound = bind(&plan, &problem, &Arch::SM_89).unwrap();
-        check_kernel(&bound, &Settings::quick().first_run()).unwrap().error.unwrap()
-    };
-    let [by_block, running] = [OutputSums::ByBlock, OutputSums::Running].map(check);
-    assert!(by_block.reasons().is_empty(), "{by_block:?}");
-    println!("{} {}", by_block.brief(), running.brief());
 }

@@ -11,7 +11,7 @@ use tile::{CopyMode, MmaType};
 
 use super::plan::MmaPlan;
 use crate::error::accept;
-use crate::forward::fp8::{check_scales, default_threshold, operand_type};
+use crate::forward::fp8::{check_scales, operand_type};
 use crate::{Arch, PlanError};
 
 /// The widest rows of 8-bit tensors.
@@ -58,10 +58,11 @@ pub(super) const fn default_sums(problem: &Problem) -> OutputSums {
     if problem.dtypes.v.is_fp8() { OutputSums::ByBlock } else { OutputSums::Running }
 }
 
-/// The default rescaling: in e4m3, the one that leaves enough of the range to light keys.
+/// The default rescaling: in e4m3 with a threshold of 0, which leaves all of the range to light keys. With 5,
+/// short problems with a heavy key fail the gate.
 pub(super) const fn default_rescale(problem: &Problem) -> Rescale {
     match problem.dtypes.weights() {
-        DType::E4m3 | DType::E5m2 => Rescale::Beyond(default_threshold(problem.seq_kv)),
+        DType::E4m3 | DType::E5m2 => Rescale::Beyond(0),
         DType::F16 | DType::Bf16 | DType::F32 => Rescale::Beyond(8),
     }
 }
