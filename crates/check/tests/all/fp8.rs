@@ -1,11 +1,37 @@
-//! The gate on 8-bit inputs in the family `mma`: the default plans with descale factors.
+//! The gate on 8-bit inputs in the family `mma`: the torture set, and the default plans with descale
+//! factors.
 
-use flashcore_check::gate::{CheckReport, Settings, Verdict, bind, check_kernel};
-use kernels::{Arch, Family};
+use attend::Order;
+use flashcore_check::gate::{CheckReport, Settings, Verdict, bind, check_family, check_kernel, torture};
+use kernels::forward::mma::{MmaPlan, QueryHome};
+use kernels::{Arch, Family, Plan};
 use problem::{Band, DTypes, Layout, Problem, ScaleLayout, Scales};
 
 fn passes(check: &CheckReport, of: &dyn std::fmt::Debug) {
     assert_eq!(check.verdict, Verdict::Passed, "{of:?}: {:#?}", check.reasons);
+}
+
+#[test]
+fn the_torture_set_passes() {
+    for (i, types) in ["e4m3", "e5m2/e4m3/bf16"].into_iter().enumerate() {
+        let dtypes: DTypes = types.parse().unwrap();
+        let problems = torture::problems(dtypes, 64);
+        let bound = |problem: &Problem| {
+            let plan = MmaPlan {
+                block_m: 32,
+                block_n: 32,
+                warps: 2,
+                kv_warps: 1,
+                splits: 1,
+                stages: [1, 3][i],
+                products: if i == 0 { Order::InTurn } else { Order::ScoresAhead },
+                queries: QueryHome::Shared,
+                ..MmaPlan::default_for(&problem.canonical(), &Arch::SM_89)
+            };
+            Some(bind(&Plan::Mma(plan), &problem.clone().with_lse(true), &Arch::SM_89).unwrap())
+        };
+        passes(&check_family(&problems, &Settings::quick(), bound).unwrap(), &types);
+    }
 }
 
 /// Groups of 1 and 8 query heads, each mask, both types, head dims 64, 128 and 256.
