@@ -49,8 +49,8 @@ impl Builder {
         self.mma(MmaShape::M16N8K16, [half.ty(); 2], c, &a, &b);
     }
 
-    /// `c += a · b` with m16n8k32 of 8-bit floats (sm_89): `a` 16×32 row-major, `b` 32×8 column-major, each of
-    /// its own type, `c` 16×8 in f32.
+    /// `c += a · b` with m16n8k32 of 8-bit floats (sm_89): `a` 16×32 row-major, `b` 32×8 column-major, each
+    /// of its own type, `c` 16×8 in f32.
     pub fn mma_m16n8k32(&mut self, types: [Type; 2], c: [F32; 4], a: [R32; 4], b: [R32; 2]) {
         self.mma(MmaShape::M16N8K32, types, c, &a, &b);
     }

@@ -1,6 +1,6 @@
-//! Inputs of 8 bits: the types of the products, what a problem and a plan have to keep to, and the defaults.
+//! Inputs of 8 bits: types of the products, what a problem and a plan have to keep to, and the defaults.
 //!
-//! The scores are a product of 8-bit Q and K. If V has 8 bits too, P is rounded to e4m3, and the lanes permute
+//! The scores are a product of 8-bit Q and K. If V has 8 bits too, P is rounded to e4m3, and lanes permute
 //! bytes of V into operands ([`tile::mma_ab`]). With V in 16 bits, P and the product with V are those of the
 //! 16-bit kernels.
 

@@ -250,7 +250,7 @@ impl MmaPlan {
         [dim.next_multiple_of(step), dim_v.next_multiple_of(step_v)]
     }
 
-    /// Tiles of Q, K, V and O in shared memory; O reuses the place of Q. O in f32 of 8-bit inputs has no tile.
+    /// Tiles of Q, K, V and O in shared memory; O reuses the place of Q. O in f32 has none with 8-bit inputs.
     pub(super) fn layouts(&self, problem: &Problem) -> [TileLayout; 4] {
         let [dim, dim_v] = self.columns(problem);
         let dtypes = problem.dtypes;
