@@ -83,8 +83,9 @@ fn subjects(arch: &Arch) -> Result<Vec<Subject>, Failure> {
     let mut subjects = Vec::new();
     for rung in rungs(&problem, arch)? {
         let plan = json!({ "family": "ladder", "rung": rung.name });
-        let (name, problem) = (rung.name, problem.clone());
-        subjects.push(Subject { part: Part::Rung, name, problem, plan, head: rung.head, whole: rung.whole });
+        let problem = Problem { dtypes: rung.dtypes(&problem), ..problem.clone() };
+        let (name, head, whole) = (rung.name, rung.head, rung.whole);
+        subjects.push(Subject { part: Part::Rung, name, problem, plan, head, whole });
     }
     for trial in trials(arch) {
         let p = &trial.problem;

@@ -106,8 +106,10 @@ fn line(s: &Subject, heads: usize) -> String {
 
 /// The evidence row: all times, and the forecast that preceded them.
 fn row(s: &Subject, problem: &Problem, provenance: &Provenance) -> Value {
+    // The types of the rung on 8-bit inputs are its own.
+    let problem = Problem { dtypes: s.rung.dtypes(problem), ..problem.clone() };
     let mut row = json!({
-        "suite": "rungs", "impl": "flashcore", "kernel": s.rung.name, "problem": problem_json(problem),
+        "suite": "rungs", "impl": "flashcore", "kernel": s.rung.name, "problem": problem_json(&problem),
         "us": median(&s.times), "all_us": s.times, "launches": LAUNCHES, "timer": "events, warm",
         "forecast_us": s.forecast.as_ref().map(|p| [p.us_low, p.us, p.us_high]),
     });

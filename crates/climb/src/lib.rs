@@ -9,10 +9,10 @@ use std::time::Instant;
 
 use cpu::CpuPlan;
 use kernels::ladder::{Expected, Reason};
-use kernels::{Arch, KernelError, Plan};
+use kernels::{Arch, Family, KernelError, Plan};
 use predict::resources::Ptxas;
 use predict::{Gpu, machine};
-use problem::{DType, Problem};
+use problem::{DType, DTypes, Problem};
 use serde_json::{Value, json};
 
 use bench::{BenchError, Race, race_cpu};
@@ -58,6 +58,11 @@ pub struct Climbed {
 }
 
 impl Rung {
+    /// The element types of its inputs and output, in a climb of `problem`.
+    pub fn dtypes(&self, problem: &Problem) -> DTypes {
+        self.whole.problem.as_ref().map_or(problem.dtypes, |own| own.dtypes)
+    }
+
     /// The time stated by the original kernels, µs on an L4.
     pub fn quoted_us(&self) -> Option<f64> {
         self.quoted.as_ref().map(|q| q.us)
@@ -294,7 +299,7 @@ pub enum Progress<'a> {
 }
 
 /// All rungs on the problem: the engineer's log of kernels, then the fused family, to which option C of that
-/// log leads.
+/// log leads, and on architectures with 8-bit products the fused kernel of 8-bit inputs.
 ///
 /// # Errors
 /// When a kernel cannot be emitted for the problem.
@@ -316,7 +321,7 @@ pub fn rungs(problem: &Problem, arch: &Arch) -> Result<Vec<Rung>, KernelError> {
         Ok(rung)
     });
     let fused = fused(problem, arch);
-    seeds.chain(std::iter::once(fused)).collect()
+    seeds.chain(std::iter::once(fused)).chain(fp8_mma(problem, arch)).collect()
 }
 
 /// The rung of the fused family's kernel for the problem.
@@ -326,6 +331,17 @@ pub fn rungs(problem: &Problem, arch: &Arch) -> Result<Vec<Rung>, KernelError> {
 pub fn fused(problem: &Problem, arch: &Arch) -> Result<Rung, KernelError> {
     let story = "both products on tensor cores, the online softmax in registers, copies in stages";
     rung("fused", story, &Plan::default_for(problem, arch)?, problem, arch)
+}
+
+/// The rung of the family `mma` on the problem with e4m3 inputs, beside the log's kernels that store 8 bits
+/// and compute in f32; `None` on an architecture without 8-bit products. The oracle judges it on the
+/// dequantised inputs.
+pub fn fp8_mma(problem: &Problem, arch: &Arch) -> Option<Result<Rung, KernelError>> {
+    let story = "8-bit products on tensor cores; the log's 8-bit storage with scalar arithmetic took 2047 µs";
+    let dtypes = DTypes { out: problem.dtypes.out, ..DType::E4m3.into() };
+    let problem = problem.clone().with_dtypes(dtypes);
+    let of = || rung("fp8_mma", story, &Family::Mma.default_for(&problem, arch)?, &problem, arch);
+    arch.multiplies_fp8().then(of)
 }
 
 fn rung(name: &str, story: &str, plan: &Plan, problem: &Problem, arch: &Arch) -> Result<Rung, KernelError> {
@@ -349,4 +365,45 @@ fn rung(name: &str, story: &str, plan: &Plan, problem: &Problem, arch: &Arch) ->
         quoted: None,
         forecast_us: None,
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use bench::gpu::Workbench;
+
+    /// The last rung of an L4, on 8-bit inputs, passes the check and has a predicted time.
+    #[test]
+    fn the_rung_on_8_bit_inputs_passes() {
+        let problem = Problem::mission();
+        assert!(fp8_mma(&problem, &Arch::SM_80).is_none());
+        let rung = fp8_mma(&problem, &Arch::SM_89).unwrap().unwrap();
+        assert_eq!(rung.dtypes(&problem).to_string(), "e4m3:f16");
+        let ptxas = Ptxas::find().ok();
+        let options = Options {
+            settings: Settings::quick(),
+            ptxas: ptxas.as_ref(),
+            cpu_seconds: 0.001,
+            machines: Options::machines_for(None),
+            problem: problem.clone(),
+        };
+        let fused = fused(&problem, &Arch::SM_89).unwrap();
+        let climb = climb::<Workbench>(&options, vec![fused, rung], None, |_| ()).unwrap();
+        assert_eq!(climb.surprises(), [""; 0], "{:?}", climb.rungs[1].study.check.reasons);
+        for climbed in &climb.rungs {
+            let (check, prediction) = (&climbed.study.check, climbed.study.prediction().unwrap());
+            let error = check.error.unwrap();
+            let causes: Vec<&str> = climbed.study.findings.iter().map(|finding| finding.name).collect();
+            println!(
+                "{} {:.6} {} {:.2} µs, {}, {causes:?}",
+                climbed.rung.name,
+                error.max_diff,
+                error.brief(),
+                prediction.us,
+                prediction.bound.name(),
+            );
+        }
+        let [fused, fp8] = [0, 1].map(|i| climb.rungs[i].predicted_us().unwrap());
+        assert!(fp8 < 1.2 * fused, "{fp8} µs, in f16 {fused} µs");
+    }
 }

@@ -106,10 +106,10 @@ pub enum AttentionError {
         /// Bytes needed.
         needed: usize,
     },
-    /// A device address is not a multiple of the element size.
+    /// A device address is not a multiple of the element size, or of 2 bytes for 8-bit elements.
     #[error(
-        "invalid value '{address:#x}' for the address of {tensor}: expected a multiple of {accepted} bytes, the size \
-         of its elements"
+        "invalid value '{address:#x}' for the address of {tensor}: expected a multiple of {accepted} bytes, as \
+         kernels read its elements"
     )]
     Alignment {
         /// The tensor: q, k, v, out, lse, or another operand.

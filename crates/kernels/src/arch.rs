@@ -49,6 +49,11 @@ impl Arch {
         Arch::ALL.into_iter().find(|arch| arch.sm == sm)
     }
 
+    /// Whether tensor cores multiply 8-bit floats: sm_89 and later.
+    pub const fn multiplies_fp8(&self) -> bool {
+        self.sm >= 89
+    }
+
     /// The PTX target.
     pub const fn target(&self) -> ptx::Target {
         ptx::Target::sm(self.sm)

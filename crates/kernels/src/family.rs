@@ -121,7 +121,7 @@ macro_rules! families {
 }
 
 families! {
-    /// On `mma.sync`, for every GPU since sm_80.
+    /// On `mma.sync`, for every GPU since sm_80, with 8-bit inputs since sm_89.
     Mma(MmaPlan) = "mma";
     /// For large grids, on `wgmma` and TMA.
     Wgmma(WgmmaPlan) = "wgmma";
@@ -153,20 +153,21 @@ impl Plan {
     /// A good plan for the problem on the architecture, where nothing was measured: on sm_90 the first of
     /// `small_at_once`, `small_streamed`, `wgmma` and `mma` that computes it and suits its grid. Where rows
     /// are few and keys many, `mma` comes first with [`splits`](crate::forward::mma::MmaPlan::splits): it
-    /// alone divides the keys over more CTAs than a cluster has. Problems that `mma` does not compute, those
-    /// with 8-bit inputs, suit any grid.
+    /// alone divides the keys over more CTAs than a cluster has. With 8-bit inputs, the other families come
+    /// first on any grid: `mma.sync` multiplies them on sm_90 as fast as 16 bits.
     ///
     /// # Errors
     /// When the problem cannot be stated or no family computes it.
     pub fn default_for(problem: &Problem, arch: &Arch) -> Result<Plan, KernelError> {
         let [universal, specific @ ..] = Family::ALL;
         let default = universal.default_for(problem, arch);
-        if matches!(&default, Ok(Plan::Mma(plan)) if plan.splits > 1) {
+        let specific_first = problem.dtypes.has_fp8() || default.is_err();
+        if !specific_first && matches!(&default, Ok(Plan::Mma(plan)) if plan.splits > 1) {
             return default;
         }
         for family in specific.into_iter().rev() {
             if let Ok(plan) = family.default_for(problem, arch)
-                && (default.is_err() || family.suits(problem, arch))
+                && (specific_first || family.suits(problem, arch))
             {
                 return Ok(plan);
             }

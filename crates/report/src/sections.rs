@@ -314,7 +314,8 @@ pub(super) fn cpu(climb: &Climb) -> Markup {
 }
 
 pub(super) fn heat_map(climb: &Climb) -> Markup {
-    let Some(fused) = climb.rungs.last() else { return html! {} };
+    let fused = climb.rungs.iter().find(|rung| rung.rung.name == "fused");
+    let Some(fused) = fused.or(climb.rungs.last()) else { return html! {} };
     let mut share = vec![0.0f64; fused.study.sources.ptx().lines().count() + 1];
     for cost in &fused.study.lines {
         if let Some(place) = share.get_mut(cost.line as usize) {

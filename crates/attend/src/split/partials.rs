@@ -49,9 +49,10 @@ impl Partials {
         let quad = k.zext(threads.quad);
         let index = k.add(first, quad);
         let left = k.sub(left, threads.quad);
+        let own = o.lane_column(k, threads);
         let column = match threads.part {
-            None => threads.column,
-            Some(part) => k.mad(part, 8 * o.n_tiles(), threads.column),
+            None => own,
+            Some(part) => k.mad(part, 8 * o.n_tiles(), own),
         };
         let [out, statistics] = self.place(k, index);
         let out = k.index(out, column, 4);
@@ -62,7 +63,7 @@ impl Partials {
             let row: Vec<F32> = o.row(i).collect();
             k.guarded(exists, |k| {
                 for (n, pair) in (0..).zip(row.chunks_exact(2)) {
-                    let at = out.at(4 * i64::from(below * self.columns + 8 * n));
+                    let at = out.at(4 * i64::from(below * self.columns + o.pair_column(n)));
                     k.st_vec(at, [pair[0], pair[1]]);
                 }
             });

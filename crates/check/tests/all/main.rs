@@ -6,6 +6,7 @@ mod budget;
 mod common;
 mod cuda;
 mod diagnosis;
+mod fp8;
 mod gate;
 mod launches;
 mod lengths;

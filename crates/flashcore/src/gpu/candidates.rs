@@ -64,7 +64,7 @@ pub(super) fn candidates(
     };
     let mut all = vec![of(&choice.plan, source)];
     let universal = MmaPlan::default_for(problem, &device.arch);
-    let safe = Plan::Mma(safe(&universal));
+    let safe = Plan::Mma(safe(&universal, problem));
     for (plan, source) in [
         (default, PlanSource::Default),
         (Plan::Mma(universal), PlanSource::Default),
@@ -81,10 +81,10 @@ pub(super) fn candidates(
 
 /// 16 rows per warp, few keys per block, one stage: about half of the registers and a fraction of the shared
 /// memory of the default.
-fn safe(default: &MmaPlan) -> MmaPlan {
+fn safe(default: &MmaPlan, problem: &Problem) -> MmaPlan {
     MmaPlan {
         block_m: 64 / default.dim_warps,
-        block_n: 16,
+        block_n: if problem.dtypes.v.is_fp8() { 32 } else { 16 },
         warps: 4,
         kv_warps: 1,
         dim_warps: default.dim_warps,

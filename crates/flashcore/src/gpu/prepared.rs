@@ -355,14 +355,15 @@ fn callers(problem: &Problem) -> Vec<Operand> {
         .collect()
 }
 
-/// Bytes of an element of an operand.
+/// Bytes to a multiple of which an operand must be aligned: those of an element, and 2 for 8-bit elements,
+/// which are read in pairs.
 fn element_bytes(operand: Operand, problem: &Problem) -> u64 {
     match operand {
         Operand::Lse | Operand::Lengths(_) | Operand::Sinks | Operand::Descale(_) => 4,
         Operand::Table(i) => {
             problem.programs.tables.get(usize::from(i)).map_or(4, |table| table.dtype.bytes()) as u64
         }
-        Operand::Tensor(tensor) => problem.dtypes.of(tensor).bytes() as u64,
+        Operand::Tensor(tensor) => problem.dtypes.of(tensor).bytes().max(2) as u64,
         _ => problem.dtypes.out.bytes() as u64,
     }
 }

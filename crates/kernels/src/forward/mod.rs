@@ -1,6 +1,8 @@
 //! Forward attention.
 
 pub(crate) mod contract;
+mod descale;
+mod fp8;
 pub(crate) mod lengths;
 mod lists;
 pub mod mma;

@@ -173,7 +173,7 @@ mod tests {
             ("\"us\":10.0", "\"us\":-1.0", "invalid value '-1' for us"),
             ("\"sm\":90", "\"sm\":75", "invalid value '75' for sm"),
             ("\"kind\":\"measured\"", "\"kind\":\"guessed\"", "guessed"),
-            ("\"dtype\":\"f16\"", "\"dtype\":\"e4m3\"", "does not compute 8-bit inputs"),
+            ("\"beyond\":8", "\"beyond\":9", "invalid value '9' for rescale.beyond"),
             ("\"heads_kv\":8", "\"heads_kv\":3", "heads_kv = 3"),
             ("\"run\":", "\"ran\":", "ran"),
             ("\"multiprocessors\":132", "\"multiprocessors\":0", "invalid value '0' for multiprocessors"),

@@ -56,6 +56,8 @@ fn golden_cases() -> Vec<(&'static str, Problem, Plan, Arch)> {
     let wide = Problem::new(1, 64, 4096, 256, DType::F16);
     let mut unaligned = Problem::new(1, 8, 500, 64, DType::F16);
     unaligned.q.row = 67;
+    let bytes = |problem: &Problem| problem.clone().with_dtypes(DType::E4m3.into());
+    let (mission8, causal8, wide8) = (bytes(&mission), bytes(&causal), bytes(&wide));
     let simple = MmaPlan { stages: 1, rescale: Rescale::Always, ..of(&mission, Arch::SM_80) };
     let causal_lse = causal.clone().with_lse(true);
     let mma = [
@@ -65,6 +67,9 @@ fn golden_cases() -> Vec<(&'static str, Problem, Plan, Arch)> {
         ("ragged_d72", odd.clone(), of(&odd, Arch::SM_86), Arch::SM_86),
         ("d256_8_warps", wide.clone(), of(&wide, Arch::SM_80), Arch::SM_80),
         ("unaligned", unaligned.clone(), of(&unaligned, Arch::SM_89), Arch::SM_89),
+        ("fp8_mission", mission8.clone(), of(&mission8, Arch::SM_89), Arch::SM_89),
+        ("fp8_causal_d128", causal8.clone(), of(&causal8, Arch::SM_89), Arch::SM_89),
+        ("fp8_d256", wide8.clone(), of(&wide8, Arch::SM_120), Arch::SM_120),
     ];
     let mma = mma.into_iter().map(|(name, problem, plan, arch)| (name, problem, Plan::Mma(plan), arch));
 
@@ -215,7 +220,10 @@ fn plans_that_cannot_work_are_refused_with_the_reason() {
          or copy = elements"
     );
     let fp8 = Problem::new(1, 8, 512, 64, DType::E4m3);
-    assert_eq!(reason(good.clone(), &fp8, &Arch::SM_80), "family mma does not compute 8-bit inputs");
+    assert_eq!(
+        reason(good.clone(), &fp8, &Arch::SM_80),
+        "invalid value '80' for sm: expected 89 and later with 8-bit inputs"
+    );
     let dim = Problem::new(1, 8, 512, 577, DType::F16);
     assert!(
         reason(good.clone(), &dim, &Arch::SM_80)

@@ -96,13 +96,16 @@ fn problems(dtype: DType) -> Vec<Problem> {
 
 /// Default plans of each family for each architecture; on sm_90, one of the shapes also with the LSE. The
 /// other architectures have only the family `mma`, whose plans hardly differ between them, so fewer problems
-/// suffice.
+/// suffice. Inputs of 8 bits are those of this family.
 fn default_cases() -> Vec<Case> {
-    let problems: Vec<Problem> = [DType::F16, DType::Bf16].into_iter().flat_map(problems).collect();
+    let dtypes = [DType::F16, DType::Bf16, DType::E4m3];
+    let problems: Vec<Problem> = dtypes.into_iter().flat_map(problems).collect();
     let of_problem = |problem: &Problem| {
         let mut cases = Vec::new();
         for arch in Arch::ALL {
             let lse: &[bool] = match (arch.sm, problem.dtypes.q) {
+                (89 | 120, DType::E4m3) if [64, 128, 256].contains(&problem.head_dim) => &[false],
+                (_, DType::E4m3) => &[],
                 (90, _) if problem.seq_q == RAGGED => &[false, true],
                 (90, _) => &[false],
                 (80, DType::F16) => &[true],

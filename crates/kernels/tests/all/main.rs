@@ -8,6 +8,7 @@ mod forward;
 mod genes;
 mod ladder;
 mod machine_code;
+mod mma_fp8;
 mod programs;
 mod shapes;
 mod small;

@@ -1,16 +1,14 @@
 //! The `wgmma` family on 8-bit inputs, in the emulator: no hazards with every check on, and results within
 //! the rounding of P and O.
 
+use crate::common::fp8::{self, edit_text, lines};
 use crate::common::wgmma_plan::plain;
 use crate::tools;
 use attend::{Order, OutputSums, Packing, Tiles};
-use emu::{Emulator, Options};
 use flashcore_kernels::forward::mma::MmaPlan;
 use flashcore_kernels::forward::wgmma::{Diagonal, Ends, Rescaling, Share, Store, WgmmaPlan};
-use flashcore_kernels::{Arch, Family, Operand, Plan, Program, emit};
-use half::{bf16, f16};
-use problem::{Band, DType, DTypes, E4m3, E5m2, Layout, Problem, ScaleLayout, Tensor};
-use ptx::Machine;
+use flashcore_kernels::{Arch, Family, Plan, Program, emit};
+use problem::{Band, DType, DTypes, Layout, Problem, ScaleLayout};
 use tile::{Handout, TileOrder, Turns};
 
 /// A device with two SMs, so that a CTA computes several tiles.
@@ -21,212 +19,8 @@ fn base() -> WgmmaPlan {
     WgmmaPlan { block_n: 64, rescale: Rescaling::Beyond(0), output_sums: OutputSums::ByBlock, ..plain() }
 }
 
-fn decode(dtype: DType, bits: u16) -> f64 {
-    match dtype {
-        DType::E4m3 => E4m3::from_bits(bits as u8).to_f32().into(),
-        DType::E5m2 => E5m2::from_bits(bits as u8).to_f32().into(),
-        DType::Bf16 => bf16::from_bits(bits).to_f64(),
-        _ => f16::from_bits(bits).to_f64(),
-    }
-}
-
-fn encode(dtype: DType, value: f64) -> u16 {
-    match dtype {
-        DType::E4m3 => E4m3::from_f32(value as f32).to_bits().into(),
-        DType::E5m2 => E5m2::from_f32(value as f32).to_bits().into(),
-        DType::Bf16 => bf16::from_f64(value).to_bits(),
-        _ => f16::from_f64(value).to_bits(),
-    }
-}
-
-/// Draws from a roughly normal distribution of variance 1 (xorshift64*, sum of four uniforms).
-fn draw(state: &mut u64) -> f64 {
-    let mut sum = 0.0;
-    for _ in 0..4 {
-        *state ^= *state >> 12;
-        *state ^= *state << 25;
-        *state ^= *state >> 27;
-        sum += (state.wrapping_mul(0x2545_F491_4F6C_DD1D) >> 11) as f64 / (1u64 << 53) as f64;
-    }
-    (sum - 2.0) * 3.0f64.sqrt()
-}
-
-/// Inputs of a run and its output.
-struct Run {
-    problem: Problem,
-    /// Codes of Q, K and V, and of O.
-    tensors: [Vec<u16>; 4],
-    /// Factors of Q, K and V.
-    scales: [Vec<f32>; 3],
-    lse: Vec<f32>,
-}
-
-/// Runs a program on fresh inputs. `edit` changes the program first.
-fn run(problem: &Problem, plan: WgmmaPlan, seed: u64, edit: impl FnOnce(&mut Program)) -> Run {
-    let plan = Plan::Wgmma(plan);
-    let mut program = emit(problem, &plan, &SMALL).unwrap_or_else(|e| panic!("{plan:?}: {e}"));
-    edit(&mut program);
-    let inputs = [Tensor::Q, Tensor::K, Tensor::V].map(|tensor| {
-        let (elements, origin) = problem.span(tensor).expect("the problem was checked");
-        let dtype = problem.dtypes.of(tensor);
-        // Codes of NaN between the rows.
-        let mut data = vec![if dtype.is_fp8() { 0x7F } else { 0x7FFF }; elements];
-        let mut state = (seed + 7 * tensor as u64).wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1;
-        let [batch, heads, rows, dim] = problem.extents(tensor);
-        for (b, h, s) in
-            (0..batch).flat_map(|b| (0..heads).flat_map(move |h| (0..rows).map(move |s| (b, h, s))))
-        {
-            let start = (origin as i64 + problem.strides(tensor).offset(b, h, s)) as usize;
-            data[start..start + dim].iter_mut().for_each(|code| *code = encode(dtype, draw(&mut state)));
-        }
-        data
-    });
-    let scales = [Tensor::Q, Tensor::K, Tensor::V].map(|tensor| {
-        let factor = |i: usize| 0.4 + 0.3 * i as f32 + 0.1 * tensor as usize as f32;
-        (0..problem.scale_len(tensor)).map(factor).collect::<Vec<f32>>()
-    });
-    let bytes = |data: &[u16], dtype: DType| -> Vec<u8> {
-        data.iter().flat_map(|code| code.to_le_bytes()[..dtype.bytes()].to_vec()).collect()
-    };
-    let mut machine = Emulator::new(Options { seed, ..Options::default() });
-    let mut buffers: Vec<_> = Vec::new();
-    for (operand, spec) in program.operands.iter().zip(&program.kernel.buffers) {
-        let content = match *operand {
-            Operand::Tensor(Tensor::Out) | Operand::Lse => Some(vec![0xFF; spec.bytes]),
-            Operand::Tensor(tensor) => Some(bytes(&inputs[tensor as usize], problem.dtypes.of(tensor))),
-            Operand::Descale(tensor) => {
-                Some(scales[tensor as usize].iter().flat_map(|factor| factor.to_le_bytes()).collect())
-            }
-            Operand::Sinks => {
-                Some((0..problem.heads_q).flat_map(|h| (h as f32 - 1.0).to_le_bytes()).collect())
-            }
-            Operand::Counter => Some(vec![0; spec.bytes]),
-            // Temporaries may hold anything.
-            _ => None,
-        };
-        let mut buffer = machine.allocate(spec.bytes).expect("memory");
-        if let Some(content) = content {
-            machine.upload(&mut buffer, &content).expect("upload");
-        }
-        buffers.push(buffer);
-    }
-    for kernel in program.steps() {
-        let mut buffers: Vec<_> = buffers.iter_mut().collect();
-        machine.launch(kernel, &mut buffers).unwrap_or_else(|e| panic!("{plan:?} {problem:?}: {e}"));
-    }
-    let mut read = |operand: Operand| {
-        let at = program.operands.iter().position(|&o| o == operand)?;
-        let mut data = vec![0; program.kernel.buffers[at].bytes];
-        machine.download(&buffers[at], &mut data).expect("download");
-        Some(data)
-    };
-    let out = read(Operand::Tensor(Tensor::Out)).expect("an output");
-    let lse = read(Operand::Lse).unwrap_or_default();
-    let [q, k, v] = inputs;
-    let out = out.chunks_exact(2).map(|b| u16::from_le_bytes([b[0], b[1]])).collect();
-    let lse = lse.chunks_exact(4).map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]])).collect();
-    Run { problem: problem.clone(), tensors: [q, k, v, out], scales, lse }
-}
-
-/// The error of an output, relative to what the rounding of P and O explains.
-#[derive(Debug)]
-struct Error {
-    /// Root mean square of the error over that of the output.
-    relative: f64,
-    /// Largest error over its bound.
-    worst: f64,
-}
-
-impl Run {
-    fn row(&self, tensor: Tensor, [b, h, s]: [usize; 3]) -> Vec<f64> {
-        let (_, origin) = self.problem.span(tensor).expect("the problem was checked");
-        let start = (origin as i64 + self.problem.strides(tensor).offset(b, h, s)) as usize;
-        let codes = &self.tensors[tensor as usize][start..start + self.problem.extents(tensor)[3]];
-        codes.iter().map(|&code| decode(self.problem.dtypes.of(tensor), code)).collect()
-    }
-
-    fn descale(&self, tensor: Tensor, batch: usize, head: usize) -> f64 {
-        let factors = &self.scales[tensor as usize];
-        self.problem.scales.of(tensor).map_or(1.0, |layout| factors[layout.index(batch, head, 0)].into())
-    }
-
-    /// Compares with f64 arithmetic. The bound is the rounding of P to its type (a relative error of at most
-    /// `u`, and half of the smallest number where a row's largest probability is 2^8), the rounding of O, and
-    /// the truncated sums of 8-bit products: 2^-12 of the largest partial sum, for each of the steps.
-    fn error(&self) -> Error {
-        let p = &self.problem;
-        let [of_p, of_out] = [p.dtypes.weights(), p.dtypes.out].map(DType::unit_roundoff);
-        let (mut squares, mut of_errors, mut worst) = (0.0, 0.0, 0.0f64);
-        let mut lse = self.lse.iter();
-        for (b, h, s) in
-            (0..p.batch).flat_map(|b| (0..p.heads_q).flat_map(move |h| (0..p.seq_q).map(move |s| (b, h, s))))
-        {
-            let kv_head = h / p.group_size();
-            let q = self.row(Tensor::Q, [b, h, s]);
-            let visible = p.band.keys(s, p.seq_q, p.seq_kv);
-            let scale = f64::from(p.softmax_scale())
-                * self.descale(Tensor::Q, b, kv_head)
-                * self.descale(Tensor::K, b, kv_head);
-            let logit = |j: usize| {
-                let key = self.row(Tensor::K, [b, kv_head, j]);
-                p.score.logit(scale, q.iter().zip(&key).map(|(a, b)| a * b).sum())
-            };
-            let keys = visible.start..visible.end;
-            let logits: Vec<f64> = keys.clone().map(logit).collect();
-            let sink = p.score.sink.then_some(h as f64 - 1.0);
-            let max = logits.iter().copied().chain(sink).fold(f64::NEG_INFINITY, f64::max);
-            let of_keys: f64 = logits.iter().map(|l| (l - max).exp()).sum();
-            let sum = of_keys + sink.map_or(0.0, |sink| (sink - max).exp());
-            let largest = logits.iter().copied().fold(f64::NEG_INFINITY, f64::max);
-            let mut want = vec![[0.0; 3]; p.head_dim_v];
-            let factor = self.descale(Tensor::V, b, kv_head);
-            for (j, logit) in keys.zip(&logits) {
-                let weight = (logit - max).exp() / sum;
-                let tiny = 2f64.powi(-17) * (largest - max).exp() / sum;
-                for (w, v) in want.iter_mut().zip(self.row(Tensor::V, [b, kv_head, j])) {
-                    let v = factor * v;
-                    *w = [w[0] + weight * v, w[1] + weight * v.abs(), w[2] + tiny * v.abs()];
-                }
-            }
-            for (got, [value, magnitude, tiny]) in self.row(Tensor::Out, [b, h, s]).into_iter().zip(want) {
-                let truncated = if p.dtypes.v.is_fp8() { 2f64.powi(-10) } else { 1e-5 };
-                let scores = if p.dtypes.q.is_fp8() { 2f64.powi(-8) } else { 0.0 };
-                let bound = of_p * magnitude
-                    + of_out * value.abs() * 1.01
-                    + tiny
-                    + (truncated + scores) * magnitude
-                    + 1e-7;
-                let error = got - value;
-                worst = worst.max(if error.is_nan() { f64::INFINITY } else { error.abs() / bound });
-                squares += value * value;
-                of_errors += error * error;
-            }
-            if p.pass.lse() {
-                let got = f64::from(*lse.next().expect("an LSE of each row"));
-                let want = if visible.is_empty() { f64::NEG_INFINITY } else { max + sum.ln() };
-                let close = got == want || (got - want).abs() <= 4e-3 * (1.0 + want.abs());
-                worst = if close { worst } else { f64::INFINITY };
-            }
-        }
-        let relative = (of_errors / squares).sqrt();
-        Error { relative: if relative.is_nan() { f64::INFINITY } else { relative }, worst }
-    }
-
-    fn check(&self) {
-        let error = self.error();
-        let relative = 0.6 * self.problem.dtypes.weights().unit_roundoff()
-            + self.problem.dtypes.out.unit_roundoff()
-            + 4e-3;
-        assert!(
-            error.worst <= 1.0 && error.relative <= relative,
-            "{:?}: {error:?}, accepted: {relative}",
-            self.problem
-        );
-    }
-}
-
 fn check(problem: &Problem, plan: WgmmaPlan, seed: u64) {
-    run(problem, plan, seed, |_| {}).check();
+    fp8::run(problem, &Plan::Wgmma(plan), &SMALL, seed, |_| {}).check();
 }
 
 fn problem(seq_q: usize, seq_kv: usize, dim: usize, types: &str, band: Band) -> Problem {
@@ -310,24 +104,7 @@ fn features() {
     }
 }
 
-/// The text of the last kernel, the attention kernel, changed.
-fn edit_text(program: &mut Program, change: impl Fn(&str) -> String) {
-    let text = program.kernel.module.to_string();
-    let mutant = change(&text);
-    assert!(mutant != text, "the change finds nothing to change");
-    let module = ptx::parse(&mutant).expect("PTX").verify().expect("well-formed PTX");
-    program.kernel.module = module.clone();
-    program.then.iter_mut().for_each(|kernel| kernel.module = module.clone());
-}
-
-/// The lines of a text, each kept, replaced or dropped.
-fn lines(text: &str, change: impl Fn(&str, Option<&str>) -> Option<String>) -> String {
-    let lines: Vec<&str> = text.lines().collect();
-    let changed = (0..lines.len()).filter_map(|i| change(lines[i], lines.get(i + 1).copied()));
-    changed.map(|line| line + "\n").collect()
-}
-
-/// Warpgroups that divide the head dim multiply 16-bit inputs only, and `mma` has no products of 8 bits.
+/// Warpgroups that divide the head dim multiply 16-bit inputs only, and `mma` has no 8-bit rows beyond 256.
 #[test]
 fn combinations_without_a_kernel_are_refused() {
     let wide = Problem { head_dim_v: 512, ..Problem::new(1, 1, 64, 64, DType::E4m3) };
@@ -342,7 +119,7 @@ fn combinations_without_a_kernel_are_refused() {
     let refused_dim = refused(Plan::Wgmma(base()));
     assert!(refused_dim.contains("head_dim_v: expected 1 to 256 with share = rows"), "{refused_dim}");
     let refused_type = refused(Plan::Mma(MmaPlan::default_for(&wide, &Arch::SM_90)));
-    assert!(refused_type.contains("family mma does not compute 8-bit inputs"), "{refused_type}");
+    assert!(refused_type.contains("head_dim_v: expected 1 to 256 with 8-bit inputs"), "{refused_type}");
     let genes = Family::Wgmma.genes(&wide);
     let share = genes.iter().find(|gene| gene.name == "share").expect("a gene");
     assert!(share.searched.is_empty(), "{share:?}");
@@ -354,7 +131,8 @@ fn faults_are_seen() {
     // Three panels of keys; the light keys of the first panels weigh as much as the others.
     let problem = problem(64, 300, 64, "e4m3", Band::FULL);
     let plan = WgmmaPlan { block_n: 128, rescale: Rescaling::Always, ..base() };
-    let run = |edit: &dyn Fn(&mut Program)| run(&problem, plan.clone(), 9, edit).error();
+    let plan = Plan::Wgmma(plan);
+    let run = |edit: &dyn Fn(&mut Program)| fp8::run(&problem, &plan, &SMALL, 9, edit).error();
     let right = run(&|_| {});
     assert!(right.worst <= 1.0 && right.relative < 0.05, "{right:?}");
     let scaled_twice = run(&|program: &mut Program| {

@@ -46,17 +46,23 @@ const fn matrices(count: usize, trans: bool) -> MatrixAccess {
 impl Builder {
     /// `c += a · b` with m16n8k16: `a` 16×16 row-major, `b` 16×8 column-major, `c` 16×8 in f32.
     pub fn mma_m16n8k16(&mut self, half: Half, c: [F32; 4], a: [R32; 4], b: [R32; 2]) {
-        self.mma(MmaShape::M16N8K16, half.ty(), c, &a, &b);
+        self.mma(MmaShape::M16N8K16, [half.ty(); 2], c, &a, &b);
+    }
+
+    /// `c += a · b` with m16n8k32 of 8-bit floats (sm_89): `a` 16×32 row-major, `b` 32×8 column-major, each
+    /// of its own type, `c` 16×8 in f32.
+    pub fn mma_m16n8k32(&mut self, types: [Type; 2], c: [F32; 4], a: [R32; 4], b: [R32; 2]) {
+        self.mma(MmaShape::M16N8K32, types, c, &a, &b);
     }
 
     /// `c += a · b` with m16n8k8: `a` 16×8 row-major, `b` 8×8 column-major, `c` 16×8 in f32.
     pub fn mma_m16n8k8(&mut self, half: Half, c: [F32; 4], a: [R32; 2], b: R32) {
-        self.mma(MmaShape::M16N8K8, half.ty(), c, &a, &[b]);
+        self.mma(MmaShape::M16N8K8, [half.ty(); 2], c, &a, &[b]);
     }
 
     /// `c += a · b` with m16n8k8 of tf32: `a` 16×8 row-major, `b` 8×8 column-major, `c` 16×8 in f32.
     pub fn mma_tf32(&mut self, c: [F32; 4], a: [R32; 4], b: [R32; 2]) {
-        self.mma(MmaShape::M16N8K8, Type::Tf32, c, &a, &b);
+        self.mma(MmaShape::M16N8K8, [Type::Tf32; 2], c, &a, &b);
     }
 
     /// An f32 rounded to tf32, to the nearest, as the bits of an f32.
@@ -67,8 +73,8 @@ impl Builder {
         d
     }
 
-    fn mma(&mut self, shape: MmaShape, ty: Type, c: [F32; 4], a: &[R32], b: &[R32]) {
-        let op = Op::Mma(Mma::new(shape, Type::F32, ty, ty, Type::F32));
+    fn mma(&mut self, shape: MmaShape, [of_a, of_b]: [Type; 2], c: [F32; 4], a: &[R32], b: &[R32]) {
+        let op = Op::Mma(Mma::new(shape, Type::F32, of_a, of_b, Type::F32));
         // PTX writes the B fragment of m16n8k8 as a vector of one element.
         self.op(op, [vector(&c), vector(a), vector(b), vector(&c)]);
     }

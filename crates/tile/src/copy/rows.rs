@@ -51,6 +51,9 @@ fn write_fragments(
     layout: TileLayout,
     tile: Shared,
 ) {
+    if o.is_in_quads() {
+        return write_quads(k, threads, half, o, layout, tile);
+    }
     let places = chunk_places(k, threads, o.n_tiles(), layout, tile);
     for m in 0..o.m_tiles() {
         for (n, place) in (0..).zip(&places) {
@@ -58,6 +61,36 @@ fn write_fragments(
             for (row, [low, high]) in [(16 * m, [a, b]), (16 * m + 8, [c, d])] {
                 let pair = k.pack(half, low, high);
                 k.st(place.at(i64::from(row * layout.pitch())), pair);
+            }
+        }
+    }
+}
+
+/// Like [`write_fragments`], for lanes that hold four neighbouring columns of each 16.
+fn write_quads(
+    k: &mut Builder,
+    threads: &Threads,
+    half: Half,
+    o: &AccTile,
+    layout: TileLayout,
+    tile: Shared,
+) {
+    let in_chunk = k.and(threads.column, 2);
+    let start = k.shared_index(tile, in_chunk, 4);
+    let own_chunk = k.shr_u(threads.column, 2);
+    let first = match threads.part {
+        None => own_chunk,
+        Some(part) => k.mad(part, o.n_tiles(), own_chunk),
+    };
+    for n in (0..o.n_tiles()).step_by(2) {
+        let chunk = if n == 0 { first } else { k.add(first, n) };
+        let offset = layout.emit_offset(k, threads.quad, chunk);
+        let place = k.shared_advance(start, offset);
+        for m in 0..o.m_tiles() {
+            let (left, right) = (o.tile(m, n), o.tile(m, n + 1));
+            for (row, i) in [(16 * m, 0), (16 * m + 8, 2)] {
+                let words = [left, right].map(|pair| k.pack(half, pair[i], pair[i + 1]));
+                k.st_vec(place.at(i64::from(row * layout.pitch())), words);
             }
         }
     }
@@ -97,7 +130,7 @@ fn chunk_places(
 }
 
 /// Stores the rows of each warp's accumulator in f32, straight from registers: the lanes of a quad write 32
-/// contiguous bytes. The arguments are those of [`store_rows`].
+/// or 64 contiguous bytes. The arguments are those of [`store_rows`].
 pub fn store_words(
     k: &mut Builder,
     threads: &Threads,
@@ -106,9 +139,10 @@ pub fn store_words(
     (row_bytes, width): (i64, u32),
     mode: CopyMode,
 ) {
+    let own = o.lane_column(k, threads);
     let column = match threads.part {
-        None => threads.column,
-        Some(part) => k.mad(part, 8 * o.n_tiles(), threads.column),
+        None => own,
+        Some(part) => k.mad(part, 8 * o.n_tiles(), own),
     };
     let together = mode.bytes() >= 8 && width.is_multiple_of(2);
     let first = k.mad(threads.row_warp, 16 * o.m_tiles(), first);
@@ -125,11 +159,12 @@ pub fn store_words(
         let to = k.advance(start, i64::from(below).wrapping_mul(row_bytes));
         let row: Vec<F32> = o.row(i).collect();
         for (n, pair) in (0..).zip(row.chunks_exact(2)) {
-            store_pair(k, to.at(32 * n), [pair[0], pair[1]], together, |k, place| {
+            let before = o.pair_column(n);
+            store_pair(k, to.at(4 * i64::from(before)), [pair[0], pair[1]], together, |k, place| {
                 if !cut {
                     return exists;
                 }
-                k.setp_s_and(CmpOp::Lt, column, width as i32 - (8 * n as i32 + place as i32), exists)
+                k.setp_s_and(CmpOp::Lt, column, width as i32 - (before + place) as i32, exists)
             });
         }
     }

@@ -2,6 +2,8 @@
 
 use ptx::{Builder, CmpOp, F32, Half, Pred, R32, Type};
 
+use crate::Threads;
+
 /// The type of an A operand in registers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum OperandType {
@@ -34,11 +36,13 @@ impl From<Half> for OperandType {
 
 /// A warp's accumulator of `16 · m_tiles` rows × `8 · n_tiles` columns in f32 registers (PTX ISA, "Matrix
 /// Fragments for mma.m16n8k16"). In a 16×8 tile, lane `l` holds columns `2 (l mod 4) + {0, 1}` of rows `l /
-/// 4` (registers 0 and 1) and `l / 4 + 8` (registers 2 and 3).
+/// 4` (registers 0 and 1) and `l / 4 + 8` (registers 2 and 3). In two neighbouring tiles
+/// [in quads](AccTile::in_quads), the lane holds columns `4 (l mod 4) + {0, 1}` and `+ {2, 3}`.
 #[derive(Clone, Debug)]
 pub struct AccTile {
     n_tiles: u32,
     tiles: Vec<[F32; 4]>,
+    quads: bool,
 }
 
 impl AccTile {
@@ -46,22 +50,49 @@ impl AccTile {
     pub fn zero(k: &mut Builder, rows: u32, columns: u32) -> AccTile {
         let (m_tiles, n_tiles) = (rows / 16, columns / 8);
         let tiles = (0..m_tiles * n_tiles).map(|_| std::array::from_fn(|_| k.mov(0.0f32))).collect();
-        AccTile { n_tiles, tiles }
+        AccTile { n_tiles, tiles, quads: false }
     }
 
     /// Uninitialised registers, for a product that overwrites its accumulator.
     pub fn unset(k: &mut Builder, rows: u32, columns: u32) -> AccTile {
         let n_tiles = columns / 8;
-        AccTile { n_tiles, tiles: (0..rows / 16 * n_tiles).map(|_| k.regs()).collect() }
+        AccTile { n_tiles, tiles: (0..rows / 16 * n_tiles).map(|_| k.regs()).collect(), quads: false }
     }
 
     /// A view of `n_tiles` 8-column tiles from tile `first` on: the returned tile names the registers of
-    /// `self`. Requires an accumulator of 16 rows.
+    /// `self`.
     #[must_use]
     pub fn columns(&self, first: u32, n_tiles: u32) -> AccTile {
-        debug_assert_eq!(self.m_tiles(), 1, "the tiles of one row are neighbours");
-        let tiles = self.tiles[first as usize..(first + n_tiles) as usize].to_vec();
-        AccTile { n_tiles, tiles }
+        let of_row = |row: &[[F32; 4]]| row[first as usize..(first + n_tiles) as usize].to_vec();
+        let tiles = self.tiles.chunks_exact(self.n_tiles as usize).flat_map(of_row).collect();
+        AccTile { n_tiles, tiles, quads: self.quads }
+    }
+
+    /// A view of the result of a product with 8-bit B ([`crate::mma_ab`]) that has the lane's columns in
+    /// order. Of 16 columns, the product leaves the even ones in the first tile and the odd ones in the
+    /// second, so that the lane holds four neighbouring columns.
+    #[must_use]
+    pub fn in_quads(&self) -> AccTile {
+        let tiles = self.tiles.chunks_exact(2).flat_map(|pair| {
+            let (even, odd) = (pair[0], pair[1]);
+            [[even[0], odd[0], even[2], odd[2]], [even[1], odd[1], even[3], odd[3]]]
+        });
+        AccTile { n_tiles: self.n_tiles, tiles: tiles.collect(), quads: true }
+    }
+
+    /// Whether the lane holds four neighbouring columns of each 16 ([`AccTile::in_quads`]).
+    pub fn is_in_quads(&self) -> bool {
+        self.quads
+    }
+
+    /// The first column that the lane holds.
+    pub fn lane_column(&self, k: &mut Builder, threads: &Threads) -> R32 {
+        if self.quads { k.shl(threads.column, 1) } else { threads.column }
+    }
+
+    /// The column of the lane's pair in 8-column tile `n`, counted from its first column.
+    pub fn pair_column(&self, n: u32) -> u32 {
+        if self.quads { n / 2 * 16 + n % 2 * 2 } else { 8 * n }
     }
 
     /// The lane's four registers of each 16×8 tile, row of tiles by row of tiles.

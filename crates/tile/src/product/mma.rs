@@ -1,7 +1,8 @@
-//! Warp-level products on `mma.m16n8k16`, and of f32 on `mma.m16n8k8` of tf32. A warp holds all columns of
-//! its rows, so the next product with the result as its A operand needs no exchange between warps.
+//! Warp-level products on `mma.m16n8k16`, of 8-bit floats on `mma.m16n8k32`, and of f32 on `mma.m16n8k8` of
+//! tf32. A warp holds all columns of its rows, so the next product with the result as its A operand needs no
+//! exchange between warps.
 
-use ptx::{Builder, F32, Half, R32, Shared};
+use ptx::{Builder, F32, Half, R32, Shared, Type};
 
 use crate::{AccTile, Fragment, MatrixReader, OpenTile, OperandTile, Threads, TileLayout};
 
@@ -13,22 +14,17 @@ pub enum MmaType {
     /// f32, each number as the sum of two tf32 numbers: three products of tf32, without that of the two small
     /// parts (3xTF32; Markidis et al. 2018). A part that is dropped is below 2^-22 of a product.
     F32,
+    /// 8-bit floats, A and B of their own types.
+    Fp8([Type; 2]),
 }
 
 impl MmaType {
-    /// Bytes of an element.
-    pub const fn bytes(self) -> u32 {
+    /// The sign bits of the elements in a register.
+    const fn signs(self) -> u32 {
         match self {
-            MmaType::Half(_) => 2,
-            MmaType::F32 => 4,
-        }
-    }
-
-    /// The 16-bit type, if it is one.
-    pub const fn half(self) -> Option<Half> {
-        match self {
-            MmaType::Half(half) => Some(half),
-            MmaType::F32 => None,
+            MmaType::Half(_) => 0x8000_8000,
+            MmaType::F32 => 0x8000_0000,
+            MmaType::Fp8(_) => 0x8080_8080,
         }
     }
 }
@@ -102,7 +98,8 @@ impl OperandA {
         OperandA { source: Source::Registers(fragments), ..self }
     }
 
-    /// Number of steps along head_dim. The last step is a K8 step if k is not a multiple of 16.
+    /// Number of steps along head_dim. The last step is a K8 step if k is not a multiple of 16; 8-bit types
+    /// have whole steps.
     pub fn steps(&self) -> u32 {
         self.chunks.div_ceil(2)
     }
@@ -139,7 +136,7 @@ impl OperandA {
         match self.sign {
             Sign::Keep => fragment,
             Sign::Negate => {
-                let signs = if self.ty == MmaType::F32 { 0x8000_0000u32 } else { 0x8000_8000 };
+                let signs = self.ty.signs();
                 fragment.map(|r| k.xor(r, signs))
             }
             Sign::Clear => fragment.map(|_| k.mov(0)),
@@ -161,10 +158,10 @@ pub struct OperandB {
 pub fn mma_abt(k: &mut Builder, a: &OperandA, b: &OperandB) -> AccTile {
     let columns = b.tile.layout().rows;
     let d = AccTile::zero(k, 16 * a.m_tiles, columns);
-    let MmaType::Half(half) = a.ty else {
+    if a.ty == MmaType::F32 {
         abt_of_f32(k, a, b, &d);
         return d;
-    };
+    }
     let open = a.open(k);
     for step in 0..a.steps() {
         let fragments: Vec<Fragment> = (0..a.m_tiles).map(|m| a.fragment(k, &open, m, step)).collect();
@@ -173,11 +170,11 @@ pub fn mma_abt(k: &mut Builder, a: &OperandA, b: &OperandB) -> AccTile {
             match &b.tail {
                 Some(tail) if 2 * step + 1 == a.chunks => {
                     let b: [R32; 2] = k.ldmatrix(tail.address(16 * pair, 2 * step));
-                    product(k, half, &d, n, &fragments, |j| [b[j], b[j]]);
+                    product(k, a.ty, &d, n, &fragments, |j| [b[j], b[j]]);
                 }
                 _ => {
                     let b: [R32; 4] = k.ldmatrix(b.tile.address(16 * pair, 2 * step));
-                    product(k, half, &d, n, &fragments, |j| [b[2 * j], b[2 * j + 1]]);
+                    product(k, a.ty, &d, n, &fragments, |j| [b[2 * j], b[2 * j + 1]]);
                 }
             }
         }
@@ -187,24 +184,81 @@ pub fn mma_abt(k: &mut Builder, a: &OperandA, b: &OperandB) -> AccTile {
 
 /// Columns `8n` to `8n + 16` of one step of D, for all rows of the warp. `b(j)` is the B fragment of tile `n
 /// + j`.
-fn product(k: &mut Builder, half: Half, d: &AccTile, n: u32, a: &[Fragment], b: impl Fn(usize) -> [R32; 2]) {
+fn product(k: &mut Builder, ty: MmaType, d: &AccTile, n: u32, a: &[Fragment], b: impl Fn(usize) -> [R32; 2]) {
     for (m, fragment) in a.iter().enumerate() {
         for j in 0..2 {
             let acc = d.tile(m as u32, n + j as u32);
-            match fragment {
-                Fragment::K16(a) => k.mma_m16n8k16(half, acc, *a, b(j)),
-                Fragment::K8(a) => k.mma_m16n8k8(half, acc, *a, b(j)[0]),
+            match (ty, fragment) {
+                (MmaType::Half(half), Fragment::K16(a)) => k.mma_m16n8k16(half, acc, *a, b(j)),
+                (MmaType::Half(half), Fragment::K8(a)) => k.mma_m16n8k8(half, acc, *a, b(j)[0]),
+                (MmaType::Fp8(types), Fragment::K16(a)) => k.mma_m16n8k32(types, acc, *a, b(j)),
+                (MmaType::Fp8(_), Fragment::K8(_)) => unreachable!("8-bit rows have whole steps"),
+                (MmaType::F32, _) => unreachable!("f32 has a product of its own"),
             }
         }
     }
 }
 
 /// D += A B. The rows of the tile of B are along k and its columns are contiguous; `ldmatrix.trans`
-/// transposes it.
+/// transposes it. With 8-bit types, the columns of D have the order of [`AccTile::in_quads`], and A that of
+/// [`AccTile::round`].
 pub fn mma_ab(k: &mut Builder, ty: MmaType, a: &OperandTile, b: &OperandB, d: &AccTile) {
     match ty {
         MmaType::Half(half) => ab_of_halves(k, half, a, &b.tile, d),
         MmaType::F32 => ab_of_f32(k, a, b, d),
+        MmaType::Fp8(types) => ab_of_bytes(k, types, a, &b.tile, d, false),
+    }
+}
+
+/// Like [`mma_ab`] of 8-bit types, with accumulators of their own for A B, which are added to D in f32: sums
+/// of 8-bit products on the tensor cores keep few bits below the largest term.
+pub fn mma_ab_apart(k: &mut Builder, types: [Type; 2], a: &OperandTile, b: &OperandB, d: &AccTile) {
+    ab_of_bytes(k, types, a, &b.tile, d, true);
+}
+
+/// The product of 8-bit A and B, 16 columns after the other. `ldmatrix.trans` moves pairs of bytes: a lane
+/// gets two rows of the neighbouring columns `2g` and `2g + 1`, with `g` its index among the columns of a
+/// fragment. Of two such registers, one permutation takes the bytes of the even column and one those of the
+/// odd column, each of four rows in the order of [`AccTile::round`].
+fn ab_of_bytes(k: &mut Builder, types: [Type; 2], a: &OperandTile, b: &OpenTile, d: &AccTile, apart: bool) {
+    const EVEN: u32 = 0x6420;
+    const ODD: u32 = 0x7531;
+    for n in (0..d.n_tiles()).step_by(4) {
+        // Tiles of D for each chunk of 16 columns that is read.
+        let chunks = ((d.n_tiles() - n) / 2).min(2);
+        let sums = if apart {
+            // ptxas would begin the sums of many columns at once, and spill.
+            if n > 0 && d.n_tiles() > 16 {
+                k.warp_sync();
+            }
+            AccTile::zero(k, 16 * d.m_tiles(), 16 * chunks)
+        } else {
+            d.columns(n, 2 * chunks)
+        };
+        for j in 0..a.k_tiles() {
+            // Of each chunk, the registers of four groups of eight rows.
+            let groups = [0, 16].map(|row| {
+                let from = b.address(32 * j + row, n / 2);
+                if chunks == 2 {
+                    k.ldmatrix_trans::<4>(from).to_vec()
+                } else {
+                    k.ldmatrix_trans::<2>(from).to_vec()
+                }
+            });
+            for chunk in 0..chunks {
+                let at = 2 * chunk as usize;
+                for (tile, selector) in [(2 * chunk, EVEN), (2 * chunk + 1, ODD)] {
+                    let fragment =
+                        [0, 1].map(|half: usize| k.prmt(groups[half][at], groups[half][at + 1], selector));
+                    for m in 0..d.m_tiles() {
+                        k.mma_m16n8k32(types, sums.tile(m, tile), a.fragment(m, j), fragment);
+                    }
+                }
+            }
+        }
+        if apart {
+            add_tiles(k, &d.columns(n, 2 * chunks), &sums);
+        }
     }
 }
 

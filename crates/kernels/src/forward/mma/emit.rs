@@ -2,24 +2,27 @@
 
 use attend::{
     Block, BlockList, BlockLists, Bound, KeyBand, KvPipeline, Lengths, Masker, OnlineSoftmax, Order,
-    Partials, RowRange, ScorePrograms, Sequence, Sinks, Softcap, Steps, Stream, store_lse,
+    OutputSums, Partials, RowRange, ScorePrograms, Sequence, Sinks, Softcap, Steps, Stream, store_lse,
 };
-use problem::{DType, Problem, Tensor};
+use problem::{Problem, Tensor};
 use ptx::{
     Access, Builder, CmpOp, Dim3, F32, Global, Half, Launch, Pointer, R32, R64, Shared, SpecialReg,
     Violations,
 };
 use tile::{
-    AccTile, MatrixReader, MmaType, OperandA, PairSum, Sign, Threads, TileCopy, TileLayout, divide, mma_ab,
-    mma_abt, store_rows, store_words,
+    AccTile, MatrixReader, MmaType, OperandA, OperandType, PairSum, Sign, Threads, TileCopy, TileLayout,
+    divide, mma_ab, mma_ab_apart, mma_abt, store_rows, store_words,
 };
 
+use super::fp8::{out_half, product_types};
 use super::plan::{Grid, MmaPlan, QueryHome};
 use super::split::{self, row_block_and_split};
 use crate::contract::Contract;
 use crate::forward::contract::{
-    declare_band, declare_head_strides, declare_softcap, factor, half, lse_of_row, stepped,
+    declare_band, declare_head_strides, declare_softcap, factor, lse_of_row, stepped,
 };
+use crate::forward::descale::{ScoreDescale, ValueDescale};
+use crate::forward::fp8::weights;
 use crate::forward::lengths::{blocks_divide, declare_lengths, row_blocks};
 use crate::forward::lists::ListTiles;
 use crate::forward::programs::declare_programs;
@@ -74,8 +77,9 @@ impl MmaPlan {
 pub(super) struct Forward<'a> {
     pub plan: &'a MmaPlan,
     pub problem: &'a Problem,
-    ty: MmaType,
-    params: Params,
+    /// The types of S = Q Kᵀ and of P V.
+    types: [MmaType; 2],
+    pub(super) params: Params,
     pub threads: Threads,
     pub rows: RowRange,
     /// The rows of the CTA's batch entry; `None` if it has all rows of the tensors.
@@ -86,7 +90,7 @@ pub(super) struct Forward<'a> {
 }
 
 /// The kernel's parameters.
-struct Params {
+pub(super) struct Params {
     /// For q, k, v and out: the start, and the strides in bytes of batch entries and of heads. Partial
     /// results take the place of out and of the LSE.
     tensors: Vec<(Global, R64, R64)>,
@@ -96,12 +100,15 @@ struct Params {
     seq_kv: R32,
     lengths: Option<Lengths>,
     /// `|scale| · log2 e`.
-    factor: F32,
+    pub(super) factor: F32,
     band: KeyBand,
-    softcap: Option<Softcap>,
+    pub(super) softcap: Option<Softcap>,
     programs: Option<ScorePrograms>,
     sinks: Option<Global>,
     lists: Option<BlockLists>,
+    pub(super) score_descale: Option<ScoreDescale>,
+    /// Where keys are divided over CTAs, the merge applies it.
+    pub(super) value_descale: Option<ValueDescale>,
 }
 
 impl Params {
@@ -134,6 +141,8 @@ impl Params {
             // Where keys are divided over CTAs, the merge adds the sinks.
             sinks: if splits == 1 { c.sinks(k) } else { None },
             lists,
+            score_descale: ScoreDescale::declare(k, c, problem),
+            value_descale: if splits == 1 { ValueDescale::declare(k, c, problem) } else { None },
         }
     }
 }
@@ -145,7 +154,7 @@ impl<'a> Forward<'a> {
         Forward {
             plan,
             problem,
-            ty: mma_type(problem),
+            types: product_types(problem),
             threads: Threads::new(k, plan.threads(), plan.sharing_warps()),
             rows,
             sequence,
@@ -179,7 +188,8 @@ impl<'a> Forward<'a> {
         let o = AccTile::zero(k, plan.warp_rows(), plan.columns(self.problem)[1] / plan.dim_warps);
         let threads = &self.key_threads();
         let mask = Masker::new(k, &self.params.band, threads, rows, plan.warp_rows(), plan.warp_keys());
-        let softmax = OnlineSoftmax::new(k, self.half(), plan.rescale, self.params.factor, plan.warp_rows());
+        let (factor, softcap) = self.score_factors(k);
+        let softmax = OnlineSoftmax::new(k, self.weights(), plan.rescale, factor, plan.warp_rows());
         let programs = self.params.programs.as_ref().map(|programs| {
             let at = self.head_and_batch(k);
             programs.for_rows(k, threads, rows, (plan.warp_rows(), plan.warp_keys()), at)
@@ -193,7 +203,7 @@ impl<'a> Forward<'a> {
             if let Some(sum) = &sum {
                 sum.add(k, &s); //                               of both halves of the head dim
             }
-            if let Some(softcap) = &self.params.softcap {
+            if let Some(softcap) = &softcap {
                 softcap.apply(k, &s); //                         S = tanh(S·c')
             }
             if let Some(programs) = &programs {
@@ -208,16 +218,24 @@ impl<'a> Forward<'a> {
             softmax.update(k, s, &o); //                         m = max(m, S·c); O, l rescaled
         };
         let accumulate = |k: &mut Builder, s: &AccTile, block: &Block| {
-            let p = match self.ty {
+            let [_, ty] = self.types;
+            let p = match ty {
                 //                           P = exp2(S·c − m); l += Σ P
-                MmaType::Half(_) => softmax.probabilities(k, s),
+                MmaType::Half(_) | MmaType::Fp8(_) => softmax.probabilities(k, s),
                 MmaType::F32 => softmax.probabilities_in_f32(k, s),
             };
             let value = block.value(k);
-            mma_ab(k, self.ty, &p, &value, &o); //               O += P V
+            match (ty, plan.output_sums) {
+                (MmaType::Fp8(types), OutputSums::ByBlock) => mma_ab_apart(k, types, &p, &value, &o),
+                _ => mma_ab(k, ty, &p, &value, &o), //           O += P V
+            }
         };
         blocks.for_each_block(k, Steps { scores, update, accumulate });
         let (softmax, o) = self.merge(k, softmax, o);
+        let o = match self.types {
+            [_, MmaType::Fp8(_)] => o.in_quads(),
+            _ => o,
+        };
         if let Some(partials) = &self.params.partials {
             return self.store_partials(k, partials, &softmax, &o);
         }
@@ -225,13 +243,17 @@ impl<'a> Forward<'a> {
             let [head, _] = self.head_and_batch(k);
             Sinks::load(k, start, head, &self.threads, rows, plan.warp_rows())
         });
+        let softmax = softmax.with_output_factor(self.value_factor(k));
         let finished = softmax.finish(k, &o, sinks.as_ref());
         self.store(k, &o, &finished.lse);
     }
 
     /// The type of P, or for f32 the type of the same range.
-    fn half(&self) -> Half {
-        self.ty.half().unwrap_or(Half::Bf16)
+    fn weights(&self) -> OperandType {
+        match self.types {
+            [_, MmaType::F32] => Half::Bf16.into(),
+            _ => weights(self.problem),
+        }
     }
 
     /// The thread's position among those that divide the keys of a block.
@@ -296,8 +318,9 @@ impl<'a> Forward<'a> {
         let reader = self.own_keys(k, key, MatrixReader::chunks_first);
         let tail = (key.chunks % 2 == 1).then(|| self.own_keys(k, key, MatrixReader::one_chunk));
         let keys = stream(k, Tensor::K, key, reader, tail, ring);
-        let (reader, tail) = match self.ty {
-            MmaType::Half(_) => (self.own_keys(k, value, MatrixReader::rows_first), None),
+        let [_, ty] = self.types;
+        let (reader, tail) = match ty {
+            MmaType::Half(_) | MmaType::Fp8(_) => (self.own_keys(k, value, MatrixReader::rows_first), None),
             MmaType::F32 => {
                 let mut rows = |odd| {
                     self.own_keys(k, value, |k, threads, tile| MatrixReader::elements(k, threads, tile, odd))
@@ -360,7 +383,8 @@ impl<'a> Forward<'a> {
             scale if scale < 0.0 => Sign::Negate,
             _ => Sign::Keep,
         };
-        let q = OperandA::shared(k, &self.threads, self.ty, sign, layout, self.shared, rows);
+        let [ty, _] = self.types;
+        let q = OperandA::shared(k, &self.threads, ty, sign, layout, self.shared, rows);
         let q = match self.half_of_dims() {
             None => q,
             Some(half) => q.in_halves(k, half),
@@ -393,8 +417,8 @@ impl<'a> Forward<'a> {
             return; // The merge has ordered it.
         }
         // A warp that shares rows has read a half of them alone.
-        let [dim, dim_v] = self.plan.columns(self.problem);
-        let own_rows = dim == dim_v && self.plan.dim_warps == 1;
+        let [q, .., o] = self.layouts();
+        let own_rows = q.pitch() == o.pitch() && self.plan.dim_warps == 1;
         match (self.plan.queries, self.plan.products) {
             // All of Q had arrived before it went to registers. If rows of Q and O have the same length, a
             // warp's O overwrites only rows of Q that this warp alone has read. The lanes of the warp must
@@ -419,18 +443,17 @@ impl<'a> Forward<'a> {
 
     /// Stores O through the shared memory of Q, and the LSE.
     fn store(&self, k: &mut Builder, o: &AccTile, lse: &[F32]) {
-        if self.ty.half().is_some() {
+        let half = out_half(self.problem);
+        if half.is_some() {
             self.release_queries(k);
         } else if !self.waits_for_queries() {
             k.cp_async_wait(0); // A CTA without keys has not waited for Q yet.
         }
         let rows = (self.head(k, Tensor::Out), self.rows.first, self.rows.seq_q);
         let width = (self.row_bytes(Tensor::Out), self.problem.head_dim_v as u32);
-        match self.ty {
-            MmaType::Half(half) => {
-                store_rows(k, &self.threads, half, o, self.shared, rows, width, self.plan.copy);
-            }
-            MmaType::F32 => store_words(k, &self.threads, o, rows, width, self.plan.copy),
+        match half {
+            Some(half) => store_rows(k, &self.threads, half, o, self.shared, rows, width, self.plan.copy),
+            None => store_words(k, &self.threads, o, rows, width, self.plan.copy),
         }
         if let Some(start) = self.params.lse {
             let [head, batch] = head_and_batch(k, self.plan.tile_order);
@@ -444,7 +467,7 @@ impl<'a> Forward<'a> {
     }
 
     /// The CTA's query head and batch entry.
-    fn head_and_batch(&self, k: &mut Builder) -> [R32; 2] {
+    pub(super) fn head_and_batch(&self, k: &mut Builder) -> [R32; 2] {
         let [head, batch] = head_and_batch(k, self.plan.tile_order);
         [head, self.sequence.map_or(batch, |sequence| sequence.batch)]
     }
@@ -475,17 +498,12 @@ impl<'a> Forward<'a> {
 
     /// Bytes of a tensor's row.
     fn width_bytes(&self, tensor: Tensor) -> u32 {
-        self.ty.bytes() * self.problem.extents(tensor)[3] as u32
+        (self.problem.dtypes.of(tensor).bytes() * self.problem.extents(tensor)[3]) as u32
     }
 
     pub(super) fn rows_left(&self, k: &mut Builder, first: R32) -> R32 {
         k.sub(self.rows.seq_q, first)
     }
-}
-
-/// The type in which the kernel multiplies.
-pub(super) fn mma_type(problem: &Problem) -> MmaType {
-    if problem.dtypes.out == DType::F32 { MmaType::F32 } else { MmaType::Half(half(problem)) }
 }
 
 /// The CTA's rows, and the index of its tile in its sequence. With uneven lengths, a CTA without a row exits.

@@ -15,7 +15,7 @@ use crate::{Arch, Features, PlanError, Program};
 
 impl FamilyPlan for MmaPlan {
     fn features() -> Features {
-        Features { lengths: true, sink: true, programs: true, ..Features::default() }
+        Features { lengths: true, sink: true, programs: true, fp8: true, scales: true, block_scales: false }
     }
 
     fn default_for(problem: &Problem, arch: &Arch) -> MmaPlan {
@@ -28,6 +28,8 @@ impl FamilyPlan for MmaPlan {
 
     fn genes(problem: &Problem) -> Vec<Gene> {
         let tile_orders = if problem.band == Band::FULL { &[][..] } else { &["heads_first", "rows_first"] };
+        // Sums of 16-bit products lose nothing that a second level would keep.
+        let output_sums = if problem.dtypes.v.is_fp8() { &["running", "by_block"][..] } else { &[] };
         let dim_warps = if problem.head_dim_v > 256 { &[2][..] } else { &[] };
         vec![
             Gene::new("block_m").searched([16, 32, 48, 64, 128]).wider([96, 192, 256]).curing(&[
@@ -77,6 +79,7 @@ impl FamilyPlan for MmaPlan {
             Gene::new("rescale")
                 .searched([json!("always"), json!({ "beyond": 8 })])
                 .wider([4, 14].map(|n| json!({ "beyond": n }))),
+            Gene::new("output_sums").searched(output_sums.iter().copied()),
             Gene::new("copy"),
             Gene::new("tile_order")
                 .searched(tile_orders.iter().copied())

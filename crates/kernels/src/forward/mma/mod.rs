@@ -1,5 +1,5 @@
 //! The portable forward family: FlashAttention-2's structure on `mma.sync.m16n8k16`, for every GPU since
-//! sm_80.
+//! sm_80, and on `mma.sync.m16n8k32` for 8-bit inputs since sm_89.
 //!
 //! A CTA takes `block_m` query rows of one head, a warp 16 or more of them, and walks the keys in blocks of
 //! `block_n` from the last to the first. S = Q Kᵀ and O = P V run on the tensor cores. S, P and O stay in
@@ -15,8 +15,10 @@
 //! With uneven lengths a CTA reads the lengths of its batch entry at its start. Tiles of packed queries are
 //! counted over all sequences ([`attend::Lengths::tile`]), and a CTA whose tile has no row exits.
 
+mod descale;
 mod emit;
 mod family;
+mod fp8;
 mod plan;
 mod split;
 

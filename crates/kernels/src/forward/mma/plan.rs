@@ -1,8 +1,12 @@
-use attend::{Order, Rescale, Tanh, merge_bytes};
+use attend::{Order, OutputSums, Rescale, Tanh, merge_bytes};
 use problem::{Band, DType, Problem, Tensor};
 use serde::{Deserialize, Serialize};
 use tile::{CopyMode, PairSum, TileLayout};
 
+use super::fp8::{
+    column_step, default_rescale, default_sums, key_step, most_residents_of_fp8, tile_shape_of_fp8,
+    widest_of_fp8,
+};
 use crate::error::accept;
 use crate::forward::Visits;
 use crate::forward::contract::{check_rescale, default_tanh, misaligned};
@@ -65,6 +69,10 @@ pub struct MmaPlan {
     pub queries: QueryHome,
     /// When accumulators are rescaled.
     pub rescale: Rescale,
+    /// Where the P V of successive blocks are summed: by block only with 8-bit values, whose sums on the
+    /// tensor cores keep few bits.
+    #[serde(default)]
+    pub output_sums: OutputSums,
     /// How tiles are loaded and stored.
     pub copy: CopyMode,
     /// Which tiles neighbouring CTAs compute.
@@ -102,17 +110,24 @@ impl MmaPlan {
     pub fn default_for(problem: &Problem, arch: &Arch) -> MmaPlan {
         let dim = problem.head_dim.max(problem.head_dim_v);
         let float = problem.dtypes.out == DType::F32;
-        let (block_m, block_n, warps) =
-            if float { tile_shape_of_f32(dim, arch) } else { tile_shape(dim, problem.band, arch) };
+        let (block_m, block_n, warps) = match problem.dtypes.q {
+            DType::F32 => tile_shape_of_f32(dim, arch),
+            DType::F16 | DType::Bf16 => tile_shape(dim, problem.band, arch),
+            DType::E4m3 | DType::E5m2 => tile_shape_of_fp8(dim, arch),
+        };
         // The widest heads that a small grid computes with several warps on the same rows, and those whose
         // queries fit the registers.
-        let (most_small, most_kept) = if float { (128, 32) } else { (WIDEST, 128) };
+        let (most_small, most_kept) = match problem.dtypes.q {
+            DType::F32 => (128, 32),
+            DType::F16 | DType::Bf16 => (WIDEST, 128),
+            DType::E4m3 | DType::E5m2 => widest_of_fp8(arch),
+        };
         let dim_warps = if problem.head_dim_v > WIDEST { 2 } else { 1 };
         let warps = if dim > WIDEST { block_m / 16 * dim_warps } else { warps };
         // Programs and, beside a window, sinks need registers: with more keys, these shapes spill.
         let windowed = !problem.band.is_full() && !problem.band.is_causal();
         let block_n = match block_n {
-            _ if !problem.programs.is_empty() => (block_n / 2).next_multiple_of(16),
+            _ if !problem.programs.is_empty() => (block_n / 2).next_multiple_of(key_step(problem)),
             128 if problem.score.sink && windowed => 96,
             _ => block_n,
         };
@@ -121,8 +136,8 @@ impl MmaPlan {
         let kv_warps = if small { kv_warps(problem, arch) } else { 1 };
         let block_n = match kv_warps {
             1 => block_n,
-            _ if dim <= 128 && roomy(arch) && !float => 128,
-            _ => 64,
+            _ if dim <= 128 && roomy(arch) && problem.dtypes.q.bytes() == 2 => 128,
+            _ => 64.max(key_step(problem) * kv_warps),
         };
         let rows_per_warp = block_m * dim_warps / warps;
         let in_registers = rows_per_warp == 16 && dim <= most_kept;
@@ -138,13 +153,14 @@ impl MmaPlan {
             // Left to itself, ptxas spills in f32 to make room for one CTA more.
             resident_ctas: float.then_some(1),
             queries: if in_registers { QueryHome::Registers } else { QueryHome::Shared },
-            rescale: Rescale::Beyond(8),
+            rescale: default_rescale(problem),
+            output_sums: default_sums(problem),
             copy: CopyMode::Async16,
             tile_order: if problem.band.is_causal() { Grid::HeadsFirst } else { Grid::RowsFirst },
             tanh: default_tanh(problem),
             visits: Visits::Band,
         };
-        if plan.check_problem(problem).is_err() {
+        if plan.check_problem(problem, arch).is_err() {
             return plan; // its resource use may overflow
         }
         plan.copy = widest_copy(problem);
@@ -178,6 +194,12 @@ impl MmaPlan {
         if plan.kv_warps > 1 && plan.stages > 1 && !float {
             let ahead = MmaPlan { products: Order::ScoresAhead, ..plan.clone() };
             plan = if ahead.check_resources(problem, arch).is_ok() { ahead } else { plan };
+        }
+        if problem.dtypes.q.is_fp8() {
+            let bounded = |ctas| MmaPlan { resident_ctas: Some(ctas), ..plan.clone() };
+            let fits = |plan: &MmaPlan| plan.check_resources(problem, arch).is_ok();
+            let most = most_residents_of_fp8(dim, arch);
+            plan = (1..=most).rev().map(bounded).find(fits).unwrap_or(plan);
         }
         let split = MmaPlan { splits: default_splits(problem, plan.block_m, arch), ..plan.clone() };
         if split.check_grid(problem).is_ok() { split } else { plan }
@@ -217,25 +239,30 @@ impl MmaPlan {
     /// Columns of Q and K, and of V and O, in shared memory: whole chunks, and with two `dim_warps` and in
     /// f32 an even number of them a warp. Columns beyond the head dims are zeros.
     pub(super) const fn columns(&self, problem: &Problem) -> [u32; 2] {
-        let step = match (problem.dtypes.out, self.dim_warps) {
-            // f32 is multiplied in steps of two chunks.
+        let step = match (problem.dtypes.q, self.dim_warps) {
+            // f32 and 8-bit types are multiplied in steps of two chunks.
             (DType::F32, warps) => 8 * warps,
+            (DType::E4m3 | DType::E5m2, warps) => 32 * warps,
             (_, 1) => 8,
             (_, warps) => 16 * warps,
         };
+        let step_v = if problem.dtypes.q.is_fp8() { column_step(problem) } else { step };
         let (dim, dim_v) = (problem.head_dim as u32, problem.head_dim_v as u32);
-        [dim.next_multiple_of(step), dim_v.next_multiple_of(step)]
+        [dim.next_multiple_of(step), dim_v.next_multiple_of(step_v)]
     }
 
-    /// Tiles of Q, K, V and O in shared memory; O reuses the place of Q.
+    /// Tiles of Q, K, V and O in shared memory; O reuses the place of Q. O in f32 has none with 8-bit inputs.
     pub(super) fn layouts(&self, problem: &Problem) -> [TileLayout; 4] {
-        let [dim, dim_v] = self.columns(problem).map(|columns| columns * problem.dtypes.out.bytes() as u32);
+        let [dim, dim_v] = self.columns(problem);
+        let dtypes = problem.dtypes;
+        let direct = dtypes.has_fp8() && dtypes.out == DType::F32;
         [
-            TileLayout::of_bytes(self.block_m, dim),
-            TileLayout::of_bytes(self.block_n, dim),
-            TileLayout::of_bytes(self.block_n, dim_v),
-            TileLayout::of_bytes(self.block_m, dim_v),
+            (self.block_m, dim, dtypes.q),
+            (self.block_n, dim, dtypes.k),
+            (self.block_n, dim_v, dtypes.v),
+            (if direct { 0 } else { self.block_m }, dim_v, dtypes.out),
         ]
+        .map(|(rows, columns, dtype)| TileLayout::of_bytes(rows, columns * dtype.bytes() as u32))
     }
 
     /// Shared memory of a CTA, in bytes.
@@ -262,16 +289,20 @@ impl MmaPlan {
         let m_tiles = self.warp_rows() / 16;
         let [dim, dim_v] = self.columns(problem).map(|columns| columns / self.dim_warps);
         let (o, s) = (m_tiles * dim_v / 2, m_tiles * self.warp_keys() / 2);
-        let float = problem.dtypes.out == DType::F32;
         let q = match self.queries {
-            QueryHome::Registers => m_tiles * dim / if float { 2 } else { 4 },
+            QueryHome::Registers => m_tiles * dim * problem.dtypes.q.bytes() as u32 / 8,
             QueryHome::Shared => 0,
         };
         // In f32, S has two accumulators, and P two parts.
-        let s = if float { 2 * s } else { s };
+        let s = if problem.dtypes.q == DType::F32 { 2 * s } else { s };
+        // The accumulators of 32 columns.
+        let sums = match self.output_sums {
+            OutputSums::Running => 0,
+            OutputSums::ByBlock => 16 * m_tiles,
+        };
         // Scores of two blocks; ptxas keeps a part of them already as probabilities.
         let s = if self.products == Order::ScoresAhead { s + s / 2 } else { s };
-        o + s + q + OTHER_REGISTERS
+        o + s + sums + q + OTHER_REGISTERS
     }
 
     /// Whether the plan fits the problem and the architecture.
@@ -279,11 +310,16 @@ impl MmaPlan {
     /// # Errors
     /// The first reason why not.
     pub fn check(&self, problem: &Problem, arch: &Arch) -> Result<(), PlanError> {
-        self.check_problem(problem)?;
+        self.check_problem(problem, arch)?;
         self.check_genes(problem)?;
-        let columns = self.columns(problem)[1] / 8;
-        let even = columns.is_multiple_of(self.kv_warps);
-        accept("kv_warps", self.kv_warps.into(), even, "divisors of head_dim_v / 8, rounded up")?;
+        let step = column_step(problem);
+        let even = (self.columns(problem)[1] / step).is_multiple_of(self.kv_warps);
+        accept(
+            "kv_warps",
+            self.kv_warps.into(),
+            even,
+            &format!("divisors of head_dim_v / {step}, rounded up"),
+        )?;
         check_alignment(problem, self.copy)?;
         self.check_grid(problem)?;
         self.check_lists(problem)?;
@@ -309,9 +345,10 @@ impl MmaPlan {
         Ok(())
     }
 
-    fn check_problem(&self, problem: &Problem) -> Result<(), PlanError> {
-        if problem.dtypes.one().is_none() {
-            let (family, accepted) = ("mma", "f16, bf16, f32");
+    fn check_problem(&self, problem: &Problem, arch: &Arch) -> Result<(), PlanError> {
+        MmaPlan::check_fp8_problem(problem, arch)?;
+        if problem.dtypes.one().is_none() && !problem.dtypes.has_fp8() {
+            let (family, accepted) = ("mma", "f16, bf16, f32, or 8-bit queries and keys");
             return Err(PlanError::DType { family, dtype: problem.dtypes, accepted });
         }
         let dims = [("head_dim", problem.head_dim, 576), ("head_dim_v", problem.head_dim_v, 512)];
@@ -341,9 +378,10 @@ impl MmaPlan {
             rows,
             "multiples of 16 · warps / kv_warps / dim_warps up to 1024",
         )?;
-        let step = 16 * self.kv_warps;
-        let keys = self.block_n > 0 && self.block_n.is_multiple_of(step) && self.block_n <= 512;
-        accept("block_n", self.block_n.into(), keys, "multiples of 16 · kv_warps up to 512")?;
+        let step = key_step(problem);
+        let of_warps = self.block_n.is_multiple_of(step * self.kv_warps);
+        let keys = self.block_n > 0 && of_warps && self.block_n <= 512;
+        accept("block_n", self.block_n.into(), keys, &format!("multiples of {step} · kv_warps up to 512"))?;
         match self.products {
             Order::InTurn => accept("stages", self.stages.into(), (1..=8).contains(&self.stages), "1 to 8")?,
             Order::ScoresAhead => {
@@ -354,6 +392,7 @@ impl MmaPlan {
         if let Some(resident) = self.resident_ctas {
             accept("resident_ctas", resident.into(), (1..=16).contains(&resident), "1 to 16")?;
         }
+        self.check_fp8_genes(problem)?;
         check_rescale(self.rescale, problem.dtypes.weights())
     }
 
@@ -432,7 +471,8 @@ fn ctas(problem: &Problem, rows: u32) -> usize {
 /// number.
 fn kv_warps(problem: &Problem, arch: &Arch) -> u32 {
     let fits = |&&parts: &&u32| {
-        let columns = problem.head_dim_v.div_ceil(8).is_multiple_of(parts as usize);
+        let columns = problem.head_dim_v.div_ceil(column_step(problem) as usize);
+        let columns = columns.is_multiple_of(parts as usize);
         columns && ctas(problem, 64 / parts) <= arch.multiprocessors as usize
     };
     [4, 2].iter().find(fits).copied().unwrap_or(1)

@@ -4,12 +4,14 @@
 use attend::{OnlineSoftmax, Partials, Sinks};
 use problem::{Problem, Tensor};
 use ptx::{Access, Builder, CmpOp, Dim3, F32, Global, Launch, Pointer, R32, R64, SpecialReg, Violations};
-use tile::{AccTile, MmaType, divide};
+use tile::{AccTile, divide};
 
-use super::emit::{Forward, head_and_batch, mma_type};
+use super::emit::{Forward, head_and_batch};
+use super::fp8::out_half;
 use super::plan::{Grid, MmaPlan};
 use crate::contract::Contract;
 use crate::forward::contract::{declare_head_strides, lse_of_row, row_of_output};
+use crate::forward::descale::ValueDescale;
 use crate::{Arch, Program};
 
 const ENTRY: &str = "flash_forward_merge";
@@ -47,6 +49,7 @@ impl MmaPlan {
         let out = c.tensor(k, Tensor::Out);
         let lse = problem.pass.lse().then(|| c.lse(k));
         let sinks = c.sinks(k);
+        let descale = ValueDescale::declare(k, c, problem);
         let strides = declare_head_strides(k, c, problem, Tensor::Out);
         let seq_q = c.u32(k, "seq_q", problem.seq_q as u32);
 
@@ -65,7 +68,12 @@ impl MmaPlan {
         let split: R32 = k.mov(0);
         let first = partial_row(k, problem, self.splits, [batch, head, split, row], seq_q);
         let sink = sinks.map(|start| Sinks::of_head(k, start, head));
-        let (o, log_sum) = partials.merge(k, (first, seq_q, self.splits), column, sink);
+        let (mut o, log_sum) = partials.merge(k, (first, seq_q, self.splits), column, sink);
+        if let Some(descale) = descale {
+            let key_head = divide(k, head, problem.group_size() as u32);
+            let factor = descale.load(k, [batch, key_head]);
+            o = o.map(|element| k.mul(element, factor));
+        }
         let to = row_of_output(k, problem, (out, strides), [batch, head, row]);
         let to = k.index(to, column, problem.dtypes.out.bytes() as u32);
         self.store_columns(k, problem, to, column, o);
@@ -95,7 +103,7 @@ impl MmaPlan {
             let exists = k.setp_u(CmpOp::Lt, column, columns);
             k.guarded(exists, store);
         };
-        let MmaType::Half(half) = mma_type(problem) else {
+        let Some(half) = out_half(problem) else {
             for (number, value) in (0..).zip([a, b, c, d]) {
                 store(k, number, &|k| k.st(to.at(4 * i64::from(number)), value));
             }

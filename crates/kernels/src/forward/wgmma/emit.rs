@@ -17,14 +17,15 @@ use tile::{
     TileGrid, TileRing, TileScheduler, TileStream, Turns, WarpRows, WarpgroupVote, WorkTile,
 };
 
-use super::descale::Descale;
-use super::fp8::{operand_type, transposes_values, weights};
+use super::fp8::transposes_values;
 use super::plan::{Diagonal, Ends, Rescaling, Share, Store, WgmmaPlan};
 use super::transpose::TransposedValues;
 use crate::contract::Contract;
 use crate::forward::contract::{
     declare_band, declare_head_strides, declare_map, declare_softcap, half, unsigned_factor,
 };
+use crate::forward::descale::{ScoreDescale, ValueDescale};
+use crate::forward::fp8::{operand_type, weights};
 use crate::forward::lengths::{batch_rows, declare_lengths, is_packed};
 use crate::forward::lists::ListTiles;
 use crate::forward::programs::declare_programs;
@@ -181,8 +182,8 @@ pub(super) struct Params {
     programs: Option<ScorePrograms>,
     sinks: Option<Global>,
     pub(super) lists: Option<BlockLists>,
-    /// Of Q, K and V.
-    pub(super) descales: [Option<Descale>; 3],
+    pub(super) score_descale: Option<ScoreDescale>,
+    pub(super) value_descale: Option<ValueDescale>,
 }
 
 impl Params {
@@ -256,7 +257,8 @@ impl Params {
                 .map(|programs| if lists { programs.masking_partial_blocks() } else { programs }),
             sinks: c.sinks(k),
             lists: plan.list_tiles(problem).map(|tiles| tiles.declare(k, c, problem, Access::Read)),
-            descales: Descale::declare(k, c, problem),
+            score_descale: ScoreDescale::declare(k, c, problem),
+            value_descale: ValueDescale::declare(k, c, problem),
         }
     }
 }
@@ -503,10 +505,10 @@ impl<'a> Forward<'a> {
         let plan = self.plan;
         let [q, key, value] = LOADED.map(|tensor| operand_type(self.problem, tensor));
         let products = Products::new([q, key]);
-        let softcap = self.params.softcap.map(|softcap| match self.params.descales {
-            [None, None, _] => softcap,
+        let softcap = self.params.softcap.map(|softcap| match self.params.score_descale {
+            None => softcap,
             // Each tile sets its own factor.
-            _ => Softcap { factor: k.reg(), ..softcap },
+            Some(_) => Softcap { factor: k.reg(), ..softcap },
         });
         let queries = TileStream::own_rows(k, self.queries, consumer);
         let keys = TileStream::over_columns(k, self.keys, consumer);

@@ -1,42 +1,23 @@
-//! Inputs of 8 bits: types of the products, what a plan has to keep to, and the default plans.
+//! Inputs of 8 bits: what a plan has to keep to, and the default plans.
 //!
 //! The scores are a product of 8-bit Q and K. If V has 8 bits too, P is rounded to e4m3 and V comes from a
 //! kernel that transposes it ([`super::transpose`]): an 8-bit B operand must be contiguous along k. With V in
 //! 16 bits, P and the product with V are those of the 16-bit kernels.
 
 use attend::{Chains, Order, OutputSums, Packing, Sums, Tiles};
-use problem::{DType, Problem, Tensor};
-use ptx::{Half, Type};
-use tile::{Handout, OperandType, Tail, TileOrder, Turns};
+use problem::Problem;
+use tile::{Handout, Tail, TileOrder, Turns};
 
 use super::plan::{Diagonal, Ends, Probabilities, Rescaling, Share, Store, WgmmaPlan, section_mib};
 use crate::PlanError;
 use crate::error::accept;
 use crate::forward::Visits;
 use crate::forward::contract::default_tanh;
+use crate::forward::fp8::{check_scales, default_threshold};
 use crate::forward::lengths::keys_are_uneven;
 
 /// The limit of a grid along y and z (CUDA C++ Programming Guide, "Compute Capabilities").
 const GRID_LIMIT: u64 = 65_535;
-
-/// The type of a tensor's elements in a product.
-pub(super) const fn operand_type(problem: &Problem, tensor: Tensor) -> Type {
-    match problem.dtypes.of(tensor) {
-        DType::E4m3 => Type::E4m3,
-        DType::E5m2 => Type::E5m2,
-        DType::Bf16 => Type::Bf16,
-        DType::F16 | DType::F32 => Type::F16,
-    }
-}
-
-/// The type to which P is rounded.
-pub(super) const fn weights(problem: &Problem) -> OperandType {
-    match problem.dtypes.weights() {
-        DType::E4m3 | DType::E5m2 => OperandType::E4m3,
-        DType::Bf16 => OperandType::Half(Half::Bf16),
-        DType::F16 | DType::F32 => OperandType::Half(Half::F16),
-    }
-}
 
 /// Whether a kernel transposes V before the attention kernel.
 pub(super) const fn transposes_values(problem: &Problem) -> bool {
@@ -48,18 +29,12 @@ pub(super) const fn key_steps(problem: &Problem) -> (u32, u32) {
     if transposes_values(problem) { (64, 32) } else { (16, 16) }
 }
 
-/// The rescaling that leaves enough of e4m3's range to light keys. Speculation with a larger threshold
-/// recomputes fewer blocks, and each power of two of the threshold is taken from the light end: P of a key
-/// that weighs 2^-w of the heaviest is 2^(8 - threshold - w). The threshold is the largest with which P of a
-/// key that weighs 1/`keys` is 2^-8, twice the smallest number: otherwise a heavy key could hide that many
-/// light keys, which together weigh as much. From 16k keys on, too little is left for speculation.
+/// The rescaling that leaves enough of e4m3's range to light keys ([`default_threshold`]). Speculation with a
+/// larger threshold recomputes fewer blocks; with a threshold of 0, nothing is left for it.
 const fn default_rescaling(keys: usize) -> Rescaling {
-    const MOST: u32 = 5;
-    let threshold = 16u32.saturating_sub(keys.next_power_of_two().ilog2());
-    match threshold {
-        0..=2 => Rescaling::Beyond(0),
-        3..MOST => Rescaling::Speculative { beyond: threshold as u8, limit: 8 },
-        MOST.. => Rescaling::Speculative { beyond: MOST as u8, limit: 8 },
+    match default_threshold(keys) {
+        0 => Rescaling::Beyond(0),
+        beyond => Rescaling::Speculative { beyond, limit: 8 },
     }
 }
 
@@ -76,9 +51,7 @@ impl WgmmaPlan {
             let [what, value, accepted] = [what, value, accepted].map(str::to_owned);
             Err(PlanError::Problem { family, what, value, accepted })
         };
-        if !problem.scales.is_empty() && !problem.programs.is_empty() {
-            return refuse("scales", "descale factors", "none beside score and mask programs");
-        }
+        check_scales(problem, family)?;
         if transposes_values(problem) {
             accept("head_dim_v", dim_v as u64, aligned(dim_v), "multiples of 16 with 8-bit values")?;
             if keys_are_uneven(problem) {

@@ -2,13 +2,14 @@
 
 pub mod cases;
 pub mod each;
+pub mod fp8;
 pub mod small_plan;
 pub mod wgmma_plan;
 
 use flashcore_kernels::{Arch, Plan, emit};
 use half::{bf16, f16};
 use problem::program::{Point, Precision};
-use problem::{DType, Problem, Strides, Tensor};
+use problem::{DType, E4m3, E5m2, Problem, Strides, Tensor};
 use ptx::{Kernel, Machine};
 
 /// Inputs and outputs of one run, as the kernel's buffers hold them.
@@ -28,6 +29,7 @@ const POISON: u16 = 0x7FFF;
 const fn poison(dtype: DType) -> u32 {
     match dtype {
         DType::F32 => (POISON as u32) << 16 | POISON as u32,
+        DType::E4m3 | DType::E5m2 => POISON as u32 >> 8,
         _ => POISON as u32,
     }
 }
@@ -36,6 +38,8 @@ fn decode(dtype: DType, bits: u32) -> f64 {
     match dtype {
         DType::Bf16 => bf16::from_bits(bits as u16).to_f64(),
         DType::F32 => f32::from_bits(bits).into(),
+        DType::E4m3 => E4m3::from_bits(bits as u8).to_f32().into(),
+        DType::E5m2 => E5m2::from_bits(bits as u8).to_f32().into(),
         _ => f16::from_bits(bits as u16).to_f64(),
     }
 }
@@ -44,6 +48,8 @@ fn encode(dtype: DType, value: f64) -> u32 {
     match dtype {
         DType::Bf16 => bf16::from_f64(value).to_bits().into(),
         DType::F32 => (value as f32).to_bits(),
+        DType::E4m3 => E4m3::from_f32(value as f32).to_bits().into(),
+        DType::E5m2 => E5m2::from_f32(value as f32).to_bits().into(),
         _ => f16::from_f64(value).to_bits().into(),
     }
 }
@@ -182,7 +188,7 @@ impl Run {
         let start = (origin as i64 + self.problem.strides(tensor).offset(b, h, s)) as usize;
         let data = if tensor == Tensor::Out { &self.out } else { &self.inputs[tensor as usize] };
         let dim = self.problem.extents(tensor)[3];
-        data[start..start + dim].iter().map(|&bits| decode(self.problem.dtypes.q, bits)).collect()
+        data[start..start + dim].iter().map(|&bits| decode(self.problem.dtypes.of(tensor), bits)).collect()
     }
 
     /// Whether the mask program, which may read no tables, lets a row see a key.
@@ -195,10 +201,13 @@ impl Run {
     }
 
     /// Compares every output with f64 arithmetic on the same inputs. The bound is the rounding of P and of O
-    /// to the input type (relative error at most `u` each), plus 1e-5 for f32 sums and `ex2.approx`.
+    /// to their types (relative error at most `u` each), plus 1e-5 for f32 sums and `ex2.approx`. With 8-bit
+    /// inputs, 2^-8 for the truncated sums of scores and 2^-10 for those of O.
     pub fn check(&self) {
         let p = &self.problem;
-        let unit = p.dtypes.out.unit_roundoff();
+        let [of_p, of_out] = [p.dtypes.weights(), p.dtypes.out].map(DType::unit_roundoff);
+        let (sums, of_logits) =
+            if p.dtypes.has_fp8() { (2f64.powi(-8) + 2f64.powi(-10), 4e-3) } else { (1e-5, 2e-5) };
         let mut written = vec![false; self.out.len()];
         for (i, ([b, h, s], start)) in rows(p, Tensor::Out).enumerate() {
             let kv_head = h / p.group_size();
@@ -226,7 +235,7 @@ impl Run {
             for (d, (got, (value, magnitude))) in
                 self.row(Tensor::Out, [b, h, s]).into_iter().zip(want).enumerate()
             {
-                let bound = unit * (magnitude + value.abs()) * 1.01 + 1e-5 * magnitude + 1e-7;
+                let bound = (of_p * magnitude + of_out * value.abs()) * 1.01 + sums * magnitude + 1e-7;
                 assert!(
                     (got - value).abs() <= bound,
                     "{p:?}\nbatch {b} head {h} row {s} column {d}: {got}, should be {value} ± {bound}"
@@ -236,7 +245,7 @@ impl Run {
             if !self.lse.is_empty() {
                 let want = if keys.is_empty() { f64::NEG_INFINITY } else { max + sum.ln() };
                 let got = f64::from(self.lse[i]);
-                let close = got == want || (got - want).abs() <= 2e-5 * (1.0 + want.abs());
+                let close = got == want || (got - want).abs() <= of_logits * (1.0 + want.abs());
                 assert!(close, "{p:?}\nbatch {b} head {h} row {s}: LSE {got}, should be {want}");
             }
         }

@@ -1,11 +1,11 @@
 //! Genes of the `mma` family.
 
-use attend::{Order, Rescale};
+use attend::{Order, OutputSums, Rescale};
 use flashcore_kernels::forward::Visits;
 use flashcore_kernels::forward::mma::{Grid, MmaPlan, QueryHome};
 use tile::CopyMode;
 
-use super::{Line, capped, causal, full, masked};
+use super::{Line, capped, causal, full, masked, small_types};
 
 /// Each gene at its simplest value.
 pub fn plain() -> MmaPlan {
@@ -21,6 +21,7 @@ pub fn plain() -> MmaPlan {
         resident_ctas: None,
         queries: QueryHome::Shared,
         rescale: Rescale::Always,
+        output_sums: OutputSums::Running,
         copy: CopyMode::Async16,
         tile_order: Grid::RowsFirst,
         tanh: attend::Tanh::Exp2,
@@ -44,6 +45,7 @@ pub const TABLE: &[Line<MmaPlan>] = &[
     (causal, alone, |p| p.queries = QueryHome::Registers),
     (full, alone, |p| p.rescale = Rescale::Beyond(8)),
     (causal, alone, |p| p.rescale = Rescale::Beyond(0)),
+    (small_types, alone, |p| p.output_sums = OutputSums::ByBlock),
     (causal, alone, |p| p.copy = CopyMode::Async8),
     (full, alone, |p| p.copy = CopyMode::Async4),
     (causal, alone, |p| p.copy = CopyMode::Elements),

@@ -57,7 +57,7 @@ const GRIDS: [&str; 1] = ["handout"];
 
 fn changes(family: Family) -> Vec<Change> {
     match family {
-        Family::Mma => of_table(mma::TABLE, mma::plain, Plan::Mma, Arch::SM_80),
+        Family::Mma => of_table(mma::TABLE, mma::plain, Plan::Mma, Arch::SM_89),
         Family::Wgmma => of_table(wgmma::TABLE, wgmma_plan::plain, Plan::Wgmma, Arch::SM_90),
         Family::SmallAtOnce => of_table(small::AT_ONCE, small_plan::at_once, Plan::SmallAtOnce, Arch::SM_90),
         Family::SmallStreamed => {
@@ -111,6 +111,11 @@ fn full() -> Problem {
 
 fn causal() -> Problem {
     rectangle(Band::CAUSAL)
+}
+
+/// Inputs of 8 bits.
+fn small_types() -> Problem {
+    rectangle(Band::FULL).with_dtypes(DType::E4m3.into())
 }
 
 /// Collects the values of a plan's genes, and of the fields of their variants, by path.

@@ -1,0 +1,63 @@
+//! The gate on 8-bit inputs in the family `mma`: the torture set, and the default plans with descale
+//! factors.
+
+use attend::Order;
+use flashcore_check::gate::{CheckReport, Settings, Verdict, bind, check_family, check_kernel, torture};
+use kernels::forward::mma::{MmaPlan, QueryHome};
+use kernels::{Arch, Family, Plan};
+use problem::{Band, DTypes, Layout, Problem, ScaleLayout, Scales};
+
+fn passes(check: &CheckReport, of: &dyn std::fmt::Debug) {
+    assert_eq!(check.verdict, Verdict::Passed, "{of:?}: {:#?}", check.reasons);
+}
+
+#[test]
+fn the_torture_set_passes() {
+    for (i, types) in ["e4m3", "e5m2/e4m3/bf16"].into_iter().enumerate() {
+        let dtypes: DTypes = types.parse().unwrap();
+        let problems = torture::problems(dtypes, 64);
+        let bound = |problem: &Problem| {
+            let plan = MmaPlan {
+                block_m: 32,
+                block_n: 32,
+                warps: 2,
+                kv_warps: 1,
+                splits: 1,
+                stages: [1, 3][i],
+                products: if i == 0 { Order::InTurn } else { Order::ScoresAhead },
+                queries: QueryHome::Shared,
+                ..MmaPlan::default_for(&problem.canonical(), &Arch::SM_89)
+            };
+            Some(bind(&Plan::Mma(plan), &problem.clone().with_lse(true), &Arch::SM_89).unwrap())
+        };
+        passes(&check_family(&problems, &Settings::quick(), bound).unwrap(), &types);
+    }
+}
+
+/// Groups of 1 and 8 query heads, each mask, both types, head dims 64, 128 and 256.
+#[test]
+fn default_plans_pass_with_factors() {
+    for (i, (heads_kv, dim, band, types)) in [
+        (8, 64, Band::FULL, "e4m3"),
+        (1, 128, Band::CAUSAL, "e4m3"),
+        (1, 64, Band::window(40, 0), "e5m2"),
+        (8, 256, Band::CAUSAL, "e5m2:f16"),
+        (1, 128, Band::FULL, "e4m3/e5m2/f16"),
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        let dtypes: DTypes = types.parse().unwrap();
+        let problem = Problem::new(1, 8, 70, dim, dtypes).with_heads_kv(heads_kv, Layout::Bshd);
+        let scales = Scales {
+            q: Some(ScaleLayout::TENSOR),
+            k: Some(ScaleLayout::per_head(heads_kv)),
+            v: dtypes.v.is_fp8().then(|| ScaleLayout::per_head(heads_kv)),
+        };
+        let problem = Problem { scales, ..problem.with_seq_kv(200, Layout::Bshd).with_band(band) };
+        let arch = [Arch::SM_89, Arch::SM_120][i % 2];
+        let plan = Family::Mma.default_for(&problem, &arch).unwrap();
+        let bound = bind(&plan, &problem, &arch).unwrap();
+        passes(&check_kernel(&bound, &Settings::quick()).unwrap(), &(plan, problem));
+    }
+}

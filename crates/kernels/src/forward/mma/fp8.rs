@@ -1,0 +1,133 @@
+//! Inputs of 8 bits: types of the products, what a problem and a plan have to keep to, and the defaults.
+//!
+//! The scores are a product of 8-bit Q and K. If V has 8 bits too, P is rounded to e4m3, and lanes permute
+//! bytes of V into operands ([`tile::mma_ab`]). With V in 16 bits, P and the product with V are those of the
+//! 16-bit kernels.
+
+use attend::{OutputSums, Rescale};
+use problem::{DType, Problem, Tensor};
+use ptx::Half;
+use tile::{CopyMode, MmaType};
+
+use super::plan::MmaPlan;
+use crate::error::accept;
+use crate::forward::fp8::{check_scales, operand_type};
+use crate::{Arch, PlanError};
+
+/// The widest rows of 8-bit tensors.
+const WIDEST: usize = 256;
+
+/// The types in which S = Q Kᵀ and P V are multiplied.
+pub(super) fn product_types(problem: &Problem) -> [MmaType; 2] {
+    let dtypes = problem.dtypes;
+    let half = |dtype| if dtype == DType::Bf16 { Half::Bf16 } else { Half::F16 };
+    let scores = match dtypes.q {
+        DType::F32 => MmaType::F32,
+        DType::F16 | DType::Bf16 => MmaType::Half(half(dtypes.q)),
+        DType::E4m3 | DType::E5m2 => MmaType::Fp8([Tensor::Q, Tensor::K].map(|of| operand_type(problem, of))),
+    };
+    let values = match dtypes.v {
+        DType::F32 => MmaType::F32,
+        DType::F16 | DType::Bf16 => MmaType::Half(half(dtypes.v)),
+        DType::E4m3 | DType::E5m2 => MmaType::Fp8([ptx::Type::E4m3, operand_type(problem, Tensor::V)]),
+    };
+    [scores, values]
+}
+
+/// The type of O, if it has 16 bits.
+pub(super) const fn out_half(problem: &Problem) -> Option<Half> {
+    match problem.dtypes.out {
+        DType::F16 => Some(Half::F16),
+        DType::Bf16 => Some(Half::Bf16),
+        DType::F32 | DType::E4m3 | DType::E5m2 => None,
+    }
+}
+
+/// The step between numbers of keys of a warp: the keys of one product P V.
+pub(super) const fn key_step(problem: &Problem) -> u32 {
+    if problem.dtypes.v.is_fp8() { 32 } else { 16 }
+}
+
+/// Columns of O that one product P V computes from a chunk of V.
+pub(super) const fn column_step(problem: &Problem) -> u32 {
+    if problem.dtypes.v.is_fp8() { 16 } else { 8 }
+}
+
+/// Where the P V of blocks are summed by default: apart in 8 bits, whose sums lose light keys.
+pub(super) const fn default_sums(problem: &Problem) -> OutputSums {
+    if problem.dtypes.v.is_fp8() { OutputSums::ByBlock } else { OutputSums::Running }
+}
+
+/// The default rescaling: in e4m3 with a threshold of 0, which leaves all of the range to light keys. With 5,
+/// short problems with a heavy key fail the gate.
+pub(super) const fn default_rescale(problem: &Problem) -> Rescale {
+    match problem.dtypes.weights() {
+        DType::E4m3 | DType::E5m2 => Rescale::Beyond(0),
+        DType::F16 | DType::Bf16 | DType::F32 => Rescale::Beyond(8),
+    }
+}
+
+/// Whether ptxas converts 8-bit operands to f16 in registers, which takes twice as many: `mma.sync` of sm_90
+/// has no products of 8 bits.
+const fn converts(arch: &Arch) -> bool {
+    arch.sm == 90
+}
+
+/// Query rows, keys of a block and warps for a head_dim. Warps have 16 rows: with 32, some kernels spill.
+pub(super) const fn tile_shape_of_fp8(dim: usize, arch: &Arch) -> (u32, u32, u32) {
+    match (dim, converts(arch)) {
+        (..=64, _) | (65..=128, false) => (64, 64, 4),
+        _ => (64, 32, 4),
+    }
+}
+
+/// The widest heads that a small grid computes with several warps on the same rows, and those whose 8-bit
+/// queries fit the registers.
+pub(super) const fn widest_of_fp8(arch: &Arch) -> (usize, usize) {
+    if converts(arch) { (128, 0) } else { (WIDEST, 128) }
+}
+
+/// The most resident CTAs that bound the registers. Without a bound, ptxas limits itself to 80, 96 or 128
+/// registers in some kernels, and spills; with one, the widest heads of sm_90 spill more: 0 means none.
+pub(super) const fn most_residents_of_fp8(dim: usize, arch: &Arch) -> u32 {
+    match (dim, converts(arch)) {
+        (..=64, false) => 3,
+        (193.., true) => 0,
+        _ => 2,
+    }
+}
+
+impl MmaPlan {
+    /// Whether a problem with 8-bit inputs can be computed.
+    pub(super) fn check_fp8_problem(problem: &Problem, arch: &Arch) -> Result<(), PlanError> {
+        if !problem.dtypes.has_fp8() {
+            return Ok(());
+        }
+        accept("sm", arch.sm.into(), arch.multiplies_fp8(), "89 and later with 8-bit inputs")?;
+        for (what, dim) in [("head_dim", problem.head_dim), ("head_dim_v", problem.head_dim_v)] {
+            accept(what, dim as u64, (1..=WIDEST).contains(&dim), "1 to 256 with 8-bit inputs")?;
+        }
+        check_scales(problem, "mma")
+    }
+
+    /// Whether the genes go with 8-bit inputs.
+    pub(super) fn check_fp8_genes(&self, problem: &Problem) -> Result<(), PlanError> {
+        if !problem.dtypes.v.is_fp8() && self.output_sums == OutputSums::ByBlock {
+            let [what, value, accepted] =
+                ["output_sums", "by_block", "running without 8-bit values"].map(str::to_owned);
+            return Err(PlanError::Problem { family: "mma", what, value, accepted });
+        }
+        if !problem.dtypes.has_fp8() {
+            return Ok(());
+        }
+        accept("dim_warps", self.dim_warps.into(), self.dim_warps == 1, "1 with 8-bit inputs")?;
+        // Elements are copied in pairs of bytes.
+        let pairs = |tensor, dim: usize| !problem.dtypes.of(tensor).is_fp8() || dim.is_multiple_of(2);
+        let dims = [("head_dim", Tensor::K, problem.head_dim), ("head_dim_v", Tensor::V, problem.head_dim_v)];
+        for (what, tensor, dim) in dims {
+            let copied = self.copy != CopyMode::Elements || pairs(tensor, dim);
+            accept(what, dim as u64, copied, "even numbers with 8-bit inputs and copy = elements")?;
+        }
+        Ok(())
+    }
+}

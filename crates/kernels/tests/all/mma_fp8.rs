@@ -1,0 +1,323 @@
+//! The `mma` family on 8-bit inputs, in the emulator: no hazards with every check on, and results within the
+//! rounding of P and O.
+
+use std::collections::BTreeSet;
+
+use crate::common::fp8::{self, edit_text, lines};
+use crate::tools;
+use attend::{Order, OutputSums, Rescale};
+use flashcore_kernels::forward::mma::{Grid, MmaPlan, QueryHome};
+use flashcore_kernels::{Arch, Family, Plan, Program, emit};
+use problem::{Band, DType, DTypes, Layout, Problem, ScaleLayout, Strides};
+use tile::CopyMode;
+
+/// The architectures with products of 8-bit floats.
+const ARCHS: [Arch; 3] = [Arch::SM_89, Arch::SM_90, Arch::SM_120];
+
+/// The simplest plan, with small tiles.
+fn base(problem: &Problem) -> MmaPlan {
+    let plan = MmaPlan::default_for(problem, &Arch::SM_89);
+    MmaPlan {
+        block_m: 32,
+        block_n: 32,
+        warps: 2,
+        kv_warps: 1,
+        splits: 1,
+        stages: 2,
+        products: Order::InTurn,
+        queries: QueryHome::Shared,
+        rescale: Rescale::Beyond(0),
+        ..plan
+    }
+}
+
+fn check(problem: &Problem, plan: MmaPlan, arch: &Arch, seed: u64) {
+    fp8::run(problem, &Plan::Mma(plan), arch, seed, |_| {}).check();
+}
+
+fn problem(seq_q: usize, seq_kv: usize, dim: usize, types: &str, band: Band) -> Problem {
+    let dtypes: DTypes = types.parse().expect("types");
+    let problem = Problem::new(1, 2, seq_q, dim, DType::E4m3).with_dtypes(dtypes).with_band(band);
+    problem.with_seq_kv(seq_kv, Layout::Bshd).with_lse(true)
+}
+
+const WINDOW: Band = Band { before: Some(50), ..Band::CAUSAL };
+
+/// Both types, ragged ends, each mask, each class of row width, each type of O.
+#[test]
+fn shapes_and_types() {
+    for (i, (seq_q, seq_kv, dim, types, band)) in [
+        (64, 64, 64, "e4m3", Band::FULL),
+        (70, 133, 64, "e4m3", Band::FULL),
+        (100, 100, 64, "e5m2:f16", Band::CAUSAL),
+        (17, 150, 128, "e4m3/e5m2/e4m3", Band::CAUSAL),
+        (130, 200, 128, "e5m2/e4m3/e5m2", WINDOW),
+        (90, 37, 16, "e4m3:f32", Band::CAUSAL),
+        (40, 150, 48, "e5m2", Band::FULL),
+        (66, 130, 80, "e4m3:f16", Band::CAUSAL_TOP_LEFT),
+        (50, 97, 96, "e4m3", Band::FULL),
+        (65, 129, 192, "e4m3:f32", Band::CAUSAL),
+        (80, 160, 256, "e4m3", Band::FULL),
+        (33, 70, 256, "e5m2", WINDOW),
+        (1, 300, 128, "e4m3", Band::CAUSAL),
+        (90, 37, 64, "e4m3", Band::CAUSAL),
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        let problem = problem(seq_q, seq_kv, dim, types, band);
+        check(&problem, base(&problem), &ARCHS[i % 3], i as u64);
+    }
+}
+
+/// The default plans, of grids that fill a device and of small ones.
+#[test]
+fn default_plans() {
+    for (i, (heads, seq, dim, band)) in [
+        (1, 200, 64, Band::CAUSAL),
+        (60, 70, 64, Band::FULL),
+        (1, 150, 128, Band::FULL),
+        (30, 140, 128, Band::CAUSAL),
+        (1, 130, 256, Band::CAUSAL),
+        (1, 2048, 64, Band::FULL),
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        let rows = if seq > 1000 { 16 } else { seq };
+        let problem = Problem::new(1, heads, rows, dim, DType::E4m3).with_band(band);
+        let problem = problem.with_seq_kv(seq, Layout::Bhsd);
+        let arch = &ARCHS[i % 3];
+        let plan = MmaPlan::default_for(&problem, arch);
+        assert!(seq < 1000 || plan.splits > 1, "{plan:?}");
+        check(&problem, plan, arch, i as u64);
+    }
+}
+
+/// Q and K in 8 bits, P and V in 16.
+#[test]
+fn mixed_types() {
+    for (types, band, dim) in [
+        ("e4m3/e4m3/bf16", Band::CAUSAL, 64),
+        ("e5m2/e4m3/f16:bf16", Band::FULL, 64),
+        ("e4m3/e4m3/bf16:f32", Band::FULL, 40),
+    ] {
+        let problem = problem(70, 133, dim, types, band);
+        let plan = MmaPlan { block_n: 48, rescale: Rescale::Beyond(8), ..base(&problem) };
+        check(&problem, plan, &Arch::SM_89, 3);
+    }
+}
+
+/// Head dims that no step of a product divides, values of another width, and rows that begin anywhere.
+#[test]
+fn widths_and_strides() {
+    for (i, (dim, dim_v)) in
+        [(8, 24), (77, 77), (64, 128), (192, 128), (100, 51), (1, 1)].into_iter().enumerate()
+    {
+        let mut problem = Problem { head_dim_v: dim_v, ..problem(50, 70, dim, "e4m3", Band::CAUSAL) };
+        let row = |dim: usize| (dim.next_multiple_of(16) + 16) as i64;
+        let strides =
+            |rows: i64, dim| Strides { batch: 2 * rows * row(dim), head: rows * row(dim), row: row(dim) };
+        (problem.q, problem.k) = (strides(50, dim), strides(70, dim));
+        (problem.v, problem.out) = (strides(70, dim_v), strides(50, dim_v));
+        for copy in [CopyMode::Async16, CopyMode::Async8, CopyMode::Async4, CopyMode::Elements] {
+            let plan = MmaPlan { copy, ..base(&problem) };
+            let odd = dim % 2 == 1 || dim_v % 2 == 1;
+            if copy == CopyMode::Elements && odd {
+                let refused = Plan::Mma(plan).check(&problem, &Arch::SM_89).expect_err("refused").to_string();
+                assert!(refused.contains("even numbers with 8-bit inputs and copy = elements"), "{refused}");
+                continue;
+            }
+            check(&problem, plan, &ARCHS[i % 3], i as u64);
+        }
+    }
+}
+
+/// Values of genes that the products of 8 bits meet.
+#[test]
+fn genes() {
+    let p = problem(130, 200, 64, "e4m3", Band::CAUSAL);
+    let full = Problem { band: Band::FULL, ..p.clone() };
+    let base = base(&p);
+    let plans = [
+        MmaPlan { block_n: 96, stages: 1, ..base.clone() },
+        MmaPlan { block_m: 64, queries: QueryHome::Registers, warps: 4, ..base.clone() },
+        MmaPlan { block_m: 64, block_n: 64, stages: 3, ..base.clone() },
+        MmaPlan { output_sums: OutputSums::Running, rescale: Rescale::Always, ..base.clone() },
+        MmaPlan { output_sums: OutputSums::Running, rescale: Rescale::Beyond(5), ..base.clone() },
+        MmaPlan { products: Order::ScoresAhead, ..base.clone() },
+        MmaPlan { kv_warps: 2, warps: 4, block_n: 64, ..base.clone() },
+        MmaPlan { kv_warps: 4, warps: 4, block_n: 128, products: Order::ScoresAhead, ..base.clone() },
+        MmaPlan { splits: 3, ..base.clone() },
+        MmaPlan { splits: 2, kv_warps: 2, block_n: 64, ..base.clone() },
+        MmaPlan { tile_order: Grid::RowsFirst, rescale: Rescale::Always, ..base },
+    ];
+    for (i, plan) in plans.into_iter().enumerate() {
+        check(if i % 2 == 0 { &p } else { &full }, plan.clone(), &ARCHS[i % 3], i as u64);
+    }
+}
+
+/// Groups of heads with a softcap, sinks and descale factors, also where CTAs divide the keys; scales of
+/// either sign and 0.
+#[test]
+fn features() {
+    for i in 0..6 {
+        let heads = [(4, 2), (8, 1), (2, 2)][i % 3];
+        let mut p = Problem::new(2, heads.0, 50, 64, DType::E4m3).with_band([WINDOW, Band::FULL][i % 2]);
+        p = p.with_heads_kv(heads.1, Layout::Bshd).with_lse(i % 2 == 0);
+        p.score.softcap = (i % 2 == 1).then_some(2.0);
+        p.score.sink = i < 3;
+        p.score.scale = [None, Some(-0.1), Some(0.0)][i % 3];
+        p.scales.q = Some(ScaleLayout::TENSOR);
+        p.scales.k = (i != 4).then(|| ScaleLayout::per_head(heads.1));
+        p.scales.v = Some(ScaleLayout { batch: 0, ..ScaleLayout::per_head(heads.1) });
+        let splits = [1, 2][i / 3];
+        check(&p, MmaPlan { splits, ..base(&p) }, &ARCHS[i % 3], 5);
+    }
+}
+
+/// Kernels with one fault each are told from the right one.
+#[test]
+fn faults_are_seen() {
+    let problem = problem(64, 300, 64, "e4m3", Band::FULL);
+    let plan = Plan::Mma(MmaPlan { block_n: 64, rescale: Rescale::Always, ..base(&problem) });
+    let run = |edit: &dyn Fn(&mut Program)| fp8::run(&problem, &plan, &Arch::SM_89, 9, edit).error();
+    let right = run(&|_| {});
+    assert!(right.worst <= 1.0 && right.relative < 0.05, "{right:?}");
+    let scaled_twice = run(&|program: &mut Program| {
+        let factor = program.kernel.args.iter_mut().find_map(|arg| match arg {
+            ptx::Arg::F32(factor) => Some(factor),
+            _ => None,
+        });
+        *factor.expect("the factor of the scores") *= 0.125;
+    });
+    let factor_forgotten = run(&|program: &mut Program| {
+        edit_text(program, |text| {
+            lines(text, |line, _| match line.trim().strip_prefix("rcp.approx.ftz.f32 ") {
+                None => Some(line.to_owned()),
+                Some(operands) => {
+                    let sum = operands.split(", ").nth(1)?.trim_end_matches(';');
+                    Some(format!("mul.f32 {sum}, {sum}, 0f3B800000;\n{line}"))
+                }
+            })
+        });
+    });
+    // O keeps the last block alone: the sums of a block replace those of all blocks.
+    let never_added = run(&|program: &mut Program| {
+        edit_text(program, |text| {
+            let products = text.lines().filter(|line| line.trim().starts_with("mma.sync"));
+            let results: BTreeSet<&str> = products
+                .flat_map(|line| line.split(['{', '}']).nth(1).into_iter().flat_map(|list| list.split(", ")))
+                .collect();
+            lines(text, |line, _| {
+                let operands = line.trim().strip_prefix("add.rn.f32 ").unwrap_or_default();
+                let of: Vec<&str> = operands.trim_end_matches(';').split(", ").collect();
+                match of[..] {
+                    [to, a, b] if to == a && results.contains(b) => Some(format!("mov.f32 {to}, {b};")),
+                    _ => Some(line.to_owned()),
+                }
+            })
+        });
+    });
+    // Odd columns of O are computed from the even columns of V.
+    let even_columns = run(&|program: &mut Program| {
+        edit_text(program, |text| text.replace(", 30001;", ", 25632;").replace(", 0x7531;", ", 0x6420;"));
+    });
+    for (fault, error) in [
+        ("scale twice", scaled_twice),
+        ("P's factor forgotten in the sum", factor_forgotten),
+        ("blocks not added", never_added),
+        ("even columns of V for odd ones", even_columns),
+    ] {
+        assert!(error.worst > 1.0 && error.relative > 0.1, "{fault}: {error:?}");
+    }
+}
+
+#[test]
+fn what_cannot_be_computed_is_refused_with_the_reason() {
+    let good = problem(64, 64, 64, "e4m3", Band::FULL);
+    let reason = |problem: &Problem, change: &dyn Fn(&mut MmaPlan), arch: &Arch| {
+        let mut plan = base(&good);
+        change(&mut plan);
+        Plan::Mma(plan).check(problem, arch).expect_err("refused").to_string()
+    };
+    let same = |_: &mut MmaPlan| {};
+    for arch in [Arch::SM_80, Arch::SM_86] {
+        assert_eq!(
+            reason(&good, &same, &arch),
+            format!("invalid value '{}' for sm: expected 89 and later with 8-bit inputs", arch.sm)
+        );
+        assert!(Plan::default_for(&good, &arch).is_err());
+    }
+    let keys = reason(&good, &|p| p.block_n = 48, &Arch::SM_89);
+    assert_eq!(keys, "invalid value '48' for block_n: expected multiples of 32 · kv_warps up to 512");
+    let warps = reason(&good, &|p| (p.dim_warps, p.block_m) = (2, 16), &Arch::SM_89);
+    assert_eq!(warps, "invalid value '2' for dim_warps: expected 1 with 8-bit inputs");
+    let wide = Problem::new(1, 1, 64, 320, DType::E4m3);
+    let wide = reason(&wide, &same, &Arch::SM_89);
+    assert_eq!(wide, "invalid value '320' for head_dim: expected 1 to 256 with 8-bit inputs");
+    let halves = Problem::new(1, 1, 64, 64, DType::F16);
+    assert_eq!(
+        reason(&halves, &same, &Arch::SM_89),
+        "invalid value 'by_block' for output_sums with family mma: expected running without 8-bit values"
+    );
+    let mut blocks = good.clone();
+    blocks.scales.k = Some(ScaleLayout { rows: Some(64), ..ScaleLayout::per_head(2) });
+    assert_eq!(
+        reason(&blocks, &same, &Arch::SM_89),
+        "family mma does not compute descale factors per block of rows"
+    );
+}
+
+/// 8-bit problems go to `mma` where no other family computes them.
+#[test]
+fn the_family_is_chosen_by_the_architecture() {
+    let family = |problem: &Problem, arch| Plan::default_for(problem, &arch).expect("a plan").family();
+    let long = Problem::new(1, 8, 16, 64, DType::E4m3).with_seq_kv(8192, Layout::Bhsd);
+    let odd = Problem::new(1, 8, 512, 72, DType::E4m3);
+    for problem in
+        [Problem::new(1, 8, 512, 64, DType::E4m3), Problem::new(8, 32, 2048, 128, DType::E5m2), long]
+    {
+        assert_eq!(family(&problem, Arch::SM_89), "mma");
+        assert_eq!(family(&problem, Arch::SM_120), "mma");
+        assert_eq!(family(&problem, Arch::SM_90), "wgmma");
+    }
+    assert_eq!(family(&odd, Arch::SM_90), "mma");
+}
+
+/// The default plans in ptxas: nothing spills, but for the widest heads on sm_90, whose operands ptxas
+/// converts to f16. `wgmma` has plans of such heads if 16 divides them.
+#[test]
+fn default_plans_do_not_spill() {
+    let Some(ptxas) = tools::find("FLASHCORE_PTXAS") else { return };
+    for arch in ARCHS {
+        for (dim, types) in [
+            (64, "e4m3"),
+            (128, "e4m3"),
+            (128, "e5m2:f16"),
+            (256, "e4m3"),
+            (96, "e4m3:f32"),
+            (192, "e4m3"),
+            (40, "e5m2"),
+            (64, "e4m3/e4m3/bf16"),
+            (128, "e4m3/e4m3/bf16"),
+        ] {
+            for band in [Band::FULL, Band::CAUSAL, Band::window(1023, 0)] {
+                for (batch, heads, seq) in [(2, 16, 8192), (1, 8, 512), (1, 4, 256)] {
+                    let dtypes: DTypes = types.parse().expect("types");
+                    let problem =
+                        Problem::new(batch, heads, seq, dim, DType::E4m3).with_dtypes(dtypes).with_band(band);
+                    let plan = Family::Mma.default_for(&problem, &arch).expect("a default plan");
+                    let program = emit(&problem, &plan, &arch).expect("a default plan");
+                    let assembled = tools::assemble(&ptxas, &program.kernel);
+                    println!(
+                        "sm_{} {dim} {types} {band} S{seq}: {} registers, {} spilled",
+                        arch.sm, assembled.registers, assembled.spills
+                    );
+                    let most = if arch.sm == 90 && dim > 192 { 128 } else { 0 };
+                    assert!(assembled.spills <= most, "{plan:?}");
+                }
+            }
+        }
+    }
+}
