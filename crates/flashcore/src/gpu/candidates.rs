@@ -49,9 +49,10 @@ pub(super) fn candidates(
     if let Some(plan) = given {
         return Ok((vec![of(plan, PlanSource::Given)], vec!["chosen: the plan that was given".to_owned()]));
     }
-    if problem.dtypes.one() == Some(DType::F32) {
+    if problem.dtypes.out == DType::F32 {
         // `mma` computes f32 in three products of tf32. Tensor cores truncate their sums, so the mean error
-        // is up to three times what the gate allows. A caller who accepts that gives the plan.
+        // is up to three times what the gate allows, as is that of 8-bit inputs with an output in f32. A
+        // caller who accepts that gives the plan.
         let (family, accepted) = ("mma", "f16, bf16 without a plan");
         return Err(PlanError::DType { family, dtype: problem.dtypes, accepted }.into());
     }
