@@ -78,7 +78,8 @@ impl Answer {
         let inputs = normal_inputs(&problem, seed);
         if Answer::is_whole(&problem) {
             let references = References::of(&problem, &inputs)?;
-            let whole = Block { elements: vec![0..references.elements()], references };
+            let elements = std::iter::once(0..references.elements()).collect();
+            let whole = Block { elements, references };
             return Ok(Answer { inputs, blocks: vec![whole], dim: problem.head_dim_v });
         }
         let rows = block_rows(&problem);
