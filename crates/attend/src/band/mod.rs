@@ -23,6 +23,9 @@ pub struct KeyBand {
     pub before: Option<R32>,
     /// Number of keys after the diagonal that a row sees; `None` for all.
     pub after: Option<After>,
+    /// Whether programs read tables by the positions of keys. A full block must then have existing keys only,
+    /// also for rows beyond the queries, whose diagonal lies beyond the keys.
+    pub indexes_tables: bool,
 }
 
 /// The upper bound of a band.

@@ -48,9 +48,9 @@ impl RowRange {
         // to the bottom right, the last row ends at the last key, but first rows may end before key 0.
         // Aligned to the top left, the first row starts at key 0, but last rows may end beyond the last key.
         let within = |k: &mut Builder, end: R32| match (band.corner, after) {
-            (Corner::BottomRight, After::Diagonal) => k.max_s(end, 0),
+            (Corner::BottomRight, After::Diagonal) if !band.indexes_tables => k.max_s(end, 0),
             (Corner::TopLeft, _) => k.min_u(end, self.seq_kv),
-            (Corner::BottomRight, After::Keys(_)) => {
+            (Corner::BottomRight, _) => {
                 let end = k.max_s(end, 0);
                 k.min_s(end, self.seq_kv)
             }

@@ -118,6 +118,14 @@ fn features(dtypes: DTypes, head_dim: usize) -> Vec<(&'static str, Problem)> {
             let mask = one_per_pair(TableType::U8, 50, 70);
             program(base(50, 70).with_softcap(3.0), None, Some(library::mask_tensor(0)), mask)
         }),
+        ("boolean mask, causal, rows of a tile beyond the queries", {
+            let mask = one_per_pair(TableType::U8, 33, 33);
+            program(base(33, 33).with_band(Band::CAUSAL), None, Some(library::mask_tensor(0)), mask)
+        }),
+        ("boolean mask, causal, a warpgroup beyond the queries", {
+            let mask = one_per_pair(TableType::U8, 100, 100);
+            program(base(100, 100).with_band(Band::CAUSAL), None, Some(library::mask_tensor(0)), mask)
+        }),
         ("documents, causal", {
             let of_position =
                 vec![Table { dtype: TableType::I32, extents: vec![3, 90], strides: vec![90, 1] }];

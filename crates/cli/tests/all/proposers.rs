@@ -208,7 +208,7 @@ const EXPECTED: [(&str, Stage, &[&str], &str); DEEDS - 1] = [
     ("outside", Stage::Check, &["failed"], ""),
     ("ignores", Stage::Check, &["failed"], ""),
     ("launch", Stage::Check, &["failed"], ""),
-    ("grid", Stage::Screen, &["launch"], "2147483647 CTAs"),
+    ("grid", Stage::Screen, &["launch"], "invalid value '2147483647' for the CTAs of its grid"),
     ("nested", Stage::Screen, &["source"], ""),
     // Without NVRTC the reason is the missing compiler.
     ("cuda", Stage::Screen, &["source", "compiler"], ""),

@@ -68,6 +68,7 @@ pub(crate) fn declare_band(k: &mut Builder, contract: &mut Contract<'_>, problem
             0 => After::Diagonal,
             _ => After::Keys(contract.u32(k, "keys_after", after)),
         }),
+        indexes_tables: !problem.programs.is_empty(),
     }
 }
 
