@@ -26,7 +26,7 @@ impl Linked {
 
     /// The command.
     pub const COMMAND: Linked =
-        Linked { package: "flashcore-cli", features: "flashcore-cli/search", folder: "crates/cli/licenses" };
+        Linked { package: "flashcore-cli", features: "search", folder: "crates/cli/licenses" };
 }
 const CRATES: &str = "third-party.txt";
 const STANDARD_LIBRARY: &str = "rust-standard-library.html";

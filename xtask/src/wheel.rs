@@ -46,7 +46,7 @@ pub const ATTENTION: &str = "";
 pub const SEARCH: &str = "flashcore-python/evolve";
 /// Features of the whole workspace: those of the wheel and of the command with the search. All builds of
 /// `xtask` that share a target folder use them, so that each crate is compiled once.
-pub const ALL: &str = "flashcore-python/evolve,flashcore-cli/search";
+pub const ALL: &str = "flashcore-python/evolve,search";
 /// The name under which Python imports the package. The distribution is `flashcore-attn`: `flashcore` on the
 /// package index belongs to another project.
 const PACKAGE: &str = "flashcore_attn";

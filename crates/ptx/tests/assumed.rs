@@ -12,7 +12,7 @@ const USERS: [&str; 13] = [
     "crates/emu/tests/all/limits.rs",
     "crates/emu/tests/filetests.rs",
     "crates/kernels/tests/all/forward.rs",
-    "crates/kernels/tests/all/small.rs",
+    "crates/kernels/tests/all/small_needed.rs",
     "crates/kernels/tests/all/wgmma_needed.rs",
     "crates/kernels/tests/all/wgmma_tail.rs",
     "crates/predict/src/tests/asynchronous.rs",
