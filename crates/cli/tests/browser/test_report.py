@@ -64,9 +64,12 @@ def test_charts_show_what_the_ledger_says(tab, report, facts):
     assert count("svg.ranking g.row") == min(timed, 12) + 2
     assert count("table.decisions tbody tr") == facts.one("SELECT count(*) FROM decision")
     assert count("table.operators tbody tr") == facts.one("SELECT count(*) FROM operator_tally")
-    best = facts.one("SELECT min(us) FROM standing WHERE promoted")
+    # The page's best is the first in the ledger's order, in which races count more than short timings.
+    first = """FROM standing WHERE us IS NOT NULL AND arm IN ('evolution', 'random')
+        ORDER BY grade DESC, us, candidate LIMIT 1"""
+    best = facts.one(f"SELECT us {first}")
     assert f"{best:.3f}" in page.locator("dl.tiles").inner_text()
-    line = """WITH RECURSIVE line (id) AS (SELECT candidate FROM (SELECT candidate FROM standing WHERE promoted ORDER BY us LIMIT 1)
+    line = f"""WITH RECURSIVE line (id) AS (SELECT candidate FROM (SELECT candidate {first})
         UNION SELECT parent FROM parent JOIN line ON candidate = id) SELECT count(*) FROM line"""
     assert count("svg.lineage g.row") == min(facts.one(line), 40)
     hot = page.locator("pre.heat span[style]")
