@@ -257,7 +257,8 @@ fn print(out: &mut Out, study: &Study, found: &Found, args: &Check) -> Result<()
     Ok(())
 }
 
-/// What ran, for the line of the verdict. A check with a budget says how much did not run.
+/// The runs, shapes and CTAs of a check, for the line of the verdict. With a budget it says how much did not
+/// run.
 fn after(check: &CheckReport) -> String {
     let runs = if check.runs == 1 { "run" } else { "runs" };
     let Some(sample) = &check.sample else { return format!("after {} {runs} in the emulator", check.runs) };

@@ -55,7 +55,7 @@ pub enum QuantizeError {
         option: &'static str,
         /// Its value.
         value: String,
-        /// What is accepted.
+        /// The accepted values.
         accepted: &'static str,
     },
 }

@@ -351,7 +351,7 @@ pub struct Printed {
     pub text: String,
 }
 
-/// What each cluster did, to choose clusters that stand for the others.
+/// The instructions and accesses of each cluster, to choose clusters that stand for the others.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Survey {
     /// One entry for each cluster that ran, in the order of their indices. Empty if CTAs communicate.

@@ -56,7 +56,7 @@ pub enum AttentionError {
         what: &'static str,
         /// Its value.
         value: String,
-        /// What is accepted.
+        /// The accepted values.
         expected: String,
     },
     /// A table's shape or strides cannot be read.
@@ -132,11 +132,11 @@ pub enum AttentionError {
     /// The library does not support this.
     #[error("invalid value '{value}' for {argument}: expected {accepted}")]
     Unsupported {
-        /// What was chosen: the device, the plan, ….
+        /// The choice that failed: the device, the plan, ….
         argument: &'static str,
         /// The choice that is not supported.
         value: String,
-        /// What is accepted.
+        /// The accepted values.
         accepted: String,
     },
     /// The problem is not valid.

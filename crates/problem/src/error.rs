@@ -69,7 +69,7 @@ pub enum ProblemError {
         index: usize,
         /// The element.
         value: i32,
-        /// What is accepted.
+        /// The accepted values.
         expected: String,
     },
     /// Lengths on one side that no kernel can compute.

@@ -1,4 +1,4 @@
-//! What a check within a budget of time ran.
+//! The CTAs that a check within a budget of time ran.
 
 use std::fmt;
 

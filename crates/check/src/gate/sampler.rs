@@ -194,7 +194,7 @@ impl Sampler {
         });
     }
 
-    /// What was run.
+    /// The CTAs that ran.
     pub fn sample(&self) -> Sample {
         let all = self.grid.count() * self.grid.ranks();
         let of = |clusters: usize| clusters as u64 * self.grid.ranks();
@@ -223,7 +223,7 @@ impl Sampler {
     }
 }
 
-/// What the search found.
+/// The findings of the search.
 #[derive(Default)]
 struct Found {
     footprints: Vec<(u64, Vec<u64>)>,

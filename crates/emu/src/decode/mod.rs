@@ -29,7 +29,7 @@ use crate::EmuError;
 use crate::memory::GlobalMemory;
 use crate::report::Options;
 
-/// The name of the memory of a cooperative launch in which its CTAs count who has arrived.
+/// The name of the memory of a cooperative launch in which its CTAs count their arrivals.
 pub(crate) const WORKSPACE: &str = "the grid workspace";
 
 /// Bytes of the grid workspace: its size and the barrier.

@@ -86,7 +86,7 @@ pub(crate) struct Context<'a> {
     pub stands_for: u64,
 }
 
-/// What a run follows beside the findings.
+/// The values that a run follows beside the findings.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Follow<'a> {
     Nothing,

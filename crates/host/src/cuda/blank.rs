@@ -8,7 +8,7 @@ use std::path::PathBuf;
 /// Marks of code or data that the device has.
 const DEVICE: [&str; 5] = ["__global__", "__device__", "__constant__", "__shared__", "__managed__"];
 
-/// What device code does not use: a function without a mark that has one of these is host code.
+/// Words that device code does not use: a function without a mark that has one of these is host code.
 const HOST: [&str; 5] = ["<<<", "std::vector", "std::string", "std::cout", "std::cerr"];
 
 /// Names that device code does not use.
