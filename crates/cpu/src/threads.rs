@@ -52,6 +52,10 @@ impl Pool {
     pub fn new(threads: usize) -> Result<Pool, ThreadPoolBuildError> {
         let helpers = threads.clamp(2, MAX_THREADS) - 1;
         let named = |index| format!("flashcore-{index}");
+        // rayon's threads share a collector of freed memory, which the first thread that looks for work would
+        // make behind a `Once`. A child made by `fork` meanwhile would wait for that `Once` forever: its
+        // parent's thread does not exist there. So the collector is made here, before the threads exist.
+        drop(crossbeam_epoch::pin());
         Ok(Pool { helpers: ThreadPoolBuilder::new().num_threads(helpers).thread_name(named).build()? })
     }
 
