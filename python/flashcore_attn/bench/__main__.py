@@ -64,6 +64,8 @@ def main(argv: list[str] | None = None) -> int:
     parser = arguments([*suites, *FEATURES])
     args = parser.parse_args(argv)
     if args.what == "model":
+        if args.suite or args.problem or args.peers is not None or args.plot:
+            parser.error("model goes with --seconds, --start, --limit, --evidence and --json alone")
         return _model(args)
     if features := [name for name in args.suite if name in FEATURES]:
         return _of_features(args, parser, features)

@@ -190,6 +190,21 @@ fn floor_remainder(a: i32, b: i32) -> i32 {
     if b == 0 { 0 } else { a.wrapping_sub(b.wrapping_mul(floor_quotient(a, b))) }
 }
 
+/// Compares each integer with 0.
+pub(super) fn compare_with_zero(op: Comparison, words: &mut [f32]) {
+    let mut each = |compare: fn(&i32, &i32) -> bool| {
+        words.iter_mut().for_each(|x| *x = truth(compare(&int(*x), &0)));
+    };
+    match op {
+        Comparison::Eq => each(i32::eq),
+        Comparison::Ne => each(i32::ne),
+        Comparison::Lt => each(i32::lt),
+        Comparison::Le => each(i32::le),
+        Comparison::Gt => each(i32::gt),
+        Comparison::Ge => each(i32::ge),
+    }
+}
+
 #[inline(always)]
 pub(super) fn compare(
     op: Comparison,

@@ -12,7 +12,7 @@
 mod apply;
 mod load;
 
-use problem::program::{BinaryOp, Id, Input, Op, Range, Type, UnaryOp};
+use problem::program::{BinaryOp, Comparison, Id, Input, Op, Range, Type, UnaryOp};
 use problem::{KeyRange, Operands, Problem, Program, Programs, TableData};
 
 use crate::simd::Simd;
@@ -133,11 +133,20 @@ fn axes_of(program: &Program, programs: &Programs, grouped: bool) -> (Vec<Axes>,
             _ => None,
         };
         // The rows of several heads do not follow each other.
-        let is_diagonal = !grouped && slope.is_some_and(|[q, k]| q != 0 && q == -k);
+        let is_difference = slope.is_some_and(|[q, k]| q != 0 && q == -k) || order(ops, op).is_some();
+        let is_diagonal = !grouped && is_difference;
         axes.push(if is_diagonal { Axes::Diagonal } else { own });
         slopes.push(slope);
     }
     (axes, slopes)
+}
+
+/// For a comparison of the query's position with the key's, its operands.
+fn order(ops: &[Op], op: &Op) -> Option<(Comparison, Id, Id)> {
+    let Op::Compare(comparison, a, b) = *op else { return None };
+    let of = (&ops[a], &ops[b]);
+    let positions = (&Op::Input(Input::Query), &Op::Input(Input::Key));
+    (of == positions || of == (positions.1, positions.0)).then_some((comparison, a, b))
 }
 
 /// The slopes `a + sign · b`; `None` if they leave the small numbers that programs have.
@@ -387,13 +396,17 @@ fn diagonals<S: Simd>(s: S, program: &Compiled<'_>, values: &mut Values, panel: 
         to.resize(width, 0.0);
         let Values { panels, block, diagonals, tile: of_tile, loads, .. } = &mut *values;
         let known = Known { rows: &panels[panel].values, keys: &block.values, diagonals, tile: of_tile };
-        match program.slopes[id] {
-            Some([of_query, of_key]) => {
-                let step = if tile.along == Axes::Row { of_query } else { of_key };
-                let of = |id: Id| program.first(id, known, origin);
-                apply::ramp(&program.program.ops()[id], of, (origin, step), &mut to);
+        let ops = program.program.ops();
+        let step = |[of_query, of_key]: [i32; 2]| if tile.along == Axes::Row { of_query } else { of_key };
+        let of = |id: Id| program.first(id, known, origin);
+        match (program.slopes[id], order(ops, &ops[id])) {
+            (Some(slopes), _) => apply::ramp(&ops[id], of, (origin, step(slopes)), &mut to),
+            (None, Some((comparison, a, b))) => {
+                let slopes = if ops[a] == Op::Input(Input::Query) { [1, -1] } else { [-1, 1] };
+                apply::ramp(&Op::Binary(BinaryOp::Sub, a, b), of, (origin, step(slopes)), &mut to);
+                apply::compare_with_zero(comparison, &mut to);
             }
-            None => {
+            (None, None) => {
                 let shape = Shape { first: 0, width, lines: 1, along: Axes::Diagonal };
                 compute(s, program, id, known, shape, loads, &mut to);
             }

@@ -57,7 +57,7 @@ impl Others {
 }
 
 /// Numbers of score and mask programs; 0 is none.
-pub const SCORES: usize = 9;
+pub const SCORES: usize = 10;
 pub const MASKS: usize = 11;
 /// Numbers of values of each feature: score, mask, lengths, band, sink, cap, group, type, bad elements.
 pub const COUNTS: [usize; 9] = [SCORES, MASKS, 6, 4, 2, 2, 3, 3, 2];
@@ -180,7 +180,20 @@ impl Case {
                         - (q.clone() % 3 * h.clone()).unary(problem::program::UnaryOp::ToFloat) * 0.1,
                 )
             }
-            _ => Some(q.clone().eq(k.clone()).select(lib::score() * 2.0, lib::score().abs().min(1.0))),
+            8 => Some(q.clone().eq(k.clone()).select(lib::score() * 2.0, lib::score().abs().min(1.0))),
+            _ => {
+                // Every comparison of the two positions, with another weight for each.
+                let orders = [
+                    q.clone().lt(k.clone()),
+                    k.clone().le(q.clone()),
+                    q.clone().ge(k.clone()),
+                    k.clone().gt(q.clone()),
+                    k.clone().eq(q.clone()),
+                    q.clone().ne(k.clone()),
+                ];
+                let weighted = orders.into_iter().zip([0.1, 0.2, 0.4, 0.8, 1.6, 3.2]);
+                Some(weighted.fold(lib::score(), |sum, (order, weight)| sum + order.select(weight, 0.0)))
+            }
         };
         let mask = match mask {
             0 => None,
