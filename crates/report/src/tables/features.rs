@@ -70,7 +70,7 @@ pub(super) fn table(path: &Path) -> Result<Option<String>, TableError> {
         lines.push(line(&[
             own.problem.clone(),
             own.fault.as_ref().map_or_else(|| time(own.us_median), |_| "out".to_owned()),
-            own.tflops.map_or("–".into(), |rate| format!("{rate:.0}")),
+            own.tflops.map_or("–".into(), rate),
             names.join(", "),
             against.map_or("–".into(), |(ratio, low, high)| format!("{ratio:.2}× [{low:.2}, {high:.2}]")),
         ]));
@@ -82,6 +82,10 @@ pub(super) fn table(path: &Path) -> Result<Option<String>, TableError> {
     lines.push(String::new());
     lines.extend(places);
     Ok(Some(lines.join("\n")))
+}
+
+fn rate(tflops: f64) -> String {
+    if tflops >= 10.0 { format!("{tflops:.0}") } else { format!("{tflops:.2}") }
 }
 
 fn time(us: Option<f64>) -> String {
