@@ -2,7 +2,6 @@
 //! test, and the figures by which a forecast is judged.
 
 use attend::Order;
-use emu::EmuError;
 use kernels::forward::mma::{MmaPlan, QueryHome};
 use kernels::{Arch, KernelError, Plan};
 use predict::resources::{Ptxas, Resources, estimate};
@@ -12,7 +11,7 @@ use ptx::Kernel;
 
 use crate::gate::{Recorded, bind};
 use crate::launchfile::Bound;
-use crate::study;
+use crate::study::{self, RecordError};
 
 /// CTAs that are recorded when one head is run.
 pub const RECORDED: u64 = 6;
@@ -26,9 +25,9 @@ pub enum ForecastError {
     /// The generator rejects the plan.
     #[error(transparent)]
     Kernel(#[from] KernelError),
-    /// The emulator cannot run the kernel.
+    /// The kernel cannot be recorded.
     #[error(transparent)]
-    Emulator(#[from] EmuError),
+    Record(#[from] RecordError),
     /// The machine cannot run the kernel.
     #[error(transparent)]
     Model(#[from] ModelError),

@@ -1,7 +1,7 @@
 //! The full study of one kernel: correctness check, resources, predicted times and diagnosis.
 
 use emu::trace::{CtaTrace, sample_ctas};
-use emu::{Buffer, Checks, EmuError, Fidelity, Options};
+use emu::{Buffer, Checks, EmuError, Fidelity, HazardKind, Options};
 use predict::resources::{Ptxas, Resources, estimate};
 use predict::{CacheState, Gpu, ModelError, Prediction, Subject, predict};
 use ptx::{Access, BufferSpec, Kernel, Launch};
@@ -169,7 +169,7 @@ fn subject<'a>(
 ///
 /// # Errors
 /// When a kernel cannot be launched or does not end.
-pub fn sketch(bound: &Bound, count: u64) -> Result<Vec<Recorded>, EmuError> {
+pub fn sketch(bound: &Bound, count: u64) -> Result<Vec<Recorded>, RecordError> {
     let mut buffers: Vec<Buffer> = bound.kernel.buffers.iter().map(|b| Buffer::zeroed(b.bytes)).collect();
     run_some(bound, count, Fidelity::Sketch, Options::default().step_limit, &mut buffers)
 }
@@ -179,9 +179,20 @@ pub fn sketch(bound: &Bound, count: u64) -> Result<Vec<Recorded>, EmuError> {
 ///
 /// # Errors
 /// When a kernel cannot be launched or does not end.
-pub fn record(bound: &Bound, count: u64) -> Result<Vec<Recorded>, EmuError> {
+pub fn record(bound: &Bound, count: u64) -> Result<Vec<Recorded>, RecordError> {
     let mut buffers: Vec<Buffer> = contents(bound, 1).iter().map(|data| Buffer::from_bytes(data)).collect();
     run_some(bound, count, Fidelity::default(), RECORDED_STEPS, &mut buffers)
+}
+
+/// Why CTAs of a kernel could not be recorded.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum RecordError {
+    /// The emulator cannot run the kernel.
+    #[error(transparent)]
+    Emulator(#[from] EmuError),
+    /// Threads of a CTA wait for each other forever, so that the record has no end.
+    #[error("{0}")]
+    Deadlock(String),
 }
 
 /// The buffer of block lists ([`kernels::forward::Visits`]).
@@ -197,7 +208,7 @@ fn run_some(
     fidelity: Fidelity,
     step_limit: u64,
     buffers: &mut [Buffer],
-) -> Result<Vec<Recorded>, EmuError> {
+) -> Result<Vec<Recorded>, RecordError> {
     let of_step = |kernel: &Kernel| {
         let ctas = sample_ctas(kernel.launch.grid.count(), count);
         // Which blocks a CTA of the next kernel visits depends on all lists.
@@ -214,7 +225,11 @@ fn run_some(
             ..Options::default()
         };
         let mut handles: Vec<&mut Buffer> = buffers.iter_mut().collect();
-        emu::run(kernel, &mut handles, &options).map(Recorded::from)
+        let report = emu::run(kernel, &mut handles, &options)?;
+        match report.hazards.iter().find(|hazard| hazard.kind == HazardKind::Deadlock) {
+            Some(hazard) => Err(RecordError::Deadlock(hazard.to_string())),
+            None => Ok(Recorded::from(report)),
+        }
     };
     bound.steps().map(of_step).collect()
 }

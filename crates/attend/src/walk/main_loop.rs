@@ -101,14 +101,19 @@ impl MainLoop {
     ) -> Pred {
         self.blocks(k, walk, rows);
         self.queries.release(k);
+        if let Some(skips) = self.skips.filter(Skips::has_last_blocks) {
+            // The producer takes the next tile after most requests of this one, which may wait for the stages
+            // of the skipped blocks. So these come first.
+            self.last_output(k);
+            self.values.release(k);
+            skips.after_last_values(k);
+            return advance(k);
+        }
         let more = advance(k);
         match self.tiles {
             Tiles::InTurn => {
                 self.last_output(k);
                 self.values.release(k);
-                if let Some(skips) = &self.skips {
-                    skips.after_last_values(k);
-                }
             }
             Tiles::Overlapped => self.last_output_overlapped(k, more),
         }

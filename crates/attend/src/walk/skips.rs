@@ -33,6 +33,11 @@ impl Skips {
         Skips { last_blocks: Some(k.mov(0)), ..self }
     }
 
+    /// Whether blocks may be skipped after the last visited one. Tiles are then in turn.
+    pub(super) fn has_last_blocks(&self) -> bool {
+        self.last_blocks.is_some()
+    }
+
     /// Sets the number of blocks to skip after the last visited block of the tile.
     pub fn set_last(&self, k: &mut Builder, blocks: R32) {
         if let Some(last_blocks) = self.last_blocks {

@@ -4,7 +4,7 @@ use flashcore_check::diagnose::Finding;
 use flashcore_check::diagnose::{Evidence, Executed};
 use flashcore_check::gate::{Settings, Verdict, check_kernel};
 use flashcore_check::launchfile::LaunchSpec;
-use flashcore_check::study::study;
+use flashcore_check::study::{RecordError, record, sketch, study};
 use predict::machine;
 
 /// A thousand threads that walk private arrays of `words` words, with 24 multiply-adds per access.
@@ -53,6 +53,19 @@ fn a_budget_is_spent_once() {
     let settings = Settings { step_limit: 100_000, ..Settings::thorough() };
     let check = check_kernel(&bound, &settings).unwrap();
     assert_eq!((check.verdict, check.runs, check.reasons.len()), (Verdict::Incomplete, 0, 1));
+}
+
+/// Threads that wait forever have no time. What they did before would be forecast as the kernel's time.
+#[test]
+fn a_kernel_that_does_not_end_is_not_recorded() {
+    let text =
+        ".version 7.0\n.target sm_80\n.address_size 64\n.visible .entry k()\n{\nbar.sync 1, 96;\nret;\n}\n";
+    let spec = "[launch]\ngrid = [1]\nblock = [64]\n".parse::<LaunchSpec>().unwrap();
+    let bound = spec.bind(ptx::parse(text).unwrap().verify().unwrap()).unwrap();
+    for recorded in [record(&bound, 1), sketch(&bound, 1)] {
+        let Err(RecordError::Deadlock(wait)) = recorded else { panic!("{recorded:?}") };
+        assert!(wait.starts_with("deadlock at line 6"), "{wait}");
+    }
 }
 
 /// The lane that brings the tiles of a warp-specialised kernel is no serial section, and the consumers are

@@ -4,16 +4,16 @@
 use kernels::{Arch, Plan};
 use predict::resources::{Ptxas, PtxasError, Resources, estimate};
 use predict::{Gpu, Prediction};
-use problem::{Layout, Problem};
+use problem::{Band, Layout, Problem};
 use serde_json::{Value, json};
 
 use super::super::task::{Finding, Stage};
 use super::subject;
 use bench::provenance::hash;
-use check::forecast;
+use check::forecast::{self, ForecastError};
 use check::gate::{CheckReport, Settings, bind, check_kernel};
 use check::launchfile::Bound;
-use check::study;
+use check::study::{self, RecordError};
 use ledger::Candidate;
 use ledger::{CheckFact, Judge, Reason, Rejection, Screening};
 
@@ -96,13 +96,21 @@ impl Bench {
     /// Builds and describes a candidate without checking it: properties, predicted time, findings.
     ///
     /// # Errors
-    /// The rejection, when the kernel cannot be built.
+    /// The rejection, when the kernel cannot be built or does not end.
     pub fn screen(&self, candidate: &Candidate, problem: &Problem) -> Result<Finding, Rejection> {
-        Ok(self.describe(candidate, problem, &self.build(candidate, problem)?))
+        self.describe(candidate, problem, &self.build(candidate, problem)?)
     }
 
     /// The properties of a kernel that was built, its predicted time and the findings of the diagnosis.
-    pub fn describe(&self, candidate: &Candidate, problem: &Problem, built: &Built) -> Finding {
+    ///
+    /// # Errors
+    /// The rejection, when the threads of a CTA wait for each other forever.
+    pub fn describe(
+        &self,
+        candidate: &Candidate,
+        problem: &Problem,
+        built: &Built,
+    ) -> Result<Finding, Rejection> {
         // The figures of a program are the largest of its kernels.
         let most = |of: &dyn Fn(&Resources) -> u32| built.resources.iter().map(of).max().unwrap_or(0);
         let shared = built.bound.steps().zip(&built.resources);
@@ -118,39 +126,59 @@ impl Bench {
         };
         let (mut predicted_us, mut findings) = (None, json!([]));
         // A kernel that the model cannot replay may still be run.
-        if let Some((prediction, found)) = self.predict(candidate, problem, built, 1) {
+        if let Some((prediction, found)) = self.predict(candidate, problem, built, 1)? {
             screening.bound = Some(word(json!(prediction.bound)));
             predicted_us = Some([prediction.us_low, prediction.us, prediction.us_high]);
             findings = found;
         }
-        Finding::Screened { screening, predicted_us, findings }
+        Ok(Finding::Screened { screening, predicted_us, findings })
     }
 
     /// The predicted time and the findings, from `times` as many CTAs as a screening records; `None` when the
     /// model fails.
+    ///
+    /// # Errors
+    /// The rejection, when the threads of a CTA wait for each other forever.
     pub fn predict(
         &self,
         candidate: &Candidate,
         problem: &Problem,
         built: &Built,
         times: u64,
-    ) -> Option<(Prediction, Value)> {
+    ) -> Result<Option<(Prediction, Value)>, Rejection> {
+        match self.forecast(candidate, problem, built, times) {
+            Ok(predicted) => Ok(predicted),
+            Err(ForecastError::Record(RecordError::Deadlock(wait))) => {
+                Err(reject(Stage::Screen, Reason::Hangs, wait))
+            }
+            Err(_) => Ok(None),
+        }
+    }
+
+    fn forecast(
+        &self,
+        candidate: &Candidate,
+        problem: &Problem,
+        built: &Built,
+        times: u64,
+    ) -> Result<Option<(Prediction, Value)>, ForecastError> {
         let (bound, resources) = (&built.bound, &built.resources);
         match candidate {
             Candidate::Gpu(plan) => {
                 let (gpu, arch) = (self.gpu, &self.arch);
-                let basis = forecast::of_kernel(plan, problem, bound, resources, gpu, arch, times).ok()?;
+                let basis = forecast::of_kernel(plan, problem, bound, resources, gpu, arch, times)?;
                 let diagnosis =
                     study::diagnose_steps(&basis.bound, &basis.recorded, &basis.steps, resources, None);
-                Some((basis.prediction, json!(diagnosis.findings)))
+                Ok(Some((basis.prediction, json!(diagnosis.findings))))
             }
             Candidate::Kernel(_) => {
-                let recorded = study::record(bound, forecast::SKETCHED * times).ok()?;
-                let steps = study::forecast_steps(bound, bound, &recorded, resources, self.gpu).ok()?;
+                let recorded = study::record(bound, forecast::SKETCHED * times)?;
+                let steps = study::forecast_steps(bound, bound, &recorded, resources, self.gpu)?;
                 let diagnosis = study::diagnose_steps(bound, &recorded, &steps, resources, None);
-                Some((Prediction::in_a_row(&steps)?, json!(diagnosis.findings)))
+                let prediction = Prediction::in_a_row(&steps);
+                Ok(prediction.map(|prediction| (prediction, json!(diagnosis.findings))))
             }
-            Candidate::Cpu(_) => None,
+            Candidate::Cpu(_) => Ok(None),
         }
     }
 
@@ -176,26 +204,32 @@ impl Bench {
         Ok(fact(Judge::Emulator, &check, began.elapsed().as_secs_f64()))
     }
 
-    /// A problem with the same head_dim, mask and dtype, with more than one tile of rows and of keys, and
-    /// ragged ends. The problem itself where the plan supports nothing smaller.
+    /// A problem with the same head_dim, kind of mask and dtype, with more than one tile of rows and of keys,
+    /// and ragged ends. A window is shortened to one and a half blocks of keys, so that its bounds lie inside
+    /// of the problem. The problem itself where the plan supports nothing smaller.
     pub fn small(&self, plan: &Plan, problem: &Problem) -> Problem {
         let (rows, keys) = extents(plan);
         let ragged = |seq: usize, tile: usize, tiles: usize| seq.min(tiles * tile + tile / 2 + 3);
         let even = |seq: usize, tile: usize| seq.min(2 * tile.next_multiple_of(64));
         let group = problem.group_size();
+        let shorter = |bound: Option<u32>| bound.map(|bound| bound.min((keys * 3 / 2) as u32));
+        let band =
+            Band { before: shorter(problem.band.before), after: shorter(problem.band.after), ..problem.band };
         let with = |seq_q: usize, seq_kv: usize| {
             let (heads_q, heads_kv) = if group > 1 { (group, 1) } else { (2, 2) };
-            Problem { batch: 1, heads_q, heads_kv, seq_q, seq_kv, ..problem.clone() }
+            Problem { batch: 1, heads_q, heads_kv, seq_q, seq_kv, band, ..problem.clone() }
                 .with_layout(Layout::Bhsd)
         };
         let (seq_q, seq_kv) = (problem.seq_q, problem.seq_kv);
         let same = |n: usize| if seq_q == seq_kv { (n, n) } else { (n, seq_kv.min(n)) };
         let (least_q, least_kv) = same(even(seq_q, rows.max(keys)));
-        let candidates = [
-            with(ragged(seq_q, rows, 1), ragged(seq_kv, keys, 2)),
-            with(ragged(seq_q, rows, 1), seq_kv.min(keys)),
-            with(least_q, least_kv),
-        ];
+        // The second tile of rows is a whole one, and each of its warpgroups has other keys at both bounds.
+        let (long_q, long_kv) = same(ragged(seq_q, rows, 2).max(ragged(seq_q, keys, 2)));
+        let first = match band.before {
+            Some(_) => with(long_q, long_kv),
+            None => with(ragged(seq_q, rows, 1), ragged(seq_kv, keys, 2)),
+        };
+        let candidates = [first, with(ragged(seq_q, rows, 1), seq_kv.min(keys)), with(least_q, least_kv)];
         let fits = |small: &&Problem| small.check().is_ok() && plan.check(small, &self.arch).is_ok();
         candidates.iter().find(fits).unwrap_or(problem).clone()
     }

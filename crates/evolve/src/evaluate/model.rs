@@ -45,7 +45,7 @@ impl Model {
         let problem = shape.problem();
         let built = self.bench.build(candidate, &problem)?;
         let (prediction, _) =
-            self.bench.predict(candidate, &problem, &built, CLOSER).ok_or_else(|| Rejection {
+            self.bench.predict(candidate, &problem, &built, CLOSER)?.ok_or_else(|| Rejection {
                 stage: Stage::Microbench,
                 reason: Reason::NoPrediction,
                 detail: format!("the time model cannot replay it on {}", self.bench.gpu.name),
@@ -217,6 +217,12 @@ mod tests {
             assert_eq!((small.head_dim, small.band, small.dtypes), (128, Band::CAUSAL, DType::Bf16.into()));
             assert!(small.flops() < problem.flops() / 500.0, "{family:?} {small:?}");
             assert!(!small.seq_q.is_multiple_of(16), "{family:?} {small:?}");
+            // Both bounds of the window lie inside of the problem, blocks apart.
+            let problem = problem.clone().with_band(Band::window(1023, 0));
+            let small = model.bench().small(&plan, &problem);
+            let before = small.band.before.unwrap() as usize;
+            assert!(small.seq_kv > before * 3 / 2 && before >= 16, "{family:?} {small:?}");
+            assert!(small.flops() < problem.flops() / 20.0, "{family:?} {small:?}");
         }
     }
 }

@@ -238,6 +238,40 @@ fn halved_diagonals_leave_nothing_out() {
     }
 }
 
+/// Windows whose lower bound lies in other blocks for each warpgroup of a tile: the warpgroups skip up to four
+/// times as many blocks as there are stages, at both ends of the tile.
+#[test]
+fn warpgroups_skip_more_blocks_than_there_are_stages() {
+    let handouts = [Handout::Static, Handout::Dynamic];
+    for (i, (consumers, cluster, block_n, stages)) in [
+        (3, 1, 64, 1),
+        (3, 1, 64, 2),
+        (3, 1, 32, 2),
+        (3, 1, 32, 3),
+        (2, 1, 16, 1),
+        (2, 2, 48, 2),
+        (3, 2, 64, 3),
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        let problem = rectangle(2, 650, 650, 64, Band::window(255, 0));
+        for (j, turns) in [Turns::Free, Turns::PingPong].into_iter().enumerate() {
+            let plan = WgmmaPlan {
+                consumers,
+                cluster,
+                block_n,
+                stages,
+                turns,
+                ends: Ends::Own,
+                handout: handouts[(i + j) % 2],
+                ..plain()
+            };
+            check(&problem, plan, Options { seed: i as u64, ..Options::default() });
+        }
+    }
+}
+
 /// Scores that grow from the first block visited to the last, far beyond any reference: every block is
 /// recomputed.
 #[test]

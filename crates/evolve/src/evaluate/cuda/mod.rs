@@ -99,7 +99,7 @@ impl<C: Card> Cuda<C> {
         let code = built.into_iter().next().and_then(|built| built.code);
         let sass_hash = code.map(|code| kernel::identity(&bound, &code));
         let built = kernel::Built { text: bound.kernel.module.to_string(), bound, resources, sass_hash };
-        Ok(match self.bench.describe(&task.subject, &problem, &built) {
+        Ok(match self.bench.describe(&task.subject, &problem, &built)? {
             // The predicted bound gives the niche even for another device of the architecture. The predicted
             // time would not hold.
             Finding::Screened { screening, findings, .. } if !self.predicts => {
