@@ -147,6 +147,12 @@ fn print_prediction(out: &mut Out, p: &Prediction) -> Result<(), CliError> {
         let mark = if unit == bound { "  ← bound" } else { "" };
         writeln!(out, "  {:<20} {:>4.0} %  {bar}{mark}", unit.name(), 100.0 * share)?;
     }
+    if let Some((busiest, _)) = units.first().filter(|(busiest, _)| busiest != bound)
+        && units.iter().any(|(unit, _)| unit == bound)
+    {
+        let (bound, busiest) = (bound.name(), busiest.name());
+        writeln!(out, "  the bound is what warps wait for longest: {bound}, not {busiest}")?;
+    }
     if !units.iter().any(|(unit, _)| unit == bound) {
         writeln!(out, "  no unit is busy enough to be the bound: {}", bound.name())?;
     }

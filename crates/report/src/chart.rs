@@ -18,17 +18,19 @@ pub struct Bar<'a> {
 }
 
 pub(super) const WIDTH: f64 = 760.0;
+/// Width of a chart on a narrow screen.
+const NARROW: f64 = 400.0;
 const ROW: f64 = 26.0;
 /// An upper estimate of the mean character width of names and values, because a file cannot measure a font.
 pub(super) const CHARACTER: f64 = 7.0;
 
-fn width(text: &str) -> f64 {
+fn text_width(text: &str) -> f64 {
     CHARACTER * text.chars().count() as f64
 }
 
 /// The left end of the bars: right of the longest name.
 fn start<'a>(names: impl Iterator<Item = &'a str>) -> f64 {
-    names.map(width).fold(120.0, f64::max) + 16.0
+    names.map(text_width).fold(120.0, f64::max) + 16.0
 }
 
 impl Bar<'_> {
@@ -74,20 +76,42 @@ pub fn short(value: f64) -> String {
     }
 }
 
+/// A chart in two widths, of which the page's style shows the one that fits the screen.
+fn in_both_widths(draw: impl Fn(f64) -> Markup) -> Markup {
+    html! {
+        div.roomy { (draw(WIDTH)) }
+        div.narrow { (draw(NARROW)) }
+    }
+}
+
 /// Horizontal bars on a logarithmic axis of microseconds.
 pub fn bars(bars: &[Bar]) -> Markup {
+    in_both_widths(|width| bars_within(bars, width))
+}
+
+/// The chart of [`bars`] in one width, for a file of its own.
+pub fn wide_bars(bars: &[Bar]) -> Markup {
+    bars_within(bars, WIDTH)
+}
+
+fn bars_within(bars: &[Bar], width: f64) -> Markup {
     let values = bars.iter().flat_map(|b| [b.value, b.quoted, b.range.map(|r| r.0), b.range.map(|r| r.1)]);
     let axis = Log::over(values.flatten());
     let start = start(bars.iter().map(|bar| bar.name));
     // The longest bar leaves room for its label.
-    let room = bars.iter().map(|bar| width(&bar.label()) + 24.0).fold(70.0, f64::max);
-    let x = |value: f64| start + axis.at(value) * (WIDTH - start - room);
+    let room = bars.iter().map(|bar| text_width(&bar.label()) + 24.0).fold(70.0, f64::max);
+    let x = |value: f64| start + axis.at(value) * (width - start - room);
     let height = ROW * bars.len() as f64 + 26.0;
+    // Texts of neighbouring ticks would touch on a narrow chart.
+    let spacing = (width - start - room) / (axis.high - axis.low);
+    let every = if spacing < 55.0 { 2 } else { 1 };
     html! {
-        svg.chart viewBox=(format!("0 0 {WIDTH} {height}")) role="img" {
-            @for tick in axis.ticks() {
+        svg.chart viewBox=(format!("0 0 {width} {height}")) role="img" {
+            @for (i, tick) in axis.ticks().into_iter().enumerate() {
                 line.grid x1=(x(tick)) x2=(x(tick)) y1="0" y2=(height - 20.0) {}
-                text.tick x=(x(tick)) y=(height - 6.0) text-anchor="middle" { (short(tick)) " µs" }
+                @if i % every == 0 {
+                    text.tick x=(x(tick)) y=(height - 6.0) text-anchor="middle" { (short(tick)) " µs" }
+                }
             }
             @for (i, bar) in bars.iter().enumerate() {
                 @let y = ROW * i as f64;
@@ -138,11 +162,15 @@ pub struct Part<'a> {
 
 /// Bars split by cause.
 pub fn stacked(rows: &[(&str, Vec<Part>)]) -> Markup {
+    in_both_widths(|width| stacked_within(rows, width))
+}
+
+fn stacked_within(rows: &[(&str, Vec<Part>)], width: f64) -> Markup {
     let height = ROW * rows.len() as f64;
     let left = start(rows.iter().map(|(name, _)| *name));
-    let span = WIDTH - left;
+    let span = width - left;
     html! {
-        svg.chart viewBox=(format!("0 0 {WIDTH} {height}")) role="img" {
+        svg.chart viewBox=(format!("0 0 {width} {height}")) role="img" {
             @for (i, (name, parts)) in rows.iter().enumerate() {
                 @let y = ROW * i as f64;
                 text.name x=(left - 8.0) y=(y + 17.0) text-anchor="end" { (name) }
@@ -151,7 +179,7 @@ pub fn stacked(rows: &[(&str, Vec<Part>)]) -> Markup {
                         width=(share * span) {
                         title { (name) ": " (format!("{:.1}", 100.0 * share)) " %" }
                     }
-                    @if share > 0.07 {
+                    @if share * span > 22.0 {
                         text.part x=(left + (start + share / 2.0) * span) y=(y + 17.0) text-anchor="middle" {
                             (format!("{:.0}", 100.0 * share))
                         }
@@ -182,8 +210,12 @@ pub struct Point<'a> {
 
 /// A roofline of `peak` TFLOP/s over slopes of `dram` and `l2` TB/s, on logarithmic axes.
 pub fn roofline(points: &[Point], peak: f64, dram: f64, l2: f64) -> Markup {
+    in_both_widths(|width| roofline_within(points, peak, [dram, l2], width))
+}
+
+fn roofline_within(points: &[Point], peak: f64, [dram, l2]: [f64; 2], width: f64) -> Markup {
     let height = 340.0;
-    let (left, right, top, bottom) = (60.0, WIDTH - 20.0, 12.0, height - 34.0);
+    let (left, right, top, bottom) = (60.0, width - 20.0, 12.0, height - 34.0);
     let ridge = peak / dram;
     let across = Log::over(points.iter().map(|p| p.intensity).chain([ridge, 10.0 * ridge]));
     let up = Log::over(points.iter().map(|p| p.tflops).chain([peak]));
@@ -196,7 +228,7 @@ pub fn roofline(points: &[Point], peak: f64, dram: f64, l2: f64) -> Markup {
         format!("M{} {}L{} {}", x(entry), y(entry * bandwidth), x(peak / bandwidth), y(peak))
     };
     html! {
-        svg.chart viewBox=(format!("0 0 {WIDTH} {height}")) role="img" {
+        svg.chart viewBox=(format!("0 0 {width} {height}")) role="img" {
             @for tick in across.ticks() {
                 line.grid x1=(x(tick)) x2=(x(tick)) y1=(top) y2=(bottom) {}
                 text.tick x=(x(tick)) y=(bottom + 14.0) text-anchor="middle" { (short(tick)) }
@@ -246,17 +278,17 @@ fn labels<'a>(
     let all: Vec<(f64, f64)> = dots.iter().map(|(_, dot)| *dot).collect();
     for (name, dot) in dots {
         let inwards = if dot.1 > middle { -LINE } else { LINE };
-        let x = (dot.0 + 14.0).min(right - width(name));
+        let x = (dot.0 + 14.0).min(right - text_width(name));
         // A name covers no other point and no other name.
         let on_a_point = |y: f64| {
             all.iter().any(|p| {
-                *p != dot && (x - DOT..x + width(name)).contains(&p.0) && (y - p.1).abs() < LINE / 2.0
+                *p != dot && (x - DOT..x + text_width(name)).contains(&p.0) && (y - p.1).abs() < LINE / 2.0
             })
         };
         let taken = |y: f64| {
             on_a_point(y)
                 || placed.iter().any(|other| {
-                    let beside = x + width(name) < other.at.0 || other.at.0 + width(other.name) < x;
+                    let beside = x + text_width(name) < other.at.0 || other.at.0 + text_width(other.name) < x;
                     !beside && (y - other.at.1).abs() < LINE
                 })
         };
@@ -298,7 +330,7 @@ mod tests {
             let (value, quoted) = (Some(9_990.0), Some(9_999.0));
             Bar { name, value, range: None, quoted, mark: "best peer", class: "measured" }
         });
-        let svg = bars(&rows).into_string();
+        let svg = wide_bars(&rows).into_string();
         let attribute = |text: &str, name: &str| -> f64 {
             let from = text.split_once(&format!("{name}=\"")).unwrap().1;
             from.split_once('"').unwrap().0.parse().unwrap()
@@ -307,10 +339,10 @@ mod tests {
         let of =
             |class: &'static str| texts.iter().filter(move |t| t.starts_with(&format!("class=\"{class}\"")));
         for (text, name) in of("name").zip(names) {
-            assert!(attribute(text, "x") >= width(name), "{text}");
+            assert!(attribute(text, "x") >= text_width(name), "{text}");
         }
         for (text, bar) in of("value").zip(&rows) {
-            assert!(attribute(text, "x") + width(&bar.label()) <= WIDTH, "{text}");
+            assert!(attribute(text, "x") + text_width(&bar.label()) <= WIDTH, "{text}");
         }
         assert_eq!((of("name").count(), of("value").count()), (2, 2));
     }

@@ -45,7 +45,7 @@ pub(super) fn learnt(climb: &Climb) -> Markup {
 
 /// The columns of the table of versions, and what each means.
 const COLUMNS: [(&str, &str); 10] = [
-    ("version", "a kernel, in the order in which the original kernels were written; the last is ours"),
+    ("version", "a kernel, in the order in which the original kernels were written; the last two are ours"),
     ("verdict", "of the check in the emulator: passed, failed or incomplete"),
     (
         "max_diff",
@@ -66,7 +66,7 @@ const COLUMNS: [(&str, &str); 10] = [
 pub(super) fn progress(climb: &Climb) -> Markup {
     let first = climb.rungs.first().and_then(Climbed::us);
     html! {
-        div.scroll { table {
+        div.scroll { table.stacks {
             thead { tr {
                 th { "version" } th { "verdict" } th.n { "max_diff" } th.n { "error / allowed" } th.n { "predicted µs" }
                 @if climb.card.is_some() { th.n { "measured µs" } }
@@ -77,14 +77,14 @@ pub(super) fn progress(climb: &Climb) -> Markup {
                 tr {
                     td { b { (rung.rung.name) } br; span.soft { (rung.rung.story) } }
                     td class=(format!("verdict {}", check.verdict)) { (check.verdict) }
-                    td.n { (check.error.map_or("–".into(), |e| format!("{:.6}", e.max_diff))) }
-                    td.n { (check.error.map_or("–".into(), |e| e.brief())) }
-                    td.n { (rung.predicted_us().map_or("–".into(), short)) }
-                    @if climb.card.is_some() { td.n { (measured(rung)) } }
-                    td.n { (rung.rung.quoted_us().map_or("–".into(), short)) }
-                    td.n { (first.zip(rung.us()).map_or("–".into(), |(f, u)| format!("{:.1}", f / u))) }
-                    td { (rung.study.prediction().map_or("–".into(), |p| p.bound.name().to_owned())) }
-                    td { (rung.study.findings.first().map_or("–", |f| f.name)) }
+                    td.n data-label="max_diff" { (check.error.map_or("–".into(), |e| format!("{:.6}", e.max_diff))) }
+                    td.n data-label="error / allowed" { (check.error.map_or("–".into(), |e| e.brief())) }
+                    td.n data-label="predicted µs" { (rung.predicted_us().map_or("–".into(), short)) }
+                    @if climb.card.is_some() { td.n data-label="measured µs" { (measured(rung)) } }
+                    td.n data-label="quoted µs" { (rung.rung.quoted_us().map_or("–".into(), short)) }
+                    td.n data-label="×" { (first.zip(rung.us()).map_or("–".into(), |(f, u)| format!("{:.1}", f / u))) }
+                    td data-label="bound" { (rung.study.prediction().map_or("–".into(), |p| p.bound.name().to_owned())) }
+                    td data-label="first root cause" { (rung.study.findings.first().map_or("–", |f| f.name)) }
                 }
             } }
         } }
@@ -282,12 +282,13 @@ pub(super) fn findings(climb: &Climb) -> Markup {
                 summary { b { (rung.rung.name) } " " span.soft {
                     (rung.study.findings.iter().map(|f| f.name).collect::<Vec<_>>().join(", "))
                 } }
-                div.scroll { table {
+                div.scroll { table.stacks {
                     thead { tr { th { "cause" } th { "evidence" } th.n { "lines" } th.n { "gain at most" } th { "cure" } } }
                     tbody { @for f in rung.study.findings.iter().take(3) {
                         tr {
-                            td { (f.name) } td { (f.evidence) } td.n { (show_lines(&f.lines[..f.lines.len().min(2)])) }
-                            td.n { (format!("{:.2}×", f.expected_gain)) } td { (f.cure) }
+                            td { b { (f.name) } } td { (f.evidence) } td.n data-label="lines" { (show_lines(&f.lines[..f.lines.len().min(2)])) }
+                            td.n data-label="gain at most" { (format!("{:.2}×", f.expected_gain)) }
+                            td data-label="cure" { (f.cure) }
                         }
                     } }
                 } }

@@ -289,14 +289,21 @@ fn gains(view: &ProblemView) -> Markup {
         let (ranked, baseline) = (ranked.as_ref()?, view.baseline.as_ref()?);
         ranked.against.filter(|race| race.incumbent == baseline.candidate)
     };
+    let other_race = view.best.as_ref().and_then(|ranked| ranked.against);
     html! {
         p {
-            @match race(&view.best) {
-                Some(best) => {
+            @match (race(&view.best), other_race) {
+                (Some(best), _) => {
                     "Raced against the baseline, the best came out at " b { (ratio(best.ratio)) } " ("
                     (ratio(best.low)) " to " (ratio(best.high)) "), " (best.verdict.name()) ". "
                 }
-                None => "No candidate has raced yet: there are only short timings, each the luckiest of many. ",
+                (None, Some(other)) => {
+                    "The best has raced against #" (other.incumbent.0) " (" (raced_ratio(&other))
+                    "), and not against the baseline: its speed-up is a ratio of separate timings. "
+                }
+                (None, None) => {
+                    "The best has not raced yet: there are only short timings, each the luckiest of many. "
+                }
             }
             @if let Some(drawn) = race(&view.drawn) { "The best random sample: " (raced_ratio(&drawn)) ". " }
             @if let Some(control) = race(&view.control) {

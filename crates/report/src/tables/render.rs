@@ -1,7 +1,7 @@
 //! Renders entries as Markdown and as a picture.
 
 use super::{Entry, Problem, Row};
-use crate::chart::{Bar, bars, standalone};
+use crate::chart::{Bar, standalone, wide_bars};
 use crate::panels::{Panel, panels};
 use bench::Mode;
 
@@ -313,7 +313,7 @@ fn times(entries: &[Entry]) -> Option<String> {
             class: "measured",
         })
         .collect();
-    (!rows.is_empty()).then(|| standalone(&bars(&rows)))
+    (!rows.is_empty()).then(|| standalone(&wide_bars(&rows)))
 }
 
 #[cfg(test)]
