@@ -1,4 +1,4 @@
-//! Errors of a ledger: which file, what happened, and what to do.
+//! The errors of a ledger. Each names the file, the problem and the remedy.
 
 use std::path::{Path, PathBuf};
 
@@ -7,10 +7,10 @@ use rusqlite::ErrorCode;
 /// Why the ledger could not be opened, read or written. A failed operation changes nothing.
 #[derive(Debug, thiserror::Error)]
 pub enum LedgerError {
-    /// The file does not exist, and the caller only reads.
+    /// The file does not exist, and the caller wants to read it.
     #[error("{path}: there is no ledger here; `flashcore evolve --ledger {path}` begins one")]
     Missing { path: PathBuf },
-    /// The file is empty, and the caller only reads.
+    /// The file is empty, and the caller wants to read it.
     #[error("{path} is empty: there is no ledger in it yet; `flashcore evolve --ledger {path}` begins one")]
     Empty { path: PathBuf },
     #[error("{path} is not a FlashCore ledger: {what}; name another file with --ledger")]
@@ -60,14 +60,14 @@ pub enum LedgerError {
         /// The lock file that the other process holds.
         lock: PathBuf,
     },
-    /// The path leads to no file, or to a different one than was opened.
+    /// The path leads to no file, or to a file other than the opened one.
     #[error(
         "{path} was {what} while this process had it open: what was written last is lost, and nothing more is \
          written. Restore the ledger from a copy, or begin a new one; {path}-wal and {path}-shm, where they were \
          left behind, belong to the lost file and may be deleted"
     )]
     Gone { path: PathBuf, what: &'static str },
-    /// The disk is full or the file has reached a size limit.
+    /// The disk is full, or the file has reached a size limit.
     #[error(
         "{path}: no room for another fact ({what}); free some, then go on with `flashcore evolve --resume --ledger {path}`"
     )]
@@ -85,14 +85,14 @@ pub enum LedgerError {
         /// SQLite's message.
         what: String,
     },
-    /// The ledger has no row of this number.
+    /// The ledger has no row with this number.
     #[error("{path} has no {what}")]
     Unknown {
         path: PathBuf,
         /// The missing row in words.
         what: String,
     },
-    /// The forecast of an idea has an outcome already.
+    /// The forecast already has an outcome.
     #[error(
         "forecast {forecast} of {path} has an outcome already, {us} µs: expected one outcome; state a new forecast for \
          a new one"
@@ -103,7 +103,7 @@ pub enum LedgerError {
         /// The stored outcome, µs.
         us: f64,
     },
-    /// The forecast belongs to a candidate, whose measurement is the outcome.
+    /// The forecast belongs to a candidate, so its outcome is the candidate's measurement.
     #[error(
         "invalid value '{forecast}' for a forecast of {path}: expected a forecast of an idea; the outcome of this one \
          is the measurement of candidate {candidate}"
@@ -118,7 +118,7 @@ pub enum LedgerError {
         /// Accepted values.
         accepted: &'static str,
     },
-    /// The system's error for a file beside the ledger.
+    /// The operating system's error for a file beside the ledger.
     #[error("{path}: {source}")]
     File { path: PathBuf, source: std::io::Error },
     /// Any other error of SQLite.
@@ -145,7 +145,7 @@ impl LedgerError {
             }
             Some((ErrorCode::NotADatabase, _)) => LedgerError::NotALedger { path, what },
             Some((ErrorCode::DatabaseCorrupt, _)) => LedgerError::Damaged { path, what },
-            // A stored value that does not parse was not written so.
+            // A stored value that cannot be parsed is damage: FlashCore never writes such a value.
             None if matches!(error, rusqlite::Error::FromSqlConversionFailure(..)) => {
                 LedgerError::Damaged { path, what }
             }
