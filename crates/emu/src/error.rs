@@ -1,11 +1,13 @@
-/// Why a kernel could not be run. A kernel that runs and misbehaves is not an error: the run returns a
-/// [`Report`](crate::Report) with hazards.
+//! The reasons why a kernel cannot be run.
+
+/// Why a kernel could not be run. A kernel that runs with hazards is not an error: the run returns a
+/// [`Report`](crate::Report) with the hazards.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum EmuError {
-    /// The module has no entry of that name.
+    /// The module has no entry with that name.
     #[error("the module has no entry `{name}`; its entries: {}", ptx::quote::list(available))]
     NoEntry {
-        /// The name asked for.
+        /// The requested name.
         name: String,
         /// The entries of the module.
         available: Vec<String>,
@@ -120,7 +122,7 @@ pub enum EmuError {
         /// The budget in warp instructions.
         limit: u64,
     },
-    /// The fixed cost of starting all CTAs alone exceeds the budget. Nothing was run.
+    /// The fixed cost of starting all CTAs already exceeds the budget. No CTA was run.
     #[error(
         "the grid has {ctas} CTAs; starting them costs {least} warp instructions, beyond the budget of {limit} \
          for a grid; launch a smaller grid, or a smaller problem of the same kind"
@@ -133,14 +135,14 @@ pub enum EmuError {
         /// The budget in warp instructions.
         limit: u64,
     },
-    /// The time limit of [`Options::stopwatch`](crate::Options::stopwatch) is over. There is no verdict.
+    /// The time limit of [`Options::stopwatch`](crate::Options::stopwatch) was exceeded. There is no verdict.
     #[error("the time limit of {} s is over; give more time, or launch a smaller grid", limit.as_secs_f64())]
     TimeLimit {
         /// The limit.
         limit: std::time::Duration,
     },
-    /// In a grid whose CTAs communicate, the race check needs more memory for the record of reads than its
-    /// limit. There is no verdict.
+    /// The CTAs of the grid communicate, and the race check needs more memory for its records of reads than
+    /// the limit. There is no verdict.
     #[error(
         "after {done} of {ctas} CTAs, the race check needs more than {limit} bytes for its records of reads; \
          launch a smaller grid, or a smaller problem of the same kind"
@@ -153,7 +155,7 @@ pub enum EmuError {
         /// The limit in bytes.
         limit: u64,
     },
-    /// Only from [`Machine::launch`](ptx::Machine::launch): the kernel ran and had hazards.
+    /// Returned only by [`Machine::launch`](ptx::Machine::launch): the kernel ran and had hazards.
     #[error("the kernel is not correct: {first} ({count} findings)")]
     Hazards {
         /// The first finding.

@@ -1,4 +1,4 @@
-//! What is rejected before anything runs, and what is counted during a run.
+//! Tests of launches that are rejected before they run, and of the counters of a run.
 
 use flashcore_emu::{Buffer, EmuError, Emulator, Options, Report, run};
 use ptx::{Access, Arg, BufferSpec, Dim3, Kernel, Launch, Machine};
@@ -104,7 +104,7 @@ fn accesses_and_lanes_are_counted_by_line() {
     assert_eq!((at(24).lanes, at(24).special), (1, 1));
     assert_eq!((at(25).issues, at(25).flop), (1, 2));
     assert_eq!(report.counters.barriers, 2);
-    // Warp 0 alone runs the two lines after the branch, with one lane.
+    // Only warp 0 runs the two lines after the branch, with one lane.
     assert_eq!((report.counters.single_lane_issues, report.counters.lone_warp_issues), (2, 2));
     let trace = &report.traces[0];
     assert_eq!((trace.cta, trace.issues()), (0, report.steps));
