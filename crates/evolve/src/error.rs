@@ -12,12 +12,12 @@ pub enum EvolveError {
         "the baseline for {problem} cannot be evaluated ({reason}: {detail}); name another with --seed-plan, or another problem"
     )]
     Baseline { problem: String, reason: Reason, detail: String },
-    /// The run's configuration in the ledger does not parse.
+    /// The configuration of the run in the ledger cannot be parsed.
     #[error(
         "run {run} of the ledger cannot go on: its configuration is not one of this FlashCore's ({error})"
     )]
     Config { run: i64, error: serde_json::Error },
-    /// Evaluations fail one after the other, independent of the candidate: the infrastructure is at fault.
+    /// Evaluations fail one after another, whatever the candidate is: the infrastructure is at fault.
     #[error(
         "the last {count} {place} all failed ({reason}: {detail}); mend that and go on with --resume: the run is stopped, and \
          nothing is lost"

@@ -1,3 +1,5 @@
+//! The reasons why no kernel can be emitted.
+
 use problem::{Band, DTypes, ProblemError};
 use ptx::Violations;
 
@@ -10,7 +12,7 @@ pub enum KernelError {
     /// The plan does not fit the problem or the architecture.
     #[error(transparent)]
     Plan(#[from] PlanError),
-    /// The plan is a kernel of the [ladder](crate::ladder), which is shown and measured but not used.
+    /// The plan is a kernel of the [ladder](crate::ladder). Such kernels are only shown and measured.
     #[error(
         "invalid value '{rung}' for plan: expected a plan of {accepted}; kernels of the ladder are shown and \
          measured only, and some have races"
@@ -21,7 +23,7 @@ pub enum KernelError {
         /// The families whose plans are accepted.
         accepted: String,
     },
-    /// The verifier refuses what the generator wrote: a fault of the generator.
+    /// The verifier rejects the generator's output: a bug in the generator.
     #[allow(missing_docs, reason = "the message says what the fields are")]
     #[error(
         "the generator of {family} wrote PTX that breaks its rules: {violations}; please report the plan and the \
@@ -30,7 +32,7 @@ pub enum KernelError {
     Generator { family: &'static str, violations: Violations },
 }
 
-/// Why a plan does not fit. Each variant names the gene or argument, its value and what would be accepted.
+/// Why a plan does not fit. Each variant names the gene or argument, its value and what is accepted.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum PlanError {
     /// The family does not compute these element types.
@@ -39,7 +41,7 @@ pub enum PlanError {
     /// The family does not support a property of the problem.
     #[error("invalid value '{value}' for {what} with family {family}: expected {accepted}")]
     Problem { family: &'static str, what: String, value: String, accepted: String },
-    /// The family does not compute a feature of the problem.
+    /// The family does not support a feature of the problem.
     #[error("family {family} does not compute {name}")]
     Feature { family: &'static str, name: &'static str },
     /// A number is outside its range, or not a multiple of the required number.

@@ -74,7 +74,7 @@ fn of_source(source: &Source, problem: &Problem, arch: &Arch) -> Result<Bound, F
             format!("invalid value '{found}' for the problem of its launch file: expected {accepted}"),
         ));
     }
-    // No kernel needs more than four CTAs per output row, and running through more takes minutes.
+    // No kernel needs more than four CTAs per output row, and running more CTAs takes minutes.
     let rows = problem.batch * problem.heads_q * problem.seq_q;
     let ctas = launch.launches.iter().map(|step| step.grid.count()).sum::<u64>();
     let most = FEW_CTAS.max(4 * rows as u64);

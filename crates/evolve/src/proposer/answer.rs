@@ -10,7 +10,7 @@ use ledger::{Candidate, Language, Source, TooLong};
 #[derive(Clone, Debug, PartialEq)]
 pub struct Proposal {
     pub candidate: Candidate,
-    /// Why it should be faster, in the proposer's words.
+    /// Why the candidate should be faster, in the proposer's words.
     pub hypothesis: Option<String>,
     /// The forecast time, µs.
     pub predicted_us: Option<f64>,

@@ -1,3 +1,5 @@
+//! Occupancy: how many CTAs of a kernel fit on an SM.
+
 use serde::Serialize;
 use thiserror::Error;
 
@@ -17,7 +19,7 @@ pub enum Limiter {
     Ctas,
 }
 
-/// The number of CTAs that an SM holds at a time.
+/// The number of CTAs that an SM holds at the same time.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Occupancy {
     /// CTAs.

@@ -1,3 +1,5 @@
+//! Finds and runs ptxas, NVIDIA's PTX assembler.
+
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
