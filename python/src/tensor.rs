@@ -42,7 +42,7 @@ pub fn problem_of(
     for (tensor, what, value, other, expected) in pairs {
         if value != expected {
             let message =
-                format!("{tensor} has {what} = {value}, {other} has {expected}; they must be equal");
+                format!("{tensor} has {what} = {value}, but {other} has {expected}; they must be equal");
             return Err(Error::Argument(message));
         }
     }

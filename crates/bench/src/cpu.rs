@@ -29,7 +29,7 @@ pub enum BenchError {
     #[error("invalid value '0' for contestants: expected at least one")]
     Nobody,
     /// A native kernel was disqualified.
-    #[error("{name} is out: {fault}")]
+    #[error("{name} cannot race: {fault}")]
     Out { name: String, fault: super::Fault },
 }
 

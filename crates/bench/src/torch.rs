@@ -25,7 +25,7 @@ pub enum TorchError {
     #[error("PyTorch: {0}")]
     Refused(String),
     /// The child ended or sent something else than an answer.
-    #[error("the python3 child process ended or gave no answer: {0}")]
+    #[error("the python3 child process ended without an answer: {0}")]
     Broken(String),
     #[error("{0}")]
     Store(#[from] host::store::StoreError),

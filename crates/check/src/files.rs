@@ -26,7 +26,7 @@ pub enum FileError {
     #[error(transparent)]
     Store(#[from] StoreError),
     /// The extension is neither `.npy` nor `.safetensors`.
-    #[error("{0}: tensors are read from .npy and .safetensors files")]
+    #[error("invalid file {0}: expected a .npy or .safetensors file")]
     Extension(PathBuf),
     #[error("{path}: {reason}")]
     Malformed { path: PathBuf, reason: String },

@@ -215,7 +215,7 @@ mod tests {
         let (status, message) = conclude(host::panics::contain(|| panic!("index 7 of {}", 5)));
         let message = message.unwrap();
         assert_eq!(status, Status::Incomplete);
-        for part in ["index 7 of 5", "lib.rs:", "fault of FlashCore,", "/issues"] {
+        for part in ["index 7 of 5", "lib.rs:", "bug in FlashCore,", "/issues"] {
             assert!(message.contains(part), "{part}: {message}");
         }
         assert_eq!(conclude(Ok(Ok(Status::Failed))), (Status::Failed, None));

@@ -43,7 +43,7 @@ pub enum CpuError {
         problem: DType,
     },
     /// A buffer is shorter than its tensor.
-    #[error("{tensor} has {len} elements; its shape and strides reach over {needed}")]
+    #[error("{tensor} has {len} elements; its shape and strides need {needed}")]
     BufferTooShort {
         /// The tensor: q, k, v, out, lse, or a table (t0 to t7).
         tensor: &'static str,

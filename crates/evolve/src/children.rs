@@ -151,20 +151,23 @@ pub struct Said {
 /// Why a program was killed or did not start.
 #[derive(Debug, thiserror::Error)]
 pub enum Confinement {
-    #[error("it cannot be started: {0}")]
+    #[error("the program cannot be started: {0}")]
     Start(std::io::Error),
     /// The program exceeded its time limit.
-    #[error("it did not end within {0} s")]
+    #[error("the program did not end within {0} s")]
     Time(f64),
     /// The program and its children exceeded the memory limit.
-    #[error("invalid value '{held}' for MB of memory of it and its children: expected at most {limit}")]
+    #[error(
+        "invalid value '{held}' for MB of memory of the program and its children: expected at most \
+    {limit}"
+    )]
     Memory {
         /// Memory that they held, MB.
         held: u64,
         limit: u64,
     },
     /// The program exceeded its output limit.
-    #[error("it wrote more than {0} bytes")]
+    #[error("the program wrote more than {0} bytes")]
     Output(usize),
 }
 

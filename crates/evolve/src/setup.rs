@@ -82,7 +82,8 @@ pub enum SetupError {
     },
     /// The environment differs from the one in which the run was begun.
     #[error(
-        "run {run} cannot go on here: {what}; its figures are stated as those of what began it. Go on with that, or begin a new run"
+        "run {run} cannot be resumed here: {what}; all figures of a run must come from one program, \
+        device and driver. Resume the run in its original environment, or begin a new run"
     )]
     Changed {
         run: i64,

@@ -34,7 +34,7 @@ struct Allowance {
 pub enum ServeError {
     #[error("cannot read standard input: {0}")]
     Input(std::io::Error),
-    #[error("invalid task in line {line} of standard input ({error}): expected one task a line, as JSON")]
+    #[error("invalid task in line {line} of standard input ({error}): expected one task per line, as JSON")]
     Task {
         /// Line number, from 1.
         line: usize,

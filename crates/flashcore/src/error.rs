@@ -26,7 +26,7 @@ pub enum AttentionError {
         strides: String,
     },
     /// A dimension of two tensors must be equal and differs.
-    #[error("{tensor} has {what} = {value}, {other} has {expected}; they must be equal")]
+    #[error("{tensor} has {what} = {value}, but {other} has {expected}; they must be equal")]
     Shape {
         /// The tensor that does not fit.
         tensor: &'static str,

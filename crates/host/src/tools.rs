@@ -12,22 +12,26 @@ use crate::cuda::Compiled;
 pub enum NvrtcError {
     #[error(
         "CUDA C++ needs NVRTC, which was not found: set FLASHCORE_NVRTC to libnvrtc.so, or fetch it with \
-         `cargo xtask tools`; or compile to PTX elsewhere and check that"
+         `cargo xtask tools`; or compile to PTX elsewhere and check the PTX"
     )]
     NotFound,
     /// The python3 process that loads NVRTC could not be started.
-    #[error("NVRTC is loaded through `{python}`, which does not start: {source}; set FLASHCORE_PYTHON")]
+    #[error(
+        "NVRTC is loaded by `{python}`, which does not start: {source}; set FLASHCORE_PYTHON to a \
+    working Python 3"
+    )]
     Python { python: String, source: std::io::Error },
     #[error("{library} cannot be loaded: {reason}")]
     Load { library: PathBuf, reason: String },
     /// The source includes CUDA headers that are not installed.
     #[error(
-        "the source includes <{header}>, and there are no CUDA headers beside NVRTC: fetch them with `cargo xtask tools`, or \
+        "the source includes <{header}>, but there are no CUDA headers beside NVRTC: fetch them with \
+        `cargo xtask tools`, or \
          set FLASHCORE_CUDA_INCLUDE to the folder that holds {header}"
     )]
     NoHeaders { header: String },
     /// NVRTC rejects the source.
-    #[error("NVRTC refuses the source:\n{0}")]
+    #[error("NVRTC rejects the source:\n{0}")]
     Source(String),
 }
 

@@ -12,12 +12,13 @@ use crate::tools::python;
 pub enum TritonError {
     /// The Python that was found has no Triton.
     #[error(
-        "a Triton kernel needs Triton, and `{python}` has none ({reason}): install it with `pip install triton` (no GPU is \
+        "a Triton kernel needs Triton, but `{python}` does not have it ({reason}): install it with `pip \
+        install triton` (no GPU is \
          needed), and set FLASHCORE_PYTHON to that Python"
     )]
     Missing { python: String, reason: String },
     /// Python does not start, or its output cannot be parsed.
-    #[error("Triton runs in `{python}`, which fails: {reason}; set FLASHCORE_PYTHON")]
+    #[error("Triton runs in `{python}`, which fails: {reason}; set FLASHCORE_PYTHON to a working Python 3")]
     Python { python: String, reason: String },
     /// Triton rejects the kernel.
     #[error("Triton does not compile {function} of {file}:\n{said}")]

@@ -30,7 +30,7 @@ const LONGEST_LAUNCH: usize = 64 << 10;
 
 /// Source text over the size limit.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("invalid value '{length}' for bytes of its {what}: expected at most {most}")]
+#[error("invalid value '{length}' for the length of the {what} in bytes: expected at most {most}")]
 pub struct TooLong {
     what: &'static str,
     length: usize,

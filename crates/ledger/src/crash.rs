@@ -158,7 +158,7 @@ fn a_disk_that_fills_up_is_told_and_what_came_before_is_kept() {
     let output = child.wait_with_output().unwrap();
     let lines = String::from_utf8(output.stdout).unwrap();
     let error = lines.lines().find_map(|line| line.strip_prefix("error "));
-    assert!(error.is_some_and(|e| e.contains("no room for another fact")), "{lines}");
+    assert!(error.is_some_and(|e| e.contains("no space for another fact")), "{lines}");
     let told = acknowledged(&lines);
     let ledger = Ledger::open(&path).unwrap();
     assert!(ledger.check().unwrap().is_sound());

@@ -8,10 +8,10 @@ use rusqlite::ErrorCode;
 #[derive(Debug, thiserror::Error)]
 pub enum LedgerError {
     /// The file does not exist, and the caller wants to read it.
-    #[error("{path}: there is no ledger here; `flashcore evolve --ledger {path}` begins one")]
+    #[error("{path}: there is no ledger; `flashcore evolve --ledger {path}` creates one")]
     Missing { path: PathBuf },
     /// The file is empty, and the caller wants to read it.
-    #[error("{path} is empty: there is no ledger in it yet; `flashcore evolve --ledger {path}` begins one")]
+    #[error("{path} is empty: it contains no ledger yet; `flashcore evolve --ledger {path}` creates one")]
     Empty { path: PathBuf },
     #[error("{path} is not a FlashCore ledger: {what}; name another file with --ledger")]
     NotALedger {
@@ -21,8 +21,8 @@ pub enum LedgerError {
     },
     /// A newer FlashCore wrote the file.
     #[error(
-        "{path} is a ledger of version {found}, and this FlashCore knows versions up to {known}; use the newer FlashCore that wrote it, or another \
-         file with --ledger"
+        "{path} is a ledger of version {found}, but this FlashCore reads versions up to {known}; use the \
+        newer FlashCore that wrote it, or name another file with --ledger"
     )]
     Newer {
         path: PathBuf,
@@ -32,7 +32,8 @@ pub enum LedgerError {
     },
     /// The database pages are inconsistent.
     #[error(
-        "{path} is damaged: {what}; nothing more is written to it. Restore it from a copy, or save what is readable with `flashcore ledger export \
+        "{path} is damaged: {what}; no more data is written to it. Restore it from a copy, or save what \
+        is readable with `flashcore ledger export \
          FILE.jsonl --ledger {path}`"
     )]
     Damaged {
@@ -42,8 +43,9 @@ pub enum LedgerError {
     },
     /// Another process held the write lock for too long.
     #[error(
-        "{path} was locked by another process for more than {seconds} s; end it (`fuser {path}` names it), or try again once it is done; a run \
-         that this one ended goes on with `flashcore evolve --resume --ledger {path}`"
+        "{path} was locked by another process for more than {seconds} s; end that process (`fuser {path}` \
+        names it), or try again later; to continue a run that this error stopped, use `flashcore evolve \
+        --resume --ledger {path}`"
     )]
     Locked {
         path: PathBuf,
@@ -51,8 +53,8 @@ pub enum LedgerError {
         seconds: f64,
     },
     #[error(
-        "run {run} of {path} goes on in another process, which holds {lock}; end that one first (`fuser {lock}` names it), or go on with \
-         another run"
+        "run {run} of {path} is driven by another process, which holds {lock}; end that process first \
+        (`fuser {lock}` names it), or resume another run"
     )]
     Driven {
         path: PathBuf,
@@ -62,14 +64,16 @@ pub enum LedgerError {
     },
     /// The path leads to no file, or to a file other than the opened one.
     #[error(
-        "{path} was {what} while this process had it open: what was written last is lost, and nothing more is \
-         written. Restore the ledger from a copy, or begin a new one; {path}-wal and {path}-shm, where they were \
-         left behind, belong to the lost file and may be deleted"
+        "{path} was {what} while this process had it open: the latest data is lost, and no more data is \
+        written. Restore the ledger from a copy, or begin a new one; {path}-wal and {path}-shm, if they \
+        still exist, belong to the lost file and can be deleted"
     )]
     Gone { path: PathBuf, what: &'static str },
     /// The disk is full, or the file has reached a size limit.
     #[error(
-        "{path}: no room for another fact ({what}); free some, then go on with `flashcore evolve --resume --ledger {path}`"
+        "{path}: no space for another fact ({what}); free some space, then continue with `flashcore \
+        evolve --resume \
+        --ledger {path}`"
     )]
     Full {
         path: PathBuf,
@@ -78,7 +82,8 @@ pub enum LedgerError {
     },
     /// The file or its folder is not writable.
     #[error(
-        "{path} cannot be written ({what}): the file and its folder must be writable, as SQLite keeps its log beside it"
+        "{path} cannot be written ({what}): the file and its folder must be writable, because SQLite \
+        writes its log beside the file"
     )]
     ReadOnly {
         path: PathBuf,
@@ -94,8 +99,8 @@ pub enum LedgerError {
     },
     /// The forecast already has an outcome.
     #[error(
-        "forecast {forecast} of {path} has an outcome already, {us} µs: expected one outcome; state a new forecast for \
-         a new one"
+        "forecast {forecast} of {path} already has an outcome, {us} µs: expected a forecast without an \
+        outcome; add a new forecast for a new measurement"
     )]
     CameOut {
         path: PathBuf,

@@ -271,7 +271,7 @@ fn forecasts_are_in_order_and_come_out_once() {
     let came = ForecastOutcome { forecast: number, us: 13.0, note: String::new() };
     ledger.forecast_outcome(&came).unwrap();
     let again = ledger.forecast_outcome(&came).unwrap_err().to_string();
-    assert!(again.contains("forecast 1 of") && again.contains("has an outcome already, 13 µs"), "{again}");
+    assert!(again.contains("forecast 1 of") && again.contains("already has an outcome, 13 µs"), "{again}");
     let none = ledger.forecast_outcome(&ForecastOutcome { forecast: 40, ..came.clone() });
     assert!(matches!(none, Err(LedgerError::Unknown { .. })));
     // A candidate's forecast gets the candidate's device and problem. Its outcome is the candidate's

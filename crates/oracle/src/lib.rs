@@ -52,7 +52,7 @@ pub enum OracleError {
         expected: usize,
     },
     /// A slice is shorter than its tensor.
-    #[error("{tensor} has {len} elements; its shape and strides reach over {needed}")]
+    #[error("{tensor} has {len} elements; its shape and strides need {needed}")]
     BufferTooShort {
         /// The tensor: q, k or v.
         tensor: &'static str,

@@ -58,7 +58,7 @@ pub enum ModelError {
         reason: OccupancyError,
     },
     /// No CTA was recorded.
-    #[error("none of the {grid} CTAs was traced: at least one trace is needed")]
+    #[error("no CTA of the grid ({grid} CTAs) was traced: expected at least one trace")]
     NoTrace {
         /// Number of CTAs of the grid.
         grid: u64,

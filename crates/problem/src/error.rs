@@ -39,7 +39,7 @@ pub enum ProblemError {
         value: String,
     },
     /// The tensor has more elements, or its strides reach further, than 64-bit byte offsets can address.
-    #[error("{tensor} is too large: its shape and strides reach over 2^60 elements or more")]
+    #[error("{tensor} is too large: its shape and strides span 2^60 elements or more")]
     TooLarge {
         /// The tensor's name.
         tensor: &'static str,

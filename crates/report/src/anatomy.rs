@@ -33,7 +33,7 @@ pub enum AnatomyError {
     #[error("a plan of the native CPU kernels has no PTX to show")]
     Native,
     /// The candidate is CUDA C++, which would have to be compiled first.
-    #[error("the kernel is kept as CUDA C++; PTX alone is shown line by line")]
+    #[error("the kernel is stored as CUDA C++; only PTX is shown line by line")]
     Compiled,
     /// The device is not in the time model's table.
     #[error("invalid value '{0}' for the device: expected {accepted}", accepted = machine::MACHINES.map(|gpu| gpu.name).join(", "))]

@@ -135,7 +135,7 @@ pub enum GateError {
     /// The launch contract and the kernel do not fit each other.
     #[error("the kernel cannot be launched: {0}")]
     Launch(EmuError),
-    #[error("the oracle refuses the problem: {0}")]
+    #[error("the oracle rejects the problem: {0}")]
     Oracle(#[from] OracleError),
     #[error(transparent)]
     Reference(#[from] ReferenceError),

@@ -47,7 +47,7 @@ impl Trial {
 pub enum TrialError<E: std::error::Error> {
     #[error(transparent)]
     Machine(E),
-    #[error("the oracle refuses the problem: {0}")]
+    #[error("the oracle rejects the problem: {0}")]
     Oracle(#[from] OracleError),
 }
 

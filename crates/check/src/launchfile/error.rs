@@ -51,8 +51,8 @@ pub enum LaunchError {
     Problem(#[from] ProblemError),
     /// `[problem]` is stated without an output, so nothing could be judged.
     #[error(
-        "launch file: [problem] is stated and no [[arg]] is its answer; give one role = \"out\", or a tensor_map of = \"out\", or \
-         leave [problem] out"
+        "launch file: [problem] is given, but no [[arg]] is its output; give one of them role = \"out\" \
+        or a tensor_map of = \"out\", or omit [problem]"
     )]
     Unjudged,
     /// An argument on the command line.
@@ -71,7 +71,7 @@ pub enum LaunchError {
         reason: String,
     },
     /// The launch file names files, and the caller reads none.
-    #[error("launch file: {key} names a file, which is read by `check` and `explain` alone")]
+    #[error("launch file: {key} names a file; only `check` and `explain` read files")]
     Unread {
         /// The key that names the file.
         key: String,

@@ -27,7 +27,7 @@ use crate::launchfile::{BufferType, LaunchStep, Memory};
 #[derive(Debug, thiserror::Error)]
 pub enum ReferenceError {
     /// The reference kernel is itself wrong or does not run.
-    #[error("the reference kernel {kernel} gives no answer: {reason}")]
+    #[error("the reference kernel {kernel} failed: {reason}")]
     Kernel { kernel: String, reason: String },
     /// Python does not start, or the function failed, ran too long or returned something else.
     #[error("the Python reference {function}: {reason}")]

@@ -324,7 +324,7 @@ fn bad_usage_is_told() {
         (vec!["--problem", "1,8"], "BATCH,HEADS,SEQ,DIM"),
         (vec!["--price", "-1"], "--price"),
         (vec!["--device", "cpu", "--promote", &text], "no --promote with --device cpu"),
-        (vec!["--resume"], "there is no ledger here"),
+        (vec!["--resume"], "there is no ledger"),
         (vec!["--resume", "1", "--candidates", "3"], "cannot be used with"),
         (vec!["--device", "h200", "--seed-plan", &text], "one plan as JSON"),
         (
@@ -420,9 +420,9 @@ fn a_forecast_that_cannot_be_kept_begins_no_ledger() {
     };
     let add = ["add", "an idea", "--author", "ada"];
     for (args, part) in [
-        (vec!["outcome", "5", "--us", "3"], "there is no ledger here"),
-        (vec!["recalibrate", "--device", "x"], "there is no ledger here"),
-        ([&add[..], &["--us", "3", "--candidate", "1"]].concat(), "there is no ledger here"),
+        (vec!["outcome", "5", "--us", "3"], "there is no ledger"),
+        (vec!["recalibrate", "--device", "x"], "there is no ledger"),
+        ([&add[..], &["--us", "3", "--candidate", "1"]].concat(), "there is no ledger"),
         ([&add[..], &["--us", "0", "--device", "L4"]].concat(), "a positive number"),
         ([&add[..], &["--us", "3", "--candidate", "1", "--device", "L4"]].concat(), "cannot be used with"),
         ([&add[..], &["--us", "3"]].concat(), "--device"),
@@ -456,7 +456,7 @@ fn a_forecast_that_cannot_be_kept_begins_no_ledger() {
     assert!(String::from_utf8_lossy(&found.stdout).contains("4.00 (above)"), "{found:?}");
     for (args, part) in [
         (vec!["outcome", "2", "--us", "3"], "forecast 2 of"),
-        (vec!["outcome", "2", "--us", "3"], "has an outcome already, 3.05 µs"),
+        (vec!["outcome", "2", "--us", "3"], "already has an outcome, 3.05 µs"),
         (vec!["outcome", "3", "--us", "-1"], "invalid value '-1' for --us"),
         (vec!["recalibrate", "--device", "a100"], "its devices: L4; H200"),
     ] {
@@ -522,7 +522,7 @@ fn a_run_with_a_proposer_is_one_process_and_its_sandbox() {
     let second = run(&["--resume", "--ledger", &ledger]);
     let said = String::from_utf8_lossy(&second.stderr);
     assert_eq!(second.status.code(), Some(3), "{said}");
-    assert!(said.contains("goes on in another process") && said.contains(".run-1.lock"), "{said}");
+    assert!(said.contains("is driven by another process") && said.contains(".run-1.lock"), "{said}");
     end(first);
     let resumed = spawn(&["--resume", "--jobs", "1", "--ledger", &ledger]);
     assert!(has_workers(&resumed), "resumed");

@@ -164,7 +164,7 @@ impl CpuEvaluator {
         }
         let Some(comparison) = theirs.comparison else {
             let why = theirs.fault.as_ref().map_or("no comparison".to_owned(), ToString::to_string);
-            return Err(reject(task.stage, Reason::Incumbent, format!("the incumbent is out: {why}")));
+            return Err(reject(task.stage, Reason::Incumbent, format!("the incumbent cannot race: {why}")));
         };
         let against = Against {
             incumbent: id,

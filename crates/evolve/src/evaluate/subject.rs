@@ -206,7 +206,7 @@ pub(crate) mod tests {
                        .param .u64 c)\n{\nret;\n}\n";
         let table = "[problem]\nheads_q = 1\nseq_q = 64\nhead_dim = 64\ndtype = \"f16\"\n[launch]\ngrid = [1]\nblock = [32]\n";
         for (roles, said) in
-            [(["q", "k", "v"], "no [[arg]] is its answer"), (["q", "k", "out"], "no argument is v")]
+            [(["q", "k", "v"], "no [[arg]] is its output"), (["q", "k", "out"], "no argument is v")]
         {
             let args: String = roles.iter().map(|role| format!("[[arg]]\nrole = \"{role}\"\n")).collect();
             let fault = of_source(&with(nothing, &format!("{table}{args}")), &problem, &arch).unwrap_err();

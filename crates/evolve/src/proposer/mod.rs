@@ -44,7 +44,7 @@ pub enum Unheard {
     #[error(transparent)]
     Confinement(#[from] Confinement),
     /// The program's folder cannot be created.
-    #[error("its folder cannot be made: {0}")]
+    #[error("the program's folder cannot be created: {0}")]
     Folder(#[from] StoreError),
 }
 

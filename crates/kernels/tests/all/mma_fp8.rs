@@ -265,7 +265,7 @@ fn what_cannot_be_computed_is_refused_with_the_reason() {
     blocks.scales.k = Some(ScaleLayout { rows: Some(64), ..ScaleLayout::per_head(2) });
     assert_eq!(
         reason(&blocks, &same, &Arch::SM_89),
-        "family mma does not compute descale factors per block of rows"
+        "family mma does not support descale factors per block of rows"
     );
 }
 

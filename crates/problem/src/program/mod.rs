@@ -239,7 +239,7 @@ pub enum ProgramError {
         expected: String,
     },
     /// The program has too many operations.
-    #[error("the program has {operations} operations; at most {} are accepted", Program::MOST_OPS)]
+    #[error("the program has {operations} operations: expected at most {}", Program::MOST_OPS)]
     TooLong {
         /// Number of operations.
         operations: usize,

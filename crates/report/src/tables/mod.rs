@@ -61,7 +61,7 @@ pub enum TableError {
         error: serde_json::Error,
     },
     /// Tables that differ from their rows.
-    #[error("stale: {}; `cargo xtask tables` makes them anew", list(.0))]
+    #[error("stale: {}; `cargo xtask tables` regenerates them", list(.0))]
     Stale(Vec<PathBuf>),
 }
 

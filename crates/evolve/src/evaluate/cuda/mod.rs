@@ -215,7 +215,7 @@ fn outcome(
         return Err(Fault::new(word_of(fault), fault));
     }
     if let Some(fault) = &rival.fault {
-        return Err(Fault::new(Reason::Incumbent, format!("the incumbent is out: {fault}")));
+        return Err(Fault::new(Reason::Incumbent, format!("the incumbent cannot race: {fault}")));
     }
     let against = rival.comparison.map(|found| Against {
         incumbent,
