@@ -1,4 +1,4 @@
-//! Sets genes of a plan by their serde names, so that a list of variations is data.
+//! Sets genes of a plan by their serde names, so that variations of a plan can be given as data.
 
 use kernels::Plan;
 use serde_json::{Value, json};

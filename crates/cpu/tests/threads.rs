@@ -1,4 +1,4 @@
-//! Executors: the threads that a call uses, and how a call is stopped.
+//! Tests of executors: the threads that a call uses, and how a call is stopped.
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 

@@ -205,7 +205,7 @@ trait Arithmetic {
     fn exp(x: Self::Real) -> Self::Real;
     fn ln(x: Self::Real) -> Self::Real;
     fn tanh(x: Self::Real) -> Self::Real;
-    /// A number that was computed in f64: a program's result, a sum of 8-bit products.
+    /// Converts a number that was computed in f64: a program's result, or a sum of 8-bit products.
     fn narrow(x: f64) -> Self::Real;
     /// Rounding of O.
     fn output(x: Self::Real, dtype: DType) -> f64;
@@ -361,7 +361,7 @@ fn check_operands(problem: &Problem, operands: &Operands<'_>) -> Result<(), Orac
     Ok(())
 }
 
-/// Where a block of rows is.
+/// The location of a block of rows.
 struct Place<'a> {
     problem: &'a Problem,
     operands: &'a Operands<'a>,
@@ -436,7 +436,7 @@ fn row_block<A: Arithmetic>(
     // Padding lanes see no key.
     let visible = place.visible(rows.len());
     let (scale, cap) = (A::real(problem.softmax_scale()), problem.score.softcap.map(A::real));
-    // 8-bit queries are multiplied as they are; the scale follows.
+    // 8-bit queries are multiplied without change; the scale is applied later.
     let fp8 = problem.dtypes.q.is_fp8();
     let of_query = if fp8 { A::real(1.0) } else { scale };
     let mut query = vec![[A::Real::default(); LANES]; dim];
@@ -451,7 +451,7 @@ fn row_block<A: Arithmetic>(
     let mut weights = Vec::with_capacity(visible.len());
     let mut max = [sink.unwrap_or(A::NEG_INFINITY); LANES];
     let mut scratch = Vec::new();
-    // The products with the keys that some row sees, and with those between them.
+    // The products with the keys between the first and the last one that any row sees.
     let sees = |visible: &[bool; LANES]| visible.contains(&true);
     let first = visible.iter().position(sees).unwrap_or(0);
     let end = visible.iter().rposition(sees).map_or(first, |last| last + 1);
@@ -539,7 +539,7 @@ fn exponentiate<A: Arithmetic>(
     fp8: bool,
     sees: impl Fn(usize, usize) -> bool,
 ) -> [A::Real; LANES] {
-    // A sink of −∞ has no weight, as a logit of −∞.
+    // A sink of −∞ has no weight, like a logit of −∞.
     let of_sink = |max: A::Real| match sink {
         Some(sink) if sink != A::NEG_INFINITY => A::exp(sink - max),
         _ => A::Real::default(),

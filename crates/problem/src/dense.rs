@@ -11,6 +11,7 @@ use crate::{Band, DTypes, Layout, Problem};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Shape {
+    /// Batch entries.
     pub batch: usize,
     /// Query heads.
     pub heads_q: usize,

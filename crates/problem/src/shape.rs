@@ -194,16 +194,19 @@ impl Problem {
         Problem::new(1, 8, 512, 64, DType::F16)
     }
 
+    /// Replaces the element types.
     pub fn with_dtypes(mut self, dtypes: DTypes) -> Problem {
         self.dtypes = dtypes;
         self
     }
 
+    /// Replaces the band.
     pub fn with_band(mut self, band: Band) -> Problem {
         self.band = band;
         self
     }
 
+    /// Sets the cap on the logits.
     pub fn with_softcap(mut self, softcap: f32) -> Problem {
         self.score.softcap = Some(softcap);
         self

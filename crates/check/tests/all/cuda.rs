@@ -1,4 +1,4 @@
-//! The kernels of `filetests/cuda`: CUDA C++ and Triton, with the launch and the expected hazards in
+//! Tests the kernels of `filetests/cuda`: CUDA C++ and Triton, with the launch and the expected hazards in
 //! comments.
 //!
 //! ```text
@@ -160,7 +160,7 @@ fn of_no_machine(line: &str) -> String {
     }
 }
 
-/// A newer compiler may place the instructions elsewhere; the source lines stay.
+/// A newer compiler may place the instructions elsewhere; the source lines stay the same.
 #[test]
 fn the_compiler_of_this_machine_gives_the_announced_lines() {
     let mut faults = Vec::new();
