@@ -388,7 +388,7 @@ impl Stage for GpuStage<'_> {
 pub enum WorkbenchError {
     #[error(transparent)]
     Driver(#[from] DriverError),
-    /// No kernel was prepared under this number.
+    /// No kernel with this number was prepared.
     #[error(
         "invalid value '{number}' for the number of a kernel: expected less than {count}, the number of \
         prepared kernels"

@@ -155,7 +155,7 @@ pub enum WordsError {
     /// The form is right, but no such problem can be computed.
     #[error("a valid problem ({0})")]
     Problem(#[from] ProblemError),
-    /// A search and the ledger know a problem by its shape, which has neither softcap nor LSE.
+    /// Searches and the ledger identify a problem by its shape, which has neither softcap nor LSE.
     #[error("a problem without softcap and lse")]
     NoShape,
 }

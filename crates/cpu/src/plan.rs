@@ -232,9 +232,9 @@ impl CpuPlan {
         }
     }
 
-    /// The plan that does the same for `problem` with no value larger than it takes effect, and every gene
-    /// that has none as in
-    /// [`CpuPlan::widest`]: equal for plans that run the same code.
+    /// The canonical form of the plan for `problem`, equal for all plans that run the same code: each value is
+    /// reduced to the largest one that has an effect, and each gene without effect has its value of
+    /// [`CpuPlan::widest`].
     pub fn canonical(&self, problem: &Problem) -> CpuPlan {
         let p = &*problem.canonical();
         let mut plan = *self;

@@ -1,3 +1,5 @@
+//! The error type of this crate.
+
 use std::fmt;
 
 /// Errors of the CUDA driver and of this crate.
