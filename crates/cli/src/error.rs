@@ -1,3 +1,5 @@
+//! The error type of the command.
+
 use std::path::PathBuf;
 
 /// Why a command stopped. The message names the argument, its value and what is accepted.
@@ -18,7 +20,7 @@ pub enum CliError {
     /// The environment names no folder for the file of kept plans.
     #[error("missing a folder for kept plans: set FLASHCORE_CONFIG_DIR, XDG_CONFIG_HOME or HOME")]
     NoConfigFolder,
-    /// A command whose output is for another program and has no JSON form.
+    /// The command writes for another program and has no JSON output.
     #[error("invalid value '--json' for {0}: expected no --json, because another program reads the output")]
     NoJson(&'static str),
     /// The value of an argument is not accepted.
@@ -40,7 +42,7 @@ pub enum CliError {
     /// PTX that does not parse.
     #[error("{path}: {error}")]
     Parse { path: PathBuf, error: ptx::ParseError },
-    /// The launched kernel uses what the emulator does not know.
+    /// The launched kernel uses a feature that the emulator does not support.
     #[error(
         "incomplete: {} of {path} cannot be judged: {}", ptx::quote::cut(&left_out.function), left_out.error
     )]
@@ -64,7 +66,7 @@ pub enum CliError {
         repository = env!("CARGO_PKG_REPOSITORY")
     )]
     Internal(host::panics::Panic),
-    /// A tensor of the wrong rank.
+    /// A tensor has the wrong number of dimensions.
     #[error("{tensor} has shape {}; expected four dimensions, [batch, heads, sequence, dim]", dims(shape))]
     Rank { tensor: &'static str, shape: Vec<usize> },
     /// Tensors of different element types.

@@ -1,4 +1,4 @@
-//! `flashcore ledger`: exports the facts of a ledger, checks its pages, and lists its runs.
+//! The command `flashcore ledger`: exports the facts of a ledger, checks its pages, and lists its runs.
 
 use std::io::Write;
 
@@ -68,8 +68,8 @@ fn to_standard_output(ledger: &Ledger, args: &LedgerExport) -> Result<Status, Cl
     Ok(if exported.iter().all(|e| e.broken.is_none()) { Status::Passed } else { Status::Failed })
 }
 
-/// The usual message for a damaged ledger advises to export it. Here the export itself has failed, so the
-/// message is another one.
+/// The usual message for a damaged ledger advises the user to export it. Here the export itself failed, so
+/// another message is returned.
 fn beyond(error: LedgerError) -> CliError {
     match error {
         LedgerError::Damaged { path, what } => CliError::BeyondExport { path, what },

@@ -18,7 +18,7 @@ enum Source {
     Shared,
 }
 
-/// Work beside a product: an operation on one of the chains.
+/// An operation on one of the chains, which runs while a product is computed.
 type Unit = fn(&mut Builder, F32, F32);
 
 /// Every probe of products. They need sm_90a.

@@ -1,4 +1,4 @@
-//! Prints the report of a run for people.
+//! Prints the report of a run as text.
 
 use std::io::Write;
 

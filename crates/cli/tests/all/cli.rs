@@ -402,7 +402,7 @@ fn who_stops_to_read_changes_no_exit_code() {
     assert_eq!(rows.lines().count(), 1, "{rows}");
 }
 
-/// One PyTorch refuses each problem; the process of the other one ends.
+/// Two false PyTorch installations: the first rejects each problem, the process of the second ends.
 #[cfg(unix)]
 #[test]
 fn what_the_peer_cannot_do_is_told_and_ours_is_timed() {

@@ -1,4 +1,4 @@
-//! `flashcore evolve` as a user runs it: short runs, bad usage, and a run that is killed repeatedly.
+//! Runs `flashcore evolve` as a user does: short runs, bad usage, and a run that is killed repeatedly.
 
 use std::path::PathBuf;
 use std::process::{Child, Command, Output, Stdio};
@@ -35,7 +35,7 @@ impl Drop for Folder {
 
 fn command(args: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_flashcore"));
-    // Plans that are kept are not those of the user who runs the tests.
+    // The plans that are kept must not be those of the user who runs the tests.
     let config = std::env::temp_dir().join(format!("flashcore-evolve-{}", std::process::id()));
     command.arg("evolve").args(args).env("FLASHCORE_CONFIG_DIR", config);
     command
@@ -91,8 +91,7 @@ fn a_second_run_on_a_processor_takes_over_what_the_first_found() {
     assert_eq!(kept.cost(RunId(2)).unwrap().price, second["cost"]["price"].as_f64());
 }
 
-/// The whole cascade for a device that this machine lacks: real kernels, the emulator's gate, predicted
-/// times.
+/// The whole search for a device that this machine lacks: real kernels, the emulator's gate, predicted times.
 #[test]
 fn a_short_run_against_the_model() {
     let folder = Folder::new("model");
@@ -223,7 +222,7 @@ fn a_run_that_is_killed_loses_nothing() {
             if output.status.success() {
                 break output;
             }
-            // Killed before the run or the ledger had begun.
+            // The process was killed before the run or the ledger existed.
             let said = String::from_utf8_lossy(&output.stderr);
             let begun = ["no run that can be continued", "there is no ledger", "is empty"];
             assert!(begun.iter().any(|part| said.contains(part)), "{said}");
