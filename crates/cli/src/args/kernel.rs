@@ -32,8 +32,7 @@ pub struct Check {
     /// Time limit for all emulator runs together; beyond it the verdict is incomplete
     #[arg(long, value_name = "SECONDS", default_value = TIMEOUT, value_parser = seconds)]
     pub timeout: Duration,
-    /// Time that the runs shall take together: run CTAs that stand for the others, as many as find time, in
-    /// this order
+    /// Time limit of all runs together: run a selection of CTAs, as many as the time allows, in this order
     ///
     /// 1. the corners of the grid: first or last along each axis;
     /// 2. CTAs that executed an instruction, or a set of instructions, that no CTA chosen before executed;
