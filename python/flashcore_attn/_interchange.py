@@ -11,7 +11,7 @@ _CUDA = (2, 13)  # kDLCUDA, kDLCUDAManaged
 
 
 def call(function: Any, tensors: dict[str, Any], options: dict[str, Any]) -> Any:
-    """``function(*tensors, **options)`` on views; what it returns is of the first one's library again."""
+    """``function(*tensors, **options)`` on views; the results are converted back to the first one's library."""
     kinds = [_kind(name, tensor) for name, tensor in tensors.items()]
     if len(set(kinds)) > 1:
         raise ArgumentError(f"{', '.join(tensors)} are on {', '.join(kinds)}; they must be on one device")

@@ -1,4 +1,4 @@
-//! Attention on host memory.
+//! Computes attention on host memory.
 #![allow(unsafe_code, reason = "slices over the memory of the caller's tensors")]
 
 use std::ptr::NonNull;
@@ -134,7 +134,7 @@ impl Addresses {
         Ok(attention_with_on(executor, problem, [q, k, v], &operands, out, lse, plan)?)
     }
 
-    /// The operands beside Q, K, V and tables.
+    /// The operands other than Q, K, V and tables.
     fn others<'a>(&'a self, tables: &'a [TableData<'a>]) -> Result<Operands<'a>, Error> {
         let mut others = Operands { tables, ..Operands::default() };
         let lengths = &mut others.lengths;
@@ -182,7 +182,7 @@ impl Addresses {
     }
 }
 
-/// The elements of an operand beside Q, K and V.
+/// The elements of an operand other than Q, K and V.
 fn elements<'a, T>(operand: Operand, address: usize, bytes: usize) -> Result<&'a [T], Error> {
     if bytes == 0 {
         return Ok(&[]);

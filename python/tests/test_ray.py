@@ -53,7 +53,7 @@ print(json.dumps({
 
 
 def counted(ledger):
-    """Asserts that a ledger is sound, every candidate has an end, and no answer is there twice; returns its counts."""
+    """Asserts that a ledger is sound, with one end per candidate and no repeated answer; returns its counts."""
     check = json.loads(_flashcore.ledger_check(os.fspath(ledger)))
     assert check["sound"], check["found"]
     look = subprocess.run([sys.executable, "-c", LOOK, os.fspath(ledger)], capture_output=True, text=True, check=True)
