@@ -18,7 +18,7 @@ use crate::tensor::{Described, Terms, band_and_score, is_empty, problem_of};
 
 /// Computes attention of tensors on the host into `out`, and the log-sum-exp into `lse` if that is given (the
 /// address of `batch * heads_q * seq_q` floats). If `threads` is given, the caller is PyTorch, and at most
-/// that many of its own threads compute. `features` are those of the call beside its tensors and terms.
+/// that many of its own threads compute. `features` are those of the call other than its tensors and terms.
 /// Releases the interpreter during the computation.
 #[pyfunction]
 #[pyo3(signature = (q, k, v, out, lse, dtype, terms, threads=None, features=None))]

@@ -221,7 +221,7 @@ mod tests {
             let samples: Vec<f64> = (0..60).map(|_| noisy(1800.0, spread)).collect();
             assert_eq!(two_modes(&samples), None, "{spread}");
         }
-        // One outlier is no mode.
+        // One outlier does not form a mode.
         let mut samples: Vec<f64> = (0..30).map(|_| noisy(100.0, 0.02)).collect();
         samples[3] = 400.0;
         assert_eq!(two_modes(&samples), None);

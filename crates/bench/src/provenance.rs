@@ -49,8 +49,8 @@ impl Provenance {
     }
 
     /// The provenance of this process on this machine; `root` is a folder of the repository. The commit is
-    /// the one that `cargo xtask evidence` built, if the repository stands there. For any other build it is
-    /// the repository's commit, if the work tree is clean.
+    /// the one that `cargo xtask evidence` built, if the repository is there. For any other build it is the
+    /// repository's commit, if the work tree is clean.
     pub fn of_cpu(root: &Path, threads: usize) -> Provenance {
         let cpuinfo = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
         let field = |name: &str| {

@@ -176,7 +176,7 @@ impl Drop for Torch {
 }
 
 /// The first and the last key that query 0 sees; each later query sees one key further. Either may be
-/// negative; `None` is no bound.
+/// negative; `None` means no bound.
 fn diagonals(problem: &Problem) -> [Option<i64>; 2] {
     let level = problem.band.shift(problem.seq_q, problem.seq_kv);
     let Band { before, after, .. } = problem.band;

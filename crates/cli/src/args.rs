@@ -28,7 +28,7 @@ pub struct Cli {
     pub output: Output,
 }
 
-/// Options of every command. They may stand before or after the command.
+/// Options of every command. They may be given before or after the command.
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Output")]
 pub struct Output {
@@ -587,8 +587,8 @@ pub struct Evolve {
     /// Price of an hour of the device
     #[arg(long, value_parser = number::<f64>, visible_alias = "price-per-hour", value_name = "PRICE")]
     pub price: Option<f64>,
-    /// Threads that build and check candidates beside the device; default: all cores but one (with --device
-    /// cpu: one)
+    /// Threads that build and check candidates while the device measures; default: all cores but one (with
+    /// --device cpu: one)
     #[arg(long, value_name = "N", value_parser = count::<usize>)]
     pub jobs: Option<usize>,
     /// CPU: do not keep a promoted plan for `run`, the Rust API and the Python package (see `flashcore

@@ -55,7 +55,7 @@ pub enum CliError {
         "{path}: the PTX is invalid ({} error{}):\n{violations}", violations.0.len(), if violations.0.len() == 1 { "" } else { "s" }
     )]
     Verify { path: PathBuf, violations: ptx::Violations },
-    /// The verifier refuses a kernel that the command generated.
+    /// The verifier rejects a kernel that the command generated.
     #[error("a kernel that this command generated is invalid PTX, which is a bug in FlashCore: {0}")]
     Generator(#[from] ptx::Violations),
     /// An internal error of FlashCore.

@@ -17,7 +17,7 @@ use crate::softcap::cap_logits;
 pub(crate) const MAX_WIDTH: usize = 64;
 
 /// Lazy rescale: the running maximum is raised only when it grows by more than this (in log2). Weights stay
-/// below 2⁸, sums far below f32's range, and O is seldom rescaled.
+/// below 2⁸, sums far below f32's range, and O is rarely rescaled.
 pub(crate) const LAZY_GROWTH: f32 = 8.0;
 
 /// One panel: up to `width` query rows and their running softmax. Matrices are dense with `width` numbers per

@@ -288,7 +288,7 @@ impl fmt::Display for Hazard {
 #[derive(Debug, Default)]
 pub(crate) struct Findings {
     /// Whether a store to shared or to global memory was not carried out because its address is wrong. A
-    /// later read of unwritten memory is then no finding of its own.
+    /// later read of unwritten memory is then not reported as a finding.
     pub lost_shared: bool,
     pub lost_global: bool,
     list: Vec<Hazard>,

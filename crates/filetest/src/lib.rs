@@ -9,8 +9,8 @@
 //! `//# name`. The preamble is put before each case. A brace that the preamble leaves open is closed after
 //! the case.
 //!
-//! Expected errors stand in comments on the line of the error, see [`expected_errors`]. Expected output
-//! stands in a separate file, see [`golden`].
+//! Expected errors are given in comments on the line of the error, see [`expected_errors`]. Expected output
+//! is in a separate file, see [`golden`].
 
 use std::fs;
 use std::path::{Path, PathBuf};

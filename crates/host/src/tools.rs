@@ -65,8 +65,8 @@ fn find_nvrtc(folder: &Path) -> Option<PathBuf> {
     None
 }
 
-/// Folders of CUDA's headers: `FLASHCORE_CUDA_INCLUDE`, else beside libnvrtc (`…/lib/libnvrtc.so` and
-/// `…/include`).
+/// Folders of CUDA's headers: `FLASHCORE_CUDA_INCLUDE`, else in the folders next to libnvrtc
+/// (`…/lib/libnvrtc.so` and `…/include`).
 pub(crate) fn headers(library: &Path) -> Vec<PathBuf> {
     let named = std::env::var_os("FLASHCORE_CUDA_INCLUDE").map(PathBuf::from);
     let beside = || Some(library.parent()?.parent()?.join("include"));

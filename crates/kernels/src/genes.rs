@@ -1,5 +1,5 @@
 //! Genes: the fields of a plan that a search may change, with the values to try and the findings that a
-//! change may cure. Each family declares its genes once, beside its plan (`forward/*/family.rs`).
+//! change may cure. Each family declares its genes once, next to its plan (`forward/*/family.rs`).
 
 use serde_json::Value;
 

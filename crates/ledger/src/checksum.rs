@@ -59,7 +59,7 @@ fn call(connection: &Connection, table: &str) -> rusqlite::Result<String> {
 }
 
 /// Adds the column `checksum` to every table. A stored generated column cannot be added to an existing table,
-/// so each table is created anew and its rows are copied. Foreign keys must be off: a table is dropped while
+/// so each table is created again and its rows are copied. Foreign keys must be off: a table is dropped while
 /// rows of other tables refer to it.
 pub(super) fn add(connection: &Connection) -> rusqlite::Result<()> {
     let parts = schema(connection)?;

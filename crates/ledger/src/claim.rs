@@ -1,8 +1,8 @@
 //! Claims on runs. Only one process at a time drives a run, however many processes share the ledger.
 //!
-//! A claim is a lock on a separate file beside the ledger (`LEDGER.run-N.lock`). The system releases the lock
-//! when the process that holds it ends for any reason. The file stays until the run has finished. A lock on
-//! the ledger's own file would not work: closing that file would release SQLite's locks.
+//! A claim is a lock on a separate file in the folder of the ledger (`LEDGER.run-N.lock`). The system
+//! releases the lock when the process that holds it ends for any reason. The file stays until the run has
+//! finished. A lock on the ledger's own file would not work: closing that file would release SQLite's locks.
 
 use std::fs::{File, OpenOptions, TryLockError};
 use std::io::ErrorKind;

@@ -123,7 +123,7 @@ pub enum LedgerError {
         /// Accepted values.
         accepted: &'static str,
     },
-    /// The operating system's error for a file beside the ledger.
+    /// The operating system's error for a file in the folder of the ledger.
     #[error("{path}: {source}")]
     File { path: PathBuf, source: std::io::Error },
     /// Any other error of SQLite.

@@ -1,7 +1,7 @@
 //! The ledger's tables, and the upgrade of an older ledger to this version.
 //!
 //! A ledger is one SQLite file (`PRAGMA application_id` = [`APPLICATION_ID`], `PRAGMA user_version` =
-//! [`VERSION`]) with its write-ahead log beside it. It has two kinds of tables.
+//! [`VERSION`]) with its write-ahead log in the same folder. It has two kinds of tables.
 //!
 //! **Facts**: each row is written once, and triggers reject every UPDATE and DELETE.
 //!

@@ -74,7 +74,7 @@ pub struct Reference {
 }
 
 /// Attention in f64 on the given inputs, which are already rounded to their types. The problem has no
-/// operands beside Q, K and V.
+/// operands other than Q, K and V.
 ///
 /// # Errors
 /// An [`OracleError`] if the problem or a buffer is rejected.
@@ -114,7 +114,7 @@ pub fn oracle_of_rows(
 }
 
 /// Standard attention in the precision of its inputs, like the reference of FlashAttention's tests. Twice its
-/// distance from [`oracle`] serves as a tolerance. The problem has no operands beside Q, K and V.
+/// distance from [`oracle`] serves as a tolerance. The problem has no operands other than Q, K and V.
 ///
 /// - With 16- and 32-bit inputs, Q·scale, S, P and O are rounded to their type; sums and the softmax are f32.
 /// - With 8-bit Q and K, S = Q Kᵀ is summed as tensor cores sum 8-bit products, and is f32 from there on.

@@ -29,9 +29,9 @@ pub enum Corner {
 pub struct Band {
     /// The corner to which the diagonal is aligned. [`Corner::BottomRight`] when neither bound exists.
     pub corner: Corner,
-    /// Number of visible keys before the level key; `None` is no bound.
+    /// Number of visible keys before the level key; `None` means no bound.
     pub before: Option<u32>,
-    /// Number of visible keys after the level key; `None` is no bound.
+    /// Number of visible keys after the level key; `None` means no bound.
     pub after: Option<u32>,
 }
 

@@ -248,7 +248,7 @@ pub(super) fn forecasts(climb: &Climb) -> Markup {
     }
 }
 
-/// The time model's forecasts beside the measured times.
+/// The time model's forecasts together with the measured times.
 fn outcomes(climb: &Climb) -> Markup {
     let (Some(card), Some(score)) = (&climb.card, climb.score()) else { return html! {} };
     let rows = climb.rungs.iter().filter_map(|r| Some((r, r.study.prediction()?, r.measured_us()?)));

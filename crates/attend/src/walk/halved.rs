@@ -21,7 +21,8 @@ impl MainLoop {
         if self.tiles == Tiles::InTurn {
             self.wait_for_first(k);
         }
-        // If tiles overlap, the scores were issued beside the last P V of the previous tile and are complete.
+        // If tiles overlap, the scores were issued together with the last P V of the previous tile and are
+        // complete.
         let scores = |k: &mut Builder, s: &AccTile| match self.tiles {
             Tiles::InTurn => self.first_scores(k, s),
             Tiles::Overlapped => {}

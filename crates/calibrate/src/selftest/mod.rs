@@ -43,7 +43,8 @@ pub struct Settings {
     /// Input styles for which the outputs of machine and emulator must be bit-identical.
     pub bit_styles: Vec<Style>,
     /// Rounds of launches on several streams that must be bit-identical, for a family's default plan. At most
-    /// [`FEW`] rounds for its variations, and for launches that are each fed and judged anew.
+    /// [`FEW`] rounds for its variations, and for launches that are each given new inputs and judged
+    /// separately.
     pub repeats: u32,
     /// Random fragments for each tensor-core instruction.
     pub fragments: u64,

@@ -10,7 +10,7 @@
 //! ```
 //!
 //! Each file has the entries `wrong` and `right`. `wrong` has the announced hazards on the announced source
-//! lines and no others, and `right` passes. Beside each source lies the PTX that NVRTC made from it, which is
+//! lines and no others, and `right` passes. The PTX that NVRTC made is stored next to each source, which is
 //! checked everywhere. Where NVRTC or Triton is installed, the source is compiled again and that PTX is
 //! checked, too; `FLASHCORE_BLESS=1` then writes the committed PTX.
 //!

@@ -192,7 +192,7 @@ fn on_light_keys(bound: &Bound, style: Style) -> CheckReport {
     check_kernel(bound, &Settings { runs, ..Settings::quick() }).unwrap()
 }
 
-/// Keys whose weight is below what f16 can represent beside 1 still count.
+/// Keys whose weight is so small that f16 cannot add it to 1 still count.
 #[test]
 fn keys_lighter_than_f16_holds_count() {
     for dtype in [DType::F16, DType::Bf16] {

@@ -64,7 +64,7 @@ pub struct Check {
     /// With --json: also every hazard and every counter by line of the PTX
     #[arg(long)]
     pub lines: bool,
-    /// File for the findings as SARIF 2.1.0, which code hosts show beside the source lines; - for standard
+    /// File for the findings as SARIF 2.1.0, which code hosts show next to the source lines; - for standard
     /// output
     #[arg(long, value_name = "FILE.sarif")]
     pub sarif: Option<PathBuf>,
@@ -138,7 +138,7 @@ pub struct Compiling {
     /// Another source file of the kernel, compiled together with FILE; repeatable
     #[arg(long = "with", value_name = "FILE.cu")]
     pub others: Vec<PathBuf>,
-    /// Triton: the types of the parameters that are no constants, such as '*fp32:16,*fp32,i32' (:16 promises
+    /// Triton: the types of the parameters that are not constants, such as '*fp32:16,*fp32,i32' (:16 promises
     /// a multiple of 16); default: those of the arguments, as Triton's launcher chooses them
     #[arg(long, value_name = "TYPES", value_delimiter = ',', help_heading = "Triton")]
     pub signature: Vec<String>,

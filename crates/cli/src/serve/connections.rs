@@ -141,7 +141,7 @@ pub async fn serve(
         });
     }
     drop(listener);
-    // `send` fails if all receivers are gone, which is no error here.
+    // `send` fails if all receivers are gone, which is not an error here.
     let _ = stopping.send(true);
     let _ = tokio::time::timeout(farewell, async { while tasks.join_next().await.is_some() {} }).await;
 }

@@ -61,7 +61,7 @@ fn the_tutorial_s_kernel_fails_and_then_passes() {
     }
 }
 
-/// Includes are searched beside the source file, and messages name the file.
+/// Included files are searched in the folder of the source file, and messages name the file.
 #[test]
 fn cuda_sources_include_what_lies_beside_them() {
     let folder = Folder::new("beside");

@@ -20,7 +20,7 @@ pub enum Elements {
     U8(Vec<u8>),
 }
 
-/// Operands beside Q, K and V.
+/// Operands other than Q, K and V.
 #[derive(Clone, Default)]
 pub struct Others {
     pub cumulative_q: Vec<i32>,

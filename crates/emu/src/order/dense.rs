@@ -16,8 +16,8 @@ struct Level {
     reads: Vec<Record>,
     /// For each cell, one plus the index of its entry in `records`; 0 if it has none.
     beside: Vec<u32>,
-    /// Accesses that have no slot and are not implied by other records: writes beside the last one, reads of
-    /// lanes that synchronised separately from their warp, and reads of actors without a slot.
+    /// Accesses that have no slot and are not implied by other records: writes other than the last one, reads
+    /// of lanes that synchronised separately from their warp, and reads of actors without a slot.
     records: Vec<Records>,
     /// Number of records searched, for the instruction budget.
     work: u64,

@@ -5,8 +5,8 @@ use smallvec::SmallVec;
 use super::shadow::{Access, Conflict, Record, Strength, Touch, Write};
 use super::{Agent, Epoch, FLIGHT};
 
-/// The records beside the last write of one memory location, sorted by agent. A new record removes from older
-/// records of its agent the lanes that it implies, which keeps the list short.
+/// The records other than the last write of one memory location, sorted by agent. A new record removes from
+/// older records of its agent the lanes that it implies, which keeps the list short.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Records(SmallVec<[(Agent, Record); 1]>);
 
@@ -94,8 +94,8 @@ impl Records {
         });
     }
 
-    /// Applies a write after `last` and the records beside it. Returns the first conflict that is not
-    /// forgiven. Forgiven accesses are kept as records.
+    /// Applies a write after `last` and the other records. Returns the first conflict that is not forgiven.
+    /// Forgiven accesses are kept as records.
     pub fn write(
         &mut self,
         last: &mut Write,

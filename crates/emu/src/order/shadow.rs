@@ -69,7 +69,7 @@ pub(super) struct Write {
     pub(super) lane: u8,
     pub(super) strength: Strength,
     pub(super) touch: Touch,
-    /// The lowest strength among the writes beside this one; `None` when there are none.
+    /// The lowest strength among the other writes; `None` when there are none.
     pub(super) beside: Option<Strength>,
 }
 
@@ -143,19 +143,19 @@ impl Write {
         self.epoch == 0 && self.beside.is_none()
     }
 
-    /// Whether a read may race with the writes beside this one.
+    /// Whether a read may race with the other writes.
     #[inline(always)]
     pub(super) fn beside_matters(&self, a: &Access) -> bool {
         self.beside.is_some_and(|weakest| a.proxy || weakest.min(a.strength) < Strength::Gpu)
     }
 
-    /// Records that a write of this strength is kept beside this one.
+    /// Records that a write of this strength is kept in addition to this one.
     pub(super) fn add_beside(&mut self, strength: Strength) {
         self.beside = Some(self.beside.map_or(strength, |weakest| weakest.min(strength)));
     }
 }
 
-/// Accesses by lanes of one actor in one epoch: reads, or writes beside the last one.
+/// Accesses by lanes of one actor in one epoch: reads, or writes other than the last one.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Record {
     pub(super) epoch: Epoch,

@@ -284,7 +284,7 @@ impl Search<'_> {
         Ok(())
     }
 
-    /// Races the fastest plans in turns, with the defaults beside them.
+    /// Races the fastest plans in turns, together with the default plans.
     fn finals(&self, tensors: &Tensors, found: Vec<Candidate>, defaults: &[Plan]) -> Result<String, Error> {
         let timed = found.len();
         let finals = |(place, c): &(usize, Candidate)| *place < FINALISTS || defaults.contains(&c.plan);

@@ -6,9 +6,8 @@
 //!   code uses, and nothing else.
 //! - Host functions (`main`, functions with `<<<…>>>`, functions marked only `__host__`) are blanked before
 //!   the first attempt, also in the project's own headers. Line numbers do not change.
-//! - Other functions without a specifier may be host or device code; NVRTC is told to compile them as device
-//!   code. A function in which NVRTC finds an error is taken for host code and blanked before the next
-//!   attempt.
+//! - Other functions without a specifier may be host or device code; NVRTC compiles them as device code. A
+//!   function in which NVRTC finds an error is taken for host code and blanked before the next attempt.
 
 mod blank;
 mod stubs;

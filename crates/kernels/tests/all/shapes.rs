@@ -1,5 +1,5 @@
 //! Tests of head dims of every size on the emulator: large ones, whose columns two warps divide, and those
-//! that are no multiple of a 16-byte chunk.
+//! that are not a multiple of a 16-byte chunk.
 
 use crate::{common, tools};
 use std::path::Path;

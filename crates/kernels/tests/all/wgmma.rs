@@ -89,7 +89,7 @@ fn sums_by_products_are_no_additions() {
     assert!(both.starts_with("invalid value 'product' for sums with family wgmma: expected lanes"), "{both}");
 }
 
-/// The number of heads in a section is an argument, so another number needs no other kernel.
+/// The number of heads in a section is an argument, so the kernel serves every number of heads.
 #[test]
 fn a_section_is_an_argument() {
     let (problem, base) = base();

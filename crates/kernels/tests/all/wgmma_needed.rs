@@ -23,8 +23,8 @@ fn plain() -> WgmmaPlan {
 const GUESSING: Rescaling = Rescaling::Speculative { beyond: 0, limit: 2 };
 
 /// Problems whose kernels differ only in constants. They have one CTA or cluster, or two that share a tile at
-/// the end, so that rings wrap: tiles of one block, of two, of three, of several, and a long tile beside
-/// short ones.
+/// the end, so that rings wrap: tiles of one block, of two, of three, of several, and a long tile with short
+/// ones.
 fn problems(plan: &WgmmaPlan) -> [Problem; 5] {
     let (block, rows) = (plan.block_n as usize, 64 * plan.consumers as usize);
     [

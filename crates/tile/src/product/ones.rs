@@ -1,4 +1,4 @@
-//! Row sums on the tensor cores: with columns of ones beside B, the product A B also yields the row sums of
+//! Row sums on the tensor cores: with columns of ones added to B, the product A B also yields the row sums of
 //! A.
 
 use ptx::{Builder, CmpOp, Half, R32, Shared, SpecialReg};

@@ -154,7 +154,7 @@ pub(super) struct Forward<'a> {
     pub(super) probs: Option<(SwizzledTile, Shared)>,
     /// Memory in which warpgroups that divide the head dim exchange their parts of S.
     pub(super) sum_room: Option<Shared>,
-    /// The columns of ones beside V, if products compute the row sums.
+    /// The columns of ones that are added to V, if products compute the row sums.
     pub(super) ones: Option<Ones>,
 }
 
