@@ -106,7 +106,8 @@ pub enum Command {
     /// machine's processor
     #[command(subcommand)]
     Plans(PlansCommand),
-    /// Record what an idea is expected to bring, and score the forecasts of people and of the time model
+    /// Record the time that an idea is expected to give, and score the forecasts of people and of the time
+    /// model
     #[command(subcommand)]
     Forecast(ForecastCommand),
     /// Export the facts of a ledger, check it, or list its runs

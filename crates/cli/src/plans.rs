@@ -189,7 +189,7 @@ fn check(args: &PlansCheck) -> Result<Status, CliError> {
     };
     let rows: Vec<Vec<String>> = rows.iter().map(cells).collect();
     if rows.is_empty() {
-        tell(format_args!("{} keeps no plan that calls on this machine use", file.display()));
+        tell(format_args!("{} has no plan that is used on this machine", file.display()));
         return Ok(status);
     }
     let header = ["problem", "over the built-in choice", "interval", "noise", "verdict"];

@@ -21,7 +21,7 @@ const LIMIT: Duration = Duration::from_secs(30);
 pub struct Gpu {
     context: Arc<Context>,
     stream: Stream,
-    /// The key is PTX text and entry.
+    /// The loaded functions, by PTX text and name of the entry.
     loaded: HashMap<(String, String), Function>,
 }
 

@@ -170,7 +170,9 @@ impl Track<'_> {
                     self.keep(&json!(row))?;
                     if self.context.poisoned().is_some() {
                         let left = problems.len() - index - 1;
-                        tell(format_args!("the GPU takes no more work: {left} problems were not raced"));
+                        tell(format_args!(
+                            "the GPU does not accept more work: {left} problems were not raced"
+                        ));
                         break;
                     }
                 }

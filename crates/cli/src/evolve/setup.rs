@@ -50,7 +50,7 @@ pub fn begin(args: &Evolve) -> Result<(Evolution, WorkerPool), CliError> {
     config.program = program();
     config.sandbox = sandbox;
     if let Some(words) = config.load.and_then(|load| load.words()) {
-        tell(format_args!("this machine is busy: {words}; times will mean little"));
+        tell(format_args!("this machine is busy: {words}; times will be unreliable"));
     }
     for case in config.cases.iter().filter(|_| has_seed) {
         fits(case, device.arch.as_ref())?;

@@ -66,7 +66,7 @@ pub fn serve(args: &Serve) -> Result<Status, CliError> {
     let listener = listen(args.bind, args.port)?;
     let address = listener.local_addr().map_err(CliError::Serve)?;
     if let Err(error) = Ledger::read(&args.ledger.path) {
-        tell(format_args!("{error}; the pages say so until there is one"));
+        tell(format_args!("{error}; the pages show this message until the ledger can be read"));
     }
     let site = Arc::new(Site {
         ledger: args.ledger.path.clone(),

@@ -26,7 +26,7 @@ pub struct Model {
 }
 
 impl Model {
-    /// For a machine; `None` when its architecture has no kernels.
+    /// The evaluator for a machine; `None` when no kernel supports its architecture.
     pub fn of(gpu: &'static Gpu) -> Option<Model> {
         Some(Model { bench: Bench::of(gpu)?, known: HashMap::new() })
     }

@@ -221,7 +221,7 @@ fn disturbances(view: &RunView) -> Markup {
     html! {
         @if busy.is_some() || two > 0 {
             p.warning {
-                b { "This machine was busy: figures mean little. " }
+                b { "This machine was busy: the figures are unreliable. " }
                 @if let Some(words) = busy { "Before the run " (words) ". " }
                 @if two > 0 { "The samples of " (two) " of " (races().count()) " races have two modes." }
             }

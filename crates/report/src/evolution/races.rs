@@ -38,8 +38,8 @@ pub(super) fn strips(view: &ProblemView, links: Links) -> Markup {
         @for layout in &LAYOUTS { (chart(view, layout, links)) }
         p.soft {
             "A dot is the time of one sample, a call in turns with the baseline's. The box is the middle half of the "
-            "samples and the line in it their median. Two groups of dots in one row mean that the machine did two "
-            "things: then the ratios of the race mean little. Point at a dot for its value."
+            "samples and the line in it their median. Two groups of dots in one row mean that the machine was in "
+            "two different states: the ratios of the race are then unreliable. Point at a dot for its value."
         }
     }
 }
