@@ -219,7 +219,8 @@ pub struct Bench {
     /// both
     #[arg(long)]
     pub mode: Option<String>,
-    /// GPU: race the first plan against itself N times, loading it again each time, and count the undecided races
+    /// GPU: race the first plan against itself N times, loading it again each time, and count the undecided
+    /// races
     #[arg(long, value_name = "N", value_parser = positive)]
     pub control: Option<u32>,
 }

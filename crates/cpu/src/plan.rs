@@ -232,8 +232,8 @@ impl CpuPlan {
         }
     }
 
-    /// The canonical form of the plan for `problem`, equal for all plans that run the same code: each value is
-    /// reduced to the largest one that has an effect, and each gene without effect has its value of
+    /// The canonical form of the plan for `problem`, equal for all plans that run the same code: each value
+    /// is reduced to the largest one that has an effect, and each gene without effect has its value of
     /// [`CpuPlan::widest`].
     pub fn canonical(&self, problem: &Problem) -> CpuPlan {
         let p = &*problem.canonical();

@@ -51,8 +51,8 @@ impl<R: Real> WithSimd for Dots<'_, R> {
                 [s0, s1, s2, s3] => {
                     let (first, second) = keys.split_at(2 * dim);
                     let ((k0, k1), (k2, k3)) = (first.split_at(dim), second.split_at(dim));
-                    // Local variables stay in registers. The compiler would have to assume that memory overlaps
-                    // the query.
+                    // Local variables stay in registers. The compiler would have to assume that memory
+                    // overlaps the query.
                     let [mut a, mut b, mut c, mut d] = [[R::default(); LANES]; KEYS];
                     for ((((q, &x0), &x1), &x2), &x3) in self.query.iter().zip(k0).zip(k1).zip(k2).zip(k3) {
                         for lane in 0..LANES {
