@@ -52,7 +52,7 @@ def _on_cuda(like: Any) -> tuple[Any, Any]:
     try:
         import torch
     except ImportError as error:
-        raise UnsupportedError("CUDA arrays of other libraries are viewed by PyTorch; install it", "device") from error
+        raise UnsupportedError("CUDA arrays of other libraries need PyTorch; install PyTorch", "device") from error
 
     def back(tensor: Any) -> Any:
         namespace = getattr(like, "__array_namespace__", None)

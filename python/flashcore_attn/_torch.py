@@ -48,7 +48,7 @@ def attend(
             "requires_grad",
         )
     if _forward_ad._current_level >= 0:
-        raise UnsupportedError("forward-mode derivatives are being taken, and there are none yet", "forward_ad")
+        raise UnsupportedError("forward-mode derivatives are not supported yet", "forward_ad")
     if _is_compiling():
         return _dispatched(q, k, v, heads, terms, want_lse, features)
     if _is_plain(q, k, v):
@@ -73,7 +73,7 @@ def _dispatched(
     else:
         lengths, batch, max_q, max_k, sink, *programs, tables, scales = features
         if any(x is not None for x in scales):
-            raise UnsupportedError("descale factors are for plain tensors in eager mode so far", "descale")
+            raise UnsupportedError("descale factors are supported only for plain tensors in eager mode", "descale")
         out, lse = torch.ops.flashcore_attn.attention_with(
             q, k, v, heads, *terms, want_lse, *lengths, batch, max_q, max_k, sink, *programs, list(tables)
         )

@@ -178,7 +178,7 @@ def _check(name: str, value: object, holds: bool, expected: str) -> None:
 def evaluate(task: str, number: int, begun: Any, version: str) -> str:
     """Evaluates a task in a Ray worker process: JSON in, JSON out. Reports to ``begun`` first."""
     if version != _flashcore.__version__:
-        raise UnsupportedError(f"a node has flashcore-attn {_flashcore.__version__}, the driver's has {version}")
+        raise UnsupportedError(f"a node has flashcore-attn {_flashcore.__version__}, the driver's node has {version}")
     begun.tell.remote(number)
     return _flashcore.evaluate(task)
 

@@ -203,7 +203,7 @@ def test_a_wheel_without_the_search_says_how_to_build_one(monkeypatch, tmp_path)
 
 
 def test_a_node_of_another_version_is_told():
-    with pytest.raises(flashcore_attn.UnsupportedError, match="the driver's has 0.0.0"):
+    with pytest.raises(flashcore_attn.UnsupportedError, match="the driver's node has 0.0.0"):
         flashcore_attn.ray.evaluate("{}", 1, None, "0.0.0")
 
 

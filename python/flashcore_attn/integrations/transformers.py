@@ -94,7 +94,9 @@ def attention(
     if dropout:
         raise UnsupportedError(f"invalid value '{dropout}' for dropout: expected 0.0, no other is supported yet")
     if others.get("output_attentions"):
-        raise UnsupportedError("output_attentions needs the weights, which are never formed; use eager attention")
+        raise UnsupportedError(
+            "output_attentions is not supported: FlashCore does not store the weights; use eager attention"
+        )
     backend = backend_of(query)
     q, k, v = backend.admit(query, key, value)
     shape = (q.shape[0], q.shape[1], q.shape[2], k.shape[2])
