@@ -528,8 +528,8 @@ fn check_grid_after_next(context: &Context, options: &Options, total: &mut Total
     }
 }
 
-/// Makes the checks that need the end of all CTAs: races between CTAs that ran one after the other, and
-/// outputs that were not written.
+/// Makes the checks that are possible only after all CTAs have ended: races between CTAs that ran one after
+/// the other, and outputs that were not written.
 fn after_checks(context: &Context, kernel: &Kernel, options: &Options, findings: &mut Findings) {
     let line = |pc: u32| context.program.code[pc as usize].line;
     for region in &context.global.regions {

@@ -113,7 +113,8 @@ fn unwritten() {
     }
 }
 
-/// A kernel that breaks the context: the outcome reports this, and that the process has lost its GPU.
+/// A kernel that breaks the GPU's context: the outcome reports the failure, and that the process can no
+/// longer use the GPU.
 fn crash() {
     let card = card();
     let plan = plan(&card);

@@ -1,4 +1,4 @@
-//! Tests how files store the pass of a problem.
+//! Tests how files state the pass of a problem, and with it whether the LSE is returned.
 
 use flashcore_problem::{Pass, Problem};
 use serde_json::{from_value, json};

@@ -265,7 +265,7 @@ fn a_tensor_map_may_lie_in_global_memory() {
     let launch = std::fs::read_to_string("../../filetests/corpus/cuda_hopper_copy.toml").unwrap();
     let param = by_value.lines().find(|line| line.contains(".param .align 64 .b8")).unwrap().to_owned();
     let name = param.split("b8 ").nth(1).unwrap().split('[').next().unwrap().to_owned();
-    // The address of the parameter becomes the parameter's value.
+    // The parameter becomes an address: it holds the address of the tensor map, no longer the map itself.
     let wide = format!(".param .u64 {name}{}", if param.trim_end().ends_with(',') { "," } else { "" });
     let moves: Vec<&str> =
         by_value.lines().filter(|line| line.contains("mov.") && line.contains(&name)).collect();

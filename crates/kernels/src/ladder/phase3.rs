@@ -86,7 +86,7 @@ pub(super) struct Rows {
     values: Shared,
     scores: Shared,
     output: Shared,
-    /// One cell per warp for its row's maximum, and one for its sum.
+    /// Two arrays with one cell per warp: the maximum and the sum of the warp's row.
     cells: [Shared; 2],
     /// Maximum and sum of the warp's rows, in each thread of the warp.
     state: [Local; 2],
